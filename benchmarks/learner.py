@@ -1,0 +1,96 @@
+"""What a PPO update costs: microseconds per row, all epochs together, by part.
+
+OMP_NUM_THREADS=1 python benchmarks/learner.py [--rows 8192] [--epochs 4] [--minibatch 2048] [--images]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tidemill.algorithms.batch import gather
+from tidemill.algorithms.formulas import gae
+from tidemill.algorithms.ppo import PPO
+from tidemill.algorithms.ppo_learner import PPOLearner
+from tidemill.api.algorithm import ROW_FIELDS, Sample
+from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.schema import Arrays, allocate
+from tidemill.nets.actor_critic import ActorCritic
+
+
+def best(call: Callable[[], object], repeats: int) -> float:
+    """Return the seconds of the fastest of `repeats` calls, after one to warm up."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def make_sample(config: ActorCritic, spaces: Spaces, steps: int, seats: int) -> Sample:
+    """Return a sample of random observations with the policy's own answers; one row in 200 is final."""
+    rng = np.random.default_rng(0)
+    policy = config.build(spaces, 0)
+    policy.version = 0
+    fields = {**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **config.answer(spaces)}
+    sample = Sample(allocate(fields, (steps + 1, seats)))
+    for name in schema_of_space(spaces.observation, "obs"):
+        values = rng.standard_normal(sample[name].shape) if sample[name].dtype.kind == "f" else rng.integers(0, 256, sample[name].shape)
+        sample[name][...] = values
+    for t in range(steps + 1):
+        out: Arrays = {name: sample[name][t] for name in config.answer(spaces)}
+        policy.act({name: sample[name][t] for name in schema_of_space(spaces.observation, "obs")}, {}, False, out)
+    sample["done"][...] = rng.random((steps + 1, seats)) < 1 / 200
+    sample["reward"][...] = np.where(sample["done"], 0, 1)
+    sample["version"][...] = np.where(sample["done"], -1, 0)
+    return sample
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--minibatch", type=int, default=2048)
+    parser.add_argument("--images", action="store_true", help="Nature CNN on [4, 84, 84] instead of an MLP on 4 numbers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    observation = Box((4, 84, 84), "uint8", (0.0,), (255.0,)) if options.images else Box((4,), "float32")
+    spaces, config = Spaces(observation, Discrete(6 if options.images else 2)), ActorCritic()
+    seats = min(64, options.rows)
+    sample = make_sample(config, spaces, options.rows // seats, seats)
+    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(config.build(spaces, 0), 0)
+    assert isinstance(learner, PPOLearner)
+    batch = gather([sample], 0.99, 0.95)
+    repeats = 1 if options.images else 10
+    size = min(options.minibatch, len(batch))
+    inputs = {k: torch.from_numpy(v[:size]) for k, v in learner.policy.prepare(batch.observation).items()}
+    columns = {f"input {k}": v for k, v in inputs.items()} | {"action action": torch.from_numpy(batch.action["action"][:size])}
+    columns |= {
+        "log_prob": torch.from_numpy(batch.log_prob[:size]),
+        "advantage": torch.from_numpy(batch.advantage[:size]),
+        "target": torch.from_numpy(batch.target[:size]),
+        "value": torch.from_numpy(batch.value[:size]),
+    }
+    acted = sample["version"] >= 0
+    s = sample
+    rows = len(batch)
+    passes = options.epochs * rows / size  # minibatches' worth of work in an update
+    parts = {
+        "advantages (GAE)": best(lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats),
+        "gather, GAE included": best(lambda: gather([sample], 0.99, 0.95), repeats),
+        "forward, all epochs": best(lambda: learner.policy.evaluate(inputs, {"action": columns["action action"]}), repeats) * passes,
+        "forward and losses, all epochs": best(lambda: learner._loss(columns), repeats) * passes,
+        "the same and step, all epochs": best(lambda: learner._step(*learner._loss(columns)), repeats) * passes,
+        "update": best(lambda: learner.update([sample], 0.0), repeats),
+    }
+    print(f"{rows} rows, {options.epochs} epochs, minibatches of {size}; microseconds per row")
+    for name, seconds in parts.items():
+        print(f"{name:32} {seconds / rows * 1e6:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Tidemill trains reinforcement-learning agents. Workers are joined by streams; the same experiment runs in one thread or on many machines.
+
+    import tidemill
+    from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
+
+    run = tidemill.train(Experiment(
+        name="cartpole",
+        policies={"policy": ActorCritic()},
+        workers={
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1")),
+            "trainer": Trainer(algorithm=PPO()),
+        },
+        limits=Limits(mean_return=475.0),
+    ))
+    policy = tidemill.load(run.folder)
+    action = policy.act(observation)
+
+Importing this imports no torch: a policy's `build` does.
+"""
+
+from tidemill.algorithms.ppo import PPO
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.core.errors import TidemillError
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.vector import GymnasiumVector
+from tidemill.nets.actor_critic import ActorCritic
+from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PPO",
+    "ActorCritic",
+    "Actors",
+    "AgentInfo",
+    "AgentSpec",
+    "Algorithm",
+    "AlgorithmConfig",
+    "Environment",
+    "EnvironmentConfig",
+    "Experiment",
+    "Gymnasium",
+    "GymnasiumVector",
+    "Limits",
+    "Policy",
+    "PolicyConfig",
+    "PolicyWorkers",
+    "Sample",
+    "Tick",
+    "TidemillError",
+    "Trainer",
+    "WorkerConfig",
+]

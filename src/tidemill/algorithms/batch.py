@@ -1,0 +1,85 @@
+"""From samples to the rows that are trained on: targets computed on [T, N], then everything flat and contiguous. Numpy only."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.algorithms.formulas import gae, training_mask
+from tidemill.api.algorithm import Sample
+from tidemill.core.schema import Arrays
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Batch:
+    """M rows that enter the loss, in arrays of their own: the samples may be released."""
+
+    observation: Arrays
+    """Raw, by leaf name, [M, ...]."""
+    action: Arrays
+    """By leaf name, [M, ...]."""
+    log_prob: Floats
+    """Of the behaviour, [M]."""
+    value: Floats
+    """Of the behaviour, [M], reward units."""
+    advantage: Floats
+    """[M], reward units."""
+    target: Floats
+    """λ-returns, [M], reward units."""
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+
+LogRatio = Callable[[Arrays, Arrays, Floats], Floats]
+"""(observation, action, log_prob of the behaviour), each of n rows → log π - log μ of each."""
+
+
+def gather(samples: Sequence[Sample], gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Batch:
+    """Return the trained rows of `samples`, in order. With `log_ratio` the advantages are corrected for the policy's lead (see `gae`)."""
+    indices, advantages, targets = [], [], []
+    for sample in samples:
+        fields: dict[str, NDArray[Any]] = dict(sample)
+        done, truncated, version = fields["done"], fields["truncated"], fields["version"]
+        mask = training_mask(done, truncated, version, sample.burn_in, sample.bootstrap)
+        rho = None
+        if log_ratio is not None:
+            acted = np.flatnonzero((version >= 0) & ~(done | truncated))
+            rho = np.ones(version.shape, np.float32)
+            rho.reshape(-1)[acted] = np.exp(
+                log_ratio(_take([sample], [acted], "obs"), _take([sample], [acted], "action"), _rows([sample], [acted], "log_prob"))
+            )
+        advantage, target = gae(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
+        index = np.flatnonzero(mask)
+        indices.append(index)
+        advantages.append(advantage.reshape(-1).take(index))
+        targets.append(target.reshape(-1).take(index))
+    return Batch(
+        _take(samples, indices, "obs"),
+        _take(samples, indices, "action"),
+        _rows(samples, indices, "log_prob"),
+        _rows(samples, indices, "value"),
+        np.concatenate(advantages),
+        np.concatenate(targets),
+    )
+
+
+def _take(samples: Sequence[Sample], indices: Sequence[NDArray[np.intp]], name: str) -> Arrays:
+    """Return the chosen rows of every leaf of `name` (``obs``, ``obs.position`` …)."""
+    return {key: _rows(samples, indices, key) for key in samples[0] if key == name or key.startswith(f"{name}.")}
+
+
+def _rows(samples: Sequence[Sample], indices: Sequence[NDArray[np.intp]], key: str) -> NDArray[Any]:
+    """Return the chosen rows (indices into the flattened [T, N]) of one field of all samples, copied once."""
+    first = samples[0][key]
+    out = np.empty((sum(len(i) for i in indices), *first.shape[2:]), first.dtype)
+    start = 0
+    for sample, index in zip(samples, indices, strict=True):
+        field = sample[key]
+        np.take(field.reshape(-1, *field.shape[2:]), index, axis=0, out=out[start : start + len(index)], mode="clip")
+        start += len(index)
+    return out

@@ -1,0 +1,134 @@
+"""The formulas of the algorithms: pure functions, each with its source. Nothing here imports torch; the losses work on tensors that are handed in.
+
+Letters: T rows in time, N seats, n any rows. Tidemill rows: an episode of T actions has T+1 rows, the reward stands in the row whose action caused
+it, and the final row (done or truncated) holds the last observation and never enters a loss. Unwritten cells may hold NaN: they are masked with
+`where`, never by multiplying.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.nets.normaliser import merge_moments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "approximate_kl",
+    "clip_fraction",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "explained_variance",
+    "gae",
+    "masked_mean",
+    "merge_moments",
+    "training_mask",
+    "value_loss",
+]
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+def training_mask(done: Bools, truncated: Bools, version: NDArray[np.int64], burn_in: int, bootstrap: int) -> Bools:
+    """Return the [T, N] mask of the rows that enter a loss: not burn-in, not overlap, not final, and acted on (version >= 0).
+
+    The very last row has no successor, so without a bootstrap row it is left out too (a full trajectory ends in a final row anyway).
+    """
+    mask = (version >= 0) & ~(done | truncated)
+    mask[:burn_in] = False
+    mask[len(mask) - max(bootstrap, 1) :] = False
+    return mask
+
+
+def gae(
+    reward: Floats,
+    value: Floats,
+    done: Bools,
+    truncated: Bools,
+    acted: Bools,
+    gamma: float,
+    lam: float,
+    rho: Floats | None = None,
+) -> tuple[Floats, Floats]:
+    """Return (advantages, λ-returns), both float32 [T, N], of Tidemill rows; all inputs are [T, N].
+
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16 with the residual of eq. 10:
+    δ_t = r_t + γ V_{t+1} - V_t,  A_t = δ_t + γ λ A_{t+1},  and the λ-return A_t + V_t. V_{t+1} is 0 where the next row is `done`, and its stored
+    bootstrap value where it is `truncated`; the trace is cut there. `acted` is version >= 0. The advantage is 0 in final rows, in rows that did
+    not act and in the last row; so is the λ-return of a row without a value.
+
+    With `rho` (π/μ per row) the trace is that of V-trace, Espeholt et al. 2018, "IMPALA", eq. 1, with both clipping levels at 1:
+    A_t = δ_t + γ λ min(1, ρ_{t+1}) A_{t+1}, and the value's target V_t + min(1, ρ_t) A_t; ρ = 1 gives GAE. The policy's own ratio is not in A_t.
+    """
+    steps, seats = reward.shape
+    held = np.where(acted & ~done, value, np.float32(0))
+    active = acted & ~(done | truncated)
+    delta = np.zeros((steps, seats), np.float32)
+    np.multiply(held[1:], np.float32(gamma), out=delta[:-1])
+    delta[:-1] += reward[:-1]
+    delta[:-1] -= held[:-1]
+    delta = np.where(active, delta, np.float32(0))
+    delta[-1:] = 0  # no successor is known
+    decay = active * np.float32(gamma * lam)
+    weight = np.ones((steps, seats), np.float32)
+    if rho is not None:
+        active[-1:] = False  # whose ratio belongs to the next sample
+        weight = np.where(active, np.minimum(rho, np.float32(1)), np.float32(0))
+        decay[:-1] *= weight[1:]
+    advantage = delta
+    carried = np.empty(seats, np.float32)
+    for t in range(steps - 2, -1, -1):
+        np.multiply(decay[t], advantage[t + 1], out=carried)
+        advantage[t] += carried
+    return advantage, held + weight * advantage
+
+
+def masked_mean(x: Floats, mask: Bools) -> float:
+    """Return sum(mask·x) / sum(mask), in which masked cells may be NaN; 0 when the mask is empty."""
+    count = int(mask.sum())
+    return float(np.where(mask, x, 0).sum(dtype=np.float64)) / count if count else 0.0
+
+
+def explained_variance(prediction: Floats, target: Floats) -> float:
+    """Return 1 - Var(target - prediction) / Var(target): 1 is perfect, 0 no better than a constant. NaN when the targets do not vary."""
+    variance = float(np.var(target, dtype=np.float64))
+    return 1 - float(np.var(target - prediction, dtype=np.float64)) / variance if variance > 0 else float("nan")
+
+
+def clipped_surrogate(log_ratio: "Tensor", advantage: "Tensor", clip: float) -> "Tensor":
+    """Return PPO's policy loss (to minimise), a scalar; inputs [n], log_ratio = log π(a) - log μ(a).
+
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7: -mean(min(ρ A, clip(ρ, 1-ε, 1+ε) A)).
+    """
+    ratio = log_ratio.exp()
+    return -(ratio * advantage).minimum(ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+
+
+def value_loss(value: "Tensor", target: "Tensor") -> "Tensor":
+    """Return mean(½ (V - target)²), a scalar; inputs [n]. Schulman et al. 2017, eq. 9 (its L^VF, halved as is customary)."""
+    return (value - target).square().mean() * 0.5
+
+
+def clipped_value_loss(value: "Tensor", old: "Tensor", target: "Tensor", clip: float) -> "Tensor":
+    """Return mean(½ max((V - target)², (clip(V, old ± ε) - target)²)), a scalar; inputs [n].
+
+    From OpenAI Baselines' ppo2; Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients", section 3.
+    """
+    near = old + (value - old).clamp(-clip, clip)
+    return (value - target).square().maximum((near - target).square()).mean() * 0.5
+
+
+def approximate_kl(log_ratio: "Tensor") -> "Tensor":
+    """Return the estimate mean(ρ - 1 - log ρ) of KL(μ‖π) from actions of μ, a scalar.
+
+    Schulman 2020, "Approximating KL Divergence", estimator k3: unbiased and never negative.
+    """
+    return (log_ratio.expm1() - log_ratio).mean()
+
+
+def clip_fraction(log_ratio: "Tensor", clip: float) -> "Tensor":
+    """Return the share of rows with |ρ - 1| > ε, a scalar: those whose gradient eq. 7 of Schulman et al. 2017 may cut."""
+    return (log_ratio.expm1().abs() > clip).float().mean()

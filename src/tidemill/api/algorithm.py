@@ -1,0 +1,74 @@
+"""The algorithm contract: what learns. The loop that calls it (a trainer worker does)::
+
+algorithm = config.build(policy)
+while ...:
+    metrics = algorithm.update(samples, progress)     # one version more
+    publish(policy.parameters())
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.policy import Policy
+from tidemill.core.config import Config
+from tidemill.core.schema import Array, Arrays, Field
+
+ROW_FIELDS: dict[str, Field] = {
+    "on_reset": Field((), "bool"),  # first row of an episode
+    "done": Field((), "bool"),  # final row of an episode that ended: no action
+    "truncated": Field((), "bool"),  # final row of an episode that was cut: its value is the bootstrap value
+    "reward": Field((), "float32"),  # caused by this row's action; 0 in final rows
+    "version": Field((), "int64"),  # that acted; -1 in rows on which nothing acted (ended rows and fillers)
+    "policy": Field((), "int16"),  # index of the policy that acted in the stream's list of names; -1 where none did
+    "info_mask": Field((), "bool"),  # 1 on the row whose action finished the episode
+    "info.return": Field((), "float32"),  # undiscounted sum of the episode's rewards, where info_mask
+    "info.length": Field((), "int32"),  # its number of actions, where info_mask
+}
+"""The fields that every row has, besides the observation (``obs...``), the answer (``action...``, ``log_prob``, ``value``) and the recurrent
+state before acting (``state...``)."""
+
+
+class Sample(dict[str, Array]):
+    """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows of N seats (time first). `burn_in` and `bootstrap` say how
+    many rows at the start and the end are not trained on. Views into a slot: valid until the trainer releases it, so copy what is kept."""
+
+    burn_in: int = 0
+    bootstrap: int = 1
+
+    def trained(self) -> NDArray[np.bool_]:
+        """Return the [T, N] mask of the rows that enter a loss: not burn-in, not bootstrap, not final (ended or cut), and acted on."""
+        mask: NDArray[np.bool_] = (self["version"] >= 0) & ~(self["done"] | self["truncated"])
+        mask[: self.burn_in] = False
+        mask[len(mask) - self.bootstrap :] = False
+        return mask
+
+
+class Algorithm(ABC):
+    """Learns from samples; changes its policy's parameters in place."""
+
+    policy: Policy
+
+    @abstractmethod
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        """Do one update (all its epochs) and return its metrics (names such as ``loss/policy``, ``kl``). Reads the samples' arrays no more once
+        it returns. `progress` in [0, 1] is the share of the
+        run's step limit that is behind (0 without a limit) and drives schedules. Does not touch `policy.version`."""
+
+    @abstractmethod
+    def state(self) -> Arrays:
+        """Return all besides the policy's parameters that a resumed run needs (optimiser moments, running scales, random streams)."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take back what `state` returned."""
+
+
+class AlgorithmConfig(Config):
+    """Family of algorithms."""
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        """Return the algorithm that trains `policy`."""
+        raise TypeError(f"{type(self).__name__} has no build()")

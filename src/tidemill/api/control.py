@@ -1,0 +1,127 @@
+"""Messages of the control link between the runner and one worker: typed msgpack, nothing else is understood.
+
+Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`. Up: `Status`, `Statistics`, `Episodes`, `Notice`.
+"""
+
+import enum
+
+import msgspec
+
+from tidemill.api.spaces import Spaces
+from tidemill.core.errors import SchemaError
+
+
+class State(enum.StrEnum):
+    """A worker's life: CONFIGURING → READY → RUNNING ⇄ PAUSED → COMPLETED | FAILED."""
+
+    CONFIGURING = "configuring"
+    READY = "ready"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+ENDED = frozenset({State.COMPLETED, State.FAILED})
+
+
+class SampleFacts(msgspec.Struct, frozen=True):
+    """What a sample stream's consumer must know of its blocks."""
+
+    seats_per_lane: int
+    burn_in: int
+    bootstrap: int
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What only the owners of environments know and the others need: spaces by policy name, blocks by sample stream."""
+
+    spaces: dict[str, Spaces] = {}
+    samples: dict[str, SampleFacts] = {}
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """Become READY. `facts` is empty for workers that own environments: they answer with it."""
+
+    facts: Facts = Facts()
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Run, or run again after a pause."""
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Stop polling; keep everything."""
+
+
+class Exit(msgspec.Struct, frozen=True, tag=True):
+    """Finish: a trainer saves a final checkpoint first."""
+
+    reason: str = ""
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """A trainer writes a checkpoint now."""
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """The worker's state has changed. `error` is one message for the user and `details` the traceback, when it failed."""
+
+    state: State
+    facts: Facts = Facts()
+    error: str = ""
+    details: str = ""
+    reason: str = ""
+
+
+class Statistics(msgspec.Struct, frozen=True, tag=True):
+    """Numbers of the worker: `values` by metric name; `time` holds what depends on the clock (rates, shares by place of `Clock`), so that the
+    rest is equal in equal runs. `polls` is the progress counter of the poll loop, the heartbeat. A trainer sends one per update with `update` set."""
+
+    polls: int
+    values: dict[str, float] = {}
+    time: dict[str, float] = {}
+    update: bool = False
+
+
+class Episodes(msgspec.Struct, frozen=True, tag=True):
+    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index."""
+
+    spec: int
+    returns: list[float]
+    lengths: list[int]
+
+
+class Notice(msgspec.Struct, frozen=True, tag=True):
+    """Something that the user should read although the run goes on."""
+
+    text: str
+
+
+Down = Configure | Start | Pause | Exit | Save
+Up = Status | Statistics | Episodes | Notice
+
+_encoder = msgspec.msgpack.Encoder()
+_down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+_up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+
+
+def pack(message: Down | Up) -> bytes:
+    """Return the message as bytes."""
+    return _encoder.encode(message)
+
+
+def unpack_down(data: bytes) -> Down:
+    """Return the message to a worker. Raises `SchemaError` for anything else."""
+    try:
+        return _down.decode(data)
+    except msgspec.DecodeError as error:
+        raise SchemaError(f"a control message to a worker cannot be read: {error}") from None
+
+
+def unpack_up(data: bytes) -> Up:
+    """Return the message from a worker. Raises `SchemaError` for anything else."""
+    try:
+        return _up.decode(data)
+    except msgspec.DecodeError as error:
+        raise SchemaError(f"a control message from a worker cannot be read: {error}") from None

@@ -1,0 +1,125 @@
+"""The environment contract: asked in two halves, many lanes at once, many agents each.
+
+The loop that calls it (an `EnvTarget` does)::
+
+    environment.bind(groups)                       # once: which agents share a tick buffer
+    environment.send(actions, reset=all_lanes)     # first half
+    while not environment.ready(): ...             # a plain environment is ready at once
+    environment.recv(ticks)                        # second half: writes into the buffers it is given
+    environment.send(actions, reset=finished_lanes)
+
+Shapes: L lanes, A agents in a group, N = L·A seats in lane-major order (seat = lane·A + agent). Time never appears here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.spaces import Space, Spaces, schema_of_space
+from tidemill.core.config import Config
+from tidemill.core.schema import Arrays, Field, Schema, allocate
+
+
+@dataclass(frozen=True)
+class AgentInfo:
+    """One agent of an environment: its name (what an agent spec matches), and its spaces."""
+
+    name: str
+    spaces: Spaces
+
+
+@dataclass
+class Tick:
+    """What one tick tells one group of agents. Preallocated by the target and filled by `Environment.recv`.
+
+    observation   leaf name → [N, ...]: the newest observation of each present seat. May be rows of a sample in shared memory: write, never keep.
+    reward        float32 [N]: caused by the last action (and by what happened since, for seats that were absent)
+    done          bool [N]: the seat's episode *ended*; `observation` is its final one
+    truncated     bool [N]: the episode was *cut*; never together with done
+    present       bool [N]: the seat has an observation in this tick. An absent seat (dead, or not its turn) sends no request and stores no row;
+                  done or truncated may still be set for it and closes its open row
+    info          name → [N]: the environment's own statistics of episodes (see `Environment.info`), meaningful where done or truncated
+    restarted     bool [N]: same-step environments only. The seat finished (done or truncated, see `final`) *and* already began its next episode,
+                  whose first observation is in `observation`
+    final         leaf name → [N, ...]: final observations of restarted seats; empty for other environments
+    """
+
+    observation: Arrays
+    reward: NDArray[np.float32]
+    done: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    present: NDArray[np.bool_]
+    info: Arrays
+    restarted: NDArray[np.bool_]
+    final: Arrays = field(default_factory=dict)
+
+    @classmethod
+    def allocate(cls, space: Space, seats: int, info: Schema, same_step: bool) -> "Tick":
+        """Return a zeroed tick for `seats` seats that see `space`."""
+        observation = schema_of_space(space, "obs")
+        return cls(
+            observation=allocate(observation, (seats,)),
+            reward=np.zeros(seats, np.float32),
+            done=np.zeros(seats, np.bool_),
+            truncated=np.zeros(seats, np.bool_),
+            present=np.ones(seats, np.bool_),
+            info=allocate(info, (seats,)),
+            restarted=np.zeros(seats, np.bool_),
+            final=allocate(observation, (seats,)) if same_step else {},
+        )
+
+
+class Environment(ABC):
+    """Many lanes of one environment. Attributes are fixed once built.
+
+    agents        the agents, in the order of their indices
+    lanes         L
+    same_step     a finished lane begins its next episode within the tick that ends it (two rows in a tick)
+    resets_any    any lane can be reset at any time; False for environments that reset a finished lane by themselves on the next tick
+    info          schema of the environment's own episode statistics, {} when it has none
+    """
+
+    agents: tuple[AgentInfo, ...]
+    lanes: int
+    same_step: bool = False
+    resets_any: bool = True
+    info: Mapping[str, Field] = {}
+
+    @abstractmethod
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        """Fix which agents (by index) make up each group. Called once, before the first `send`. Agents of a group have equal spaces."""
+
+    @abstractmethod
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """Begin a tick. `actions` has per group leaf name (``action``, ``action.x``) → [N, ...], read before this returns; actions of absent or
+        finished seats mean nothing. `reset` is bool [L]: these lanes begin a new episode instead of stepping. The first call resets all."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """True when `recv` returns without waiting."""
+
+    @abstractmethod
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        """Finish the tick: fill every array of each group's tick. Raises `EnvironmentFault` naming lane and cause."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+
+    def on_ready(self, ring: object) -> None:
+        """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it."""
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return lane 0 as [height, width, 3] uint8, or None when the environment has no picture."""
+        return None
+
+
+class EnvironmentConfig(Config):
+    """Family of environments: how to build one."""
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
+        """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
+        raise TypeError(f"{type(self).__name__} has no build()")

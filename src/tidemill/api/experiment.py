@@ -1,0 +1,225 @@
+"""The experiment: all that a run is, as plain typed data. Nothing in it knows where it will run.
+
+An experiment names policies, groups of workers, and limits. Workers name the streams they hold ends of; equal names are joined::
+
+    Experiment(
+        name="cartpole",
+        policies={"policy": ActorCritic()},
+        workers={
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64),
+            "trainer": Trainer(algorithm=PPO()),
+        },
+        limits=Limits(mean_return=475.0, steps=600_000),
+    )
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from tidemill.api.policy import PolicyConfig
+from tidemill.api.transport import Endpoints
+from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError, did_you_mean
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe"]
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a stream."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
+
+
+@dataclass(frozen=True)
+class Port:
+    """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
+    policy's parameter stream published and subscribed to. A worker that fills several blocks at a time has that many `outlets`."""
+
+    stream: str
+    role: Role
+    outlets: int = 1
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One channel or cell between workers: `source` writes, `targets` read (one for a channel)."""
+
+    name: str
+    kind: Literal["channel", "cell"]
+    source: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Config):
+    """When a run ends, whichever comes first. None means no such limit.
+
+    steps         env steps that entered training
+    updates       finished updates
+    seconds       wall time since training began
+    mean_return   mean undiscounted return of the last `window` finished episodes
+    """
+
+    steps: int | None = None
+    updates: int | None = None
+    seconds: float | None = None
+    mean_return: float | None = None
+    window: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "updates", "seconds", "window"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"limits.{name} = {value} must be above 0; leave it out for no limit")
+
+
+class WorkerHandle(ABC):
+    """What the launcher's entry needs of a worker: `run` for its own thread or process, `turn` to share one thread."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Live until told to exit, or until the other end of the control link is gone. Never raises: failures go up as a status."""
+
+    @abstractmethod
+    def turn(self) -> bool:
+        """Handle what has arrived on the control link and poll once. False when nothing could be done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(Config):
+    """Family of worker groups: `count` equal workers named ``group-0`` … of one kind."""
+
+    count: int = 1
+    order: ClassVar[int] = 0
+    """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2, policies 3, evaluation 4, population 5, actors 6."""
+    owns_environment: ClassVar[bool] = False
+    """Such workers are configured first and answer with their spaces."""
+    limited: ClassVar[bool] = False
+    """Such workers end by themselves, at the limits; any other that returns before it is told to is an error."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"count = {self.count} must be at least 1")
+
+    def ports(self) -> tuple[Port, ...]:
+        """Return the ends of streams that each worker of the group holds."""
+        return ()
+
+    def build(self, context: "Context") -> WorkerHandle:
+        """Return the worker, not yet configured. Imports what it needs."""
+        raise TypeError(f"{type(self).__name__} has no build()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Config):
+    """See the module's text. `seed` is the root of every random stream; `config_file` the file that defined it, if any, as FILE.py:FUNCTION."""
+
+    name: str
+    policies: dict[str, PolicyConfig]
+    workers: dict[str, WorkerConfig]
+    limits: Limits = field(default_factory=Limits)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("experiment", self.name)
+        for name in self.policies:
+            check_name("policy", name)
+        for name in self.workers:
+            check_name("worker", name)
+        if self.seed < 0:
+            raise ConfigError(f"seed = {self.seed} must not be negative")
+
+    def members(self) -> Iterator[tuple[str, WorkerConfig]]:
+        """Yield (name, configuration) of every single worker: ``actor-0``, ``actor-1``, …"""
+        for group, config in self.workers.items():
+            for index in range(config.count):
+                yield f"{group}-{index}", config
+
+    def holders(self, stream: str, role: Role) -> list[str]:
+        """Return the workers that hold `role` of `stream`, in order."""
+        return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
+
+    def edges(self) -> list[Edge]:
+        """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end."""
+        ports = [(name, port) for name, config in self.members() for port in config.ports()]
+        streams: dict[tuple[str, str], None] = {(_FAMILY[p.role], p.stream): None for _, p in ports}
+        edges: list[Edge] = []
+        for family, stream in streams:
+            source_role, target_role = _ENDS[family]
+            sources, targets = self.holders(stream, source_role), self.holders(stream, target_role)
+            if not sources or not targets:
+                missing, present, held = (source_role, target_role, targets) if not sources else (target_role, source_role, sources)
+                if family == "parameters" and not targets:
+                    continue  # a trainer whose policy nobody plays: legal
+                known = [s for f, s in streams if f == family and self.holders(s, missing)]
+                raise ConfigError(
+                    f'{family} stream "{stream}": {", ".join(held)} {present}s it, but nobody {missing}s it; {did_you_mean(stream, known)}'
+                )
+            if family == "parameters":
+                if len(sources) > 1:
+                    raise ConfigError(f'policy "{stream}" is published by {", ".join(sources)}; one trainer per policy')
+                edges.append(Edge(f"parameters/{stream}", "cell", sources[0], tuple(targets)))
+            elif family == "samples":
+                if len(targets) > 1:
+                    raise ConfigError(f'sample stream "{stream}" is consumed by {", ".join(targets)}; one consumer per sample stream')
+                edges += [
+                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (targets[0],))
+                    for name, port in ports
+                    if (port.stream, port.role) == (stream, "produce")
+                    for outlet in range(port.outlets)
+                ]
+            else:
+                for i, client in enumerate(sources):  # each client is assigned one server
+                    server = targets[i % len(targets)]
+                    edges.append(Edge(f"requests/{stream}/{client}", "channel", client, (server,)))
+                    edges.append(Edge(f"answers/{stream}/{client}", "channel", server, (client,)))
+        return edges
+
+    def check(self) -> None:
+        """Raise `ConfigError` for names that lead nowhere, before anything is started."""
+        for name, config in self.members():
+            for port in config.ports():
+                if port.role in ("publish", "subscribe") and port.stream not in self.policies:
+                    raise ConfigError(f'{name} uses policy "{port.stream}", which the experiment lacks; {did_you_mean(port.stream, self.policies)}')
+                check_name("stream", port.stream)
+        if not any(config.limited for config in self.workers.values()):
+            raise ConfigError("the experiment has no trainer, so nothing would ever end it; add one to workers")
+        self.edges()
+
+
+_FAMILY: dict[Role, str] = {
+    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
+}  # fmt: skip
+_ENDS: dict[str, tuple[Role, Role]] = {"samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe")}
+
+
+@dataclass
+class Context:
+    """What a worker is given at birth.
+
+    name         e.g. ``actor-0``; `index` is its number in the group
+    endpoints    its ends of edges, its bell and its control link
+    folder       the run's folder, or None when nothing is to be kept
+    resume       name of the checkpoint to go on from, or None
+    spin         seconds to poll without sleeping when nothing can be done: 0 unless every busy worker has a core of its own
+    threads      threads that numeric libraries may use in this worker
+    """
+
+    experiment: Experiment
+    name: str
+    config: WorkerConfig
+    endpoints: Endpoints
+    folder: str | None = None
+    resume: str | None = None
+    spin: float = 0.0
+    threads: int = 1
+
+    @property
+    def index(self) -> int:
+        """The worker's number in its group."""
+        return int(self.name.rpartition("-")[2])

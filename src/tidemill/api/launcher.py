@@ -1,0 +1,42 @@
+"""The launcher contract: where the workers of an experiment live. Nothing in an experiment or a worker knows."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from tidemill.api.experiment import Experiment
+from tidemill.api.transport import Link
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is launched.
+
+    source   the file that defines the experiment's own classes, or None; workers load it before they read the experiment
+    folder   the run's folder, or None
+    resume   name of the checkpoint to go on from, or None
+    """
+
+    experiment: Experiment
+    source: str | None = None
+    folder: str | None = None
+    resume: str | None = None
+
+
+class Launcher(ABC):
+    """Starts the workers of a job, all at once, and ends them. The runner speaks to each over its control link."""
+
+    @abstractmethod
+    def launch(self, job: Job) -> dict[str, Link]:
+        """Start every worker and return the runner's end of its control link, by worker name."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Let the workers work until one has something to say, at most `seconds`."""
+
+    @abstractmethod
+    def obituary(self, worker: str) -> str:
+        """Say how a worker whose link is gone ended (exit status or signal, the tail of its output)."""
+
+    @abstractmethod
+    def close(self, seconds: float) -> None:
+        """End what still lives: workers that were told to exit have `seconds` left. Afterwards nothing is left behind."""

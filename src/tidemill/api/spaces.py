@@ -1,0 +1,112 @@
+"""Spaces as plain data: what an observation or an action looks like. No library is imported; adapters convert to and from Gymnasium's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tidemill.core.errors import SchemaError
+from tidemill.core.schema import Array, Arrays, Field
+
+
+class Box(msgspec.Struct, frozen=True, tag="box"):
+    """Arrays of `shape` and `dtype`; `low` and `high` hold one bound per element, or a single one for all (infinite bounds as ±inf)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: tuple[float, ...] = (-float("inf"),)
+    high: tuple[float, ...] = (float("inf"),)
+
+    def bounds(self) -> tuple[Array, Array]:
+        """Return (low, high), each float32 of `shape`."""
+        low, high = (np.asarray(b, np.float32) for b in (self.low, self.high))
+        return tuple(np.broadcast_to(b, self.shape) if b.size == 1 else b.reshape(self.shape) for b in (low, high))  # type: ignore[return-value]
+
+
+class Discrete(msgspec.Struct, frozen=True, tag="discrete"):
+    """Integers `start` … `start + n - 1`. Rows and policies use 0 … n-1; the environment adapter adds `start`."""
+
+    n: int
+    start: int = 0
+
+
+class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete"):
+    """One integer 0 … nvec[i]-1 per branch."""
+
+    nvec: tuple[int, ...]
+
+
+class MultiBinary(msgspec.Struct, frozen=True, tag="multi_binary"):
+    """`n` bits."""
+
+    n: int
+
+
+class Dict(msgspec.Struct, frozen=True, tag="dict"):
+    """Named spaces."""
+
+    spaces: dict[str, "Space"]
+
+
+class Tuple(msgspec.Struct, frozen=True, tag="tuple"):
+    """Spaces in order."""
+
+    spaces: tuple["Space", ...]
+
+
+Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
+
+
+class Spaces(msgspec.Struct, frozen=True):
+    """What one policy sees and does."""
+
+    observation: Space
+    action: Space
+
+
+def field_of(space: Space) -> Field:
+    """Return the array of one element of a leaf space: Discrete () int64, MultiDiscrete (k,) int64, MultiBinary (n,) int8, Box its own
+    (float64 becomes float32)."""
+    match space:
+        case Box():
+            return Field(space.shape, "float32" if space.dtype == "float64" else space.dtype)
+        case Discrete():
+            return Field((), "int64")
+        case MultiDiscrete():
+            return Field((len(space.nvec),), "int64")
+        case MultiBinary():
+            return Field((space.n,), "int8")
+    raise SchemaError(f"{space} has parts; flatten it first")
+
+
+def leaves(space: Space, name: str) -> dict[str, Space]:
+    """Return the leaf spaces of `space` by flat name: ``obs`` for a leaf, ``obs.position``, ``obs.0`` for the parts of Dict and Tuple.
+
+    The names are the field names of rows, and the keys of the observation that a policy receives.
+    """
+    match space:
+        case Dict():
+            return {k: leaf for key, sub in space.spaces.items() for k, leaf in leaves(sub, f"{name}.{key}").items()}
+        case Tuple():
+            return {k: leaf for i, sub in enumerate(space.spaces) for k, leaf in leaves(sub, f"{name}.{i}").items()}
+    return {name: space}
+
+
+def schema_of_space(space: Space, name: str) -> dict[str, Field]:
+    """Return the row fields of `space`, by the flat names of `leaves`."""
+    return {k: field_of(leaf) for k, leaf in leaves(space, name).items()}
+
+
+def write_leaves(value: Any, target: Arrays, index: Any, name: str) -> None:
+    """Write one (nested) observation into ``target[leaf][index]``. `value` is an array, or a Mapping / sequence of them as its space is nested."""
+    if name in target:
+        target[name][index] = value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            write_leaves(part, target, index, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for i, part in enumerate(value):
+            write_leaves(part, target, index, f"{name}.{i}")
+    else:
+        raise SchemaError(f'no field "{name}" among {", ".join(target)}')

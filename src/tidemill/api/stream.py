@@ -1,0 +1,98 @@
+"""The stream contracts: what workers see of streams. Written once, over any transport."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.api.algorithm import Sample
+from tidemill.core.schema import Array, Arrays, Schema
+
+
+@dataclass
+class Answer:
+    """The answers to one request of n rows. Views: valid until the next `post_request` of the same client that reuses them, so copy at once."""
+
+    fields: Arrays  # answer schema's name → [n, ...]
+    version: int  # that made the answers
+    policy: int  # index of the policy that made them
+
+
+class InferenceClient(ABC):
+    """The asking end of an inference stream. Nothing leaves it before `flush`."""
+
+    @abstractmethod
+    def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
+        """Buffer a request of n rows (leaf name → [n, ...]) and return its number. The arrays must stay as they are until it is answered."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send (or, inline, compute) everything buffered."""
+
+    @abstractmethod
+    def is_ready(self, request: int) -> bool:
+        """True when the request's answer has arrived."""
+
+    @abstractmethod
+    def consume_result(self, request: int) -> Answer:
+        """Return the answer, once. Raises KeyError for a request that is unknown, unanswered or already consumed."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Take newer parameters, where the client holds a policy of its own; else do nothing. Called between requests only."""
+
+    @property
+    @abstractmethod
+    def buffered(self) -> int:
+        """Number of requests posted and not yet flushed."""
+
+
+@dataclass
+class Requests:
+    """One client's request as the server sees it: n rows, to be answered whole."""
+
+    client: int
+    number: int
+    rows: int
+    observation: Arrays
+    state: Arrays
+    deterministic: Array
+
+
+class InferenceServer(ABC):
+    """The answering end of an inference stream."""
+
+    @abstractmethod
+    def poll_requests(self, most_rows: int) -> list[Requests]:
+        """Return the requests that have arrived, at most `most_rows` rows of them (at least one request, when there is any)."""
+
+    @abstractmethod
+    def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
+        """Answer `requests`, whose rows lie one after the other in ``answers[name]``. Their views are invalid afterwards."""
+
+
+class SampleProducer(ABC):
+    """The sending end of a sample stream: its slots are where rows are written."""
+
+    @abstractmethod
+    def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
+        """Create the slots: blocks [rows, seats]."""
+
+    @abstractmethod
+    def reserve(self) -> Arrays | None:
+        """Return the block to write next, or None while the consumer holds all of them."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Send the reserved block."""
+
+
+class SampleConsumer(ABC):
+    """The receiving end of a sample stream, over all of its producers."""
+
+    @abstractmethod
+    def consume(self) -> Sample | None:
+        """Return the next sample of any producer, in turn, or None. Valid until released."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the oldest consumed sample back."""

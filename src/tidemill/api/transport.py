@@ -1,0 +1,135 @@
+"""The transport contract: three primitives that carry every stream, and the control link.
+
+A transport makes the two ends of each; a stream is written once, over them. Who creates memory: the end that knows the schema *offers* it
+(producer, writer); the other end *attaches* as soon as it is there.
+
+=========  =======================================  ==========================================================
+primitive  promise                                  wakes
+=========  =======================================  ==========================================================
+Channel    bounded, ordered, nothing lost           `commit` wakes the consumer, `release` the producer
+Cell       the newest value wins, never torn        `write` wakes every reader
+Bell       no ring is lost, however many ring       the worker that sleeps on it
+Link       ordered messages, small                  the receiver's bell
+=========  =======================================  ==========================================================
+"""
+
+from abc import ABC, abstractmethod
+
+from tidemill.core.schema import Arrays, Schema
+
+
+class Bell(ABC):
+    """What one worker sleeps on. Rung by whatever it waits for; a ring before the wait makes the wait return at once."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Wake the owner, now or at its next wait. Any thread or process may ring."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Sleep until rung, at most `seconds`. True when it was rung. Only the owner waits."""
+
+
+class Producer(ABC):
+    """The sending end of a channel."""
+
+    @abstractmethod
+    def offer(self, schema: Schema, lead: tuple[int, ...], slots: int) -> None:
+        """Create the slots: arrays of shape ``lead + field.shape``. Once, before the first `reserve`."""
+
+    @abstractmethod
+    def reserve(self) -> Arrays | None:
+        """Return the views of the next free slot, or None while all are full. The same slot until `commit`."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Hand the reserved slot to the consumer. Its views must not be written afterwards."""
+
+
+class Consumer(ABC):
+    """The receiving end of a channel."""
+
+    schema: Schema
+    lead: tuple[int, ...]
+    slots: int
+
+    @abstractmethod
+    def attach(self) -> bool:
+        """True once the producer has offered; `schema`, `lead` and `slots` are known from then on."""
+
+    @abstractmethod
+    def take(self) -> Arrays | None:
+        """Return the views of the next committed slot, in order, or None. Several may be held at once."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the oldest held slot back to the producer. Its views must not be read afterwards."""
+
+    @abstractmethod
+    def waiting(self) -> int:
+        """Return the number of committed slots not yet taken."""
+
+
+class Writer(ABC):
+    """The writing end of a cell."""
+
+    @abstractmethod
+    def offer(self, schema: Schema) -> None:
+        """Create the cell for one value: an array per field. Once."""
+
+    @abstractmethod
+    def write(self, value: Arrays, version: int) -> None:
+        """Publish `value` under `version` (which grows). Never waits."""
+
+
+class Reader(ABC):
+    """A reading end of a cell."""
+
+    schema: Schema
+
+    @abstractmethod
+    def attach(self) -> bool:
+        """True once the writer has offered; `schema` is known from then on."""
+
+    @abstractmethod
+    def newest(self) -> int:
+        """Return the version that `read` would give now, -1 before the first write. Costs one memory read."""
+
+    @abstractmethod
+    def read(self, into: Arrays) -> int:
+        """Copy the newest value into the given arrays and return its version. Never returns a mixture of two."""
+
+
+class Link(ABC):
+    """One end of the control link between the runner and a worker: small typed messages, as bytes."""
+
+    @abstractmethod
+    def send(self, message: bytes) -> bool:
+        """Queue a message and send what can be sent. Never waits. False when the other end is gone."""
+
+    @abstractmethod
+    def receive(self) -> list[bytes] | None:
+        """Return the messages that have arrived; None when the other end is gone and nothing is left to read."""
+
+
+class Endpoints(ABC):
+    """The ends that one worker holds, by the edge's name."""
+
+    bell: Bell
+    link: Link
+
+    @abstractmethod
+    def producer(self, edge: str) -> Producer:
+        """Return the sending end of a channel edge. Raises KeyError when this worker is not its source."""
+
+    @abstractmethod
+    def consumer(self, edge: str) -> Consumer:
+        """Return the receiving end of a channel edge."""
+
+    @abstractmethod
+    def writer(self, edge: str) -> Writer:
+        """Return the writing end of a cell edge."""
+
+    @abstractmethod
+    def reader(self, edge: str) -> Reader:
+        """Return a reading end of a cell edge."""

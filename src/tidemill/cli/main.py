@@ -1,0 +1,175 @@
+"""The command line."""
+
+import signal
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import msgspec
+import typer
+
+from tidemill.api.experiment import Experiment
+from tidemill.core.config import set_path
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.source import load_attribute
+
+app = typer.Typer(
+    name="tidemill",
+    help="Train reinforcement-learning agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+P = ParamSpec("P")
+
+
+def friendly(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors that users can mend into one message and status 1."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except TidemillError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return wrapped
+
+
+def pairs(what: str, items: list[str]) -> dict[str, str]:
+    """Return ``k=v`` items as a dict."""
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{what} {item}: write {what} NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | None]:
+    """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
+    from tidemill.envs.resolve import environment_from
+    from tidemill.run.presets import experiment_for
+
+    source, colon, _ = what.rpartition(":")
+    if colon and source.endswith(".py"):
+        made = load_attribute(what, "experiment")
+        experiment = made() if callable(made) else made
+        if not isinstance(experiment, Experiment):
+            raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
+        if env_args:
+            raise ConfigError(
+                "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
+            )
+        return experiment, Path(source)
+    return experiment_for(what, environment_from(what, env_args)), None
+
+
+Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
+
+
+@app.command()
+@friendly
+def train(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to train on.")],
+    launch: Launch = "processes",
+    seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
+    stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
+    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")] = None,
+) -> None:
+    """Train an agent."""
+    from tidemill.run.session import train as run
+
+    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
+    for path, text in pairs("--set", set_ or []).items():
+        experiment = set_path(experiment, path, text)
+    if seed is not None:
+        experiment = experiment.replace(seed=seed)
+    limits = {"steps": max_steps, "mean_return": stop_at_return}
+    experiment = experiment.replace(limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None}))
+    _exit(run(experiment, launch=launch, run_dir=run_dir, source=source).summary)
+
+
+def _exit(summary: dict[str, Any]) -> None:
+    if summary["status"] == "interrupted":
+        raise typer.Exit(128 + (signal.SIGINT if summary["reason"] == "Ctrl-C" else signal.SIGTERM))
+
+
+@app.command()
+@friendly
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    launch: Launch = "processes",
+    file: Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
+    stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    from tidemill.run.session import resume as go_on
+
+    limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return}.items() if v is not None}
+    _exit(go_on(run, launch=launch, file=file, limits=limits).summary)
+
+
+def _tell(run: Path, command: str) -> None:
+    from tidemill.run.control import tell
+    from tidemill.run.folder import RunFolder
+
+    print(tell(RunFolder.open(run).path, command))
+
+
+@app.command()
+@friendly
+def pause(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Pause a run that is going on."""
+    _tell(run, "pause")
+
+
+@app.command()
+@friendly
+def start(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Start a paused run again."""
+    _tell(run, "start")
+
+
+@app.command()
+@friendly
+def stop(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """End a run that is going on, with a final checkpoint."""
+    _tell(run, "stop")
+
+
+@app.command()
+@friendly
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those of one experiment are drawn as mean and band.")],
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("plot.png"),
+    y: Annotated[str, typer.Option(help="Metric to draw.")] = "return/mean",
+    x: Annotated[str, typer.Option(help="step, update, or time/seconds.")] = "step",
+) -> None:
+    """Draw learning curves of one or more runs."""
+    from tidemill.run.plot import plot as draw
+
+    draw(runs, out, x=x, y=y)
+    print(out)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Ground floor: errors, schemas, configurations, memory. Knows nothing of reinforcement learning."""

@@ -1,0 +1,117 @@
+"""Checkpoints on disk: a folder of safetensors files and a manifest with their checksums, written aside and renamed.
+
+A checkpoint is whole or it is not there: files are written into a hidden folder and synced, the manifest last, and the folder renamed. Names sort by
+number, and a folder without a valid manifest is never taken for a checkpoint.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from tidemill.core.errors import CheckpointError
+from tidemill.core.schema import Array, Arrays
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def checkpoint_name(update: int) -> str:
+    """Return the name of the checkpoint after `update` finished updates."""
+    return f"update-{update}"
+
+
+def _number(name: str) -> int:
+    head, _, number = name.rpartition("-")
+    return int(number) if head == "update" and number.isdigit() else -1
+
+
+def write_checkpoint(folder: Path, name: str, arrays: Mapping[str, Mapping[str, Array]], facts: Mapping[str, Any], keep: int) -> Path:
+    """Write ``folder/name`` with one file per entry of `arrays` and `facts` (plain data) in its manifest; then remove all but the newest `keep`.
+
+    Raises `CheckpointError` (with the folder and the system's reason) when it cannot be written; the checkpoints before it stay.
+    """
+    target, aside = folder / name, folder / f".{name}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(mode=0o700)
+        sums = {}
+        for file, content in arrays.items():
+            data = save({k: np.ascontiguousarray(a) for k, a in content.items()})
+            _write_synced(aside / f"{file}.safetensors", data)
+            sums[f"{file}.safetensors"] = sha256(data).hexdigest()
+        manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}
+        _write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
+        if target.exists():
+            shutil.rmtree(target)
+        aside.rename(target)
+        _sync(folder)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror}; free space or make the folder writable") from None
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoint folders, oldest first, in numeric order."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if _number(p.name) >= 0 and (p / MANIFEST).exists()), key=lambda p: _number(p.name))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
+    """Return (arrays by file name, facts). Raises `CheckpointError` when a file is missing, torn or altered."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
+        arrays: dict[str, Arrays] = {}
+        for file, checksum in manifest["sha256"].items():
+            if Path(file).name != file:
+                raise CheckpointError(f'checkpoint {path} names "{file}", which lies elsewhere')
+            data = (path / file).read_bytes()
+            if sha256(data).hexdigest() != checksum:
+                raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
+            arrays[file.removesuffix(".safetensors")] = load(data)
+        return arrays, manifest["facts"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def read_newest(folder: Path) -> tuple[Path, dict[str, Arrays], dict[str, Any], list[str]]:
+    """Return (path, arrays, facts, warnings) of the newest readable checkpoint; a warning for each newer one that had to be passed over.
+
+    Raises `CheckpointError` when there is none: never silently from scratch.
+    """
+    warnings: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            return path, *read_checkpoint(path), warnings
+        except CheckpointError as error:
+            warnings.append(str(error))
+    raise CheckpointError(f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else ""))
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

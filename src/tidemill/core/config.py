@@ -1,0 +1,153 @@
+"""Strict, frozen configurations that are saved with each run and name their own kind.
+
+A family is a `Config` subclass (say `PolicyConfig`); a member is a subclass of it, found again by its `kind` (the class name). Decoding refuses
+unknown keys and lossy casts and says where. Nothing here builds anything: `build()` of the members does.
+"""
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from tidemill.core.errors import ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with the named fields changed (checked again)."""
+        return dataclasses.replace(self, **changes)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def members(family: type[Config]) -> dict[str, type[Config]]:
+    """Return every known subclass of `family`, itself included, by kind."""
+    found = {family.__name__: family}
+    for child in family.__subclasses__():
+        found.update(members(child))
+    return found
+
+
+def encode(value: Any, path: str = "experiment") -> Any:
+    """Return `value` as plain data (dict, list, str, int, float, bool, None) that `decode` turns back into an equal value.
+
+    Raises `ConfigError` for what plain data cannot hold, such as a lambda.
+    """
+    if isinstance(value, Config):
+        fields = {f.name: encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(k): encode(v, f"{path}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    what = "a function" if callable(value) else f"a {type(value).__name__}"
+    raise ConfigError(
+        f"{path} is {what} ({value!r}); an experiment is plain data that other processes must be able to read. "
+        'Name it instead, as "module:NAME" or "FILE.py:NAME"'
+    )
+
+
+def decode(family: type[C], data: Any, path: str = "experiment") -> C:
+    """Return the member of `family` that `data` (as made by `encode`, or read from JSON or YAML) describes.
+
+    Raises `ConfigError` naming the path, the value and the nearest known name when a key is unknown or a type does not fit.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must be a table of settings, not {data!r}")
+    kinds = members(family)
+    kind = data.get("kind", family.__name__)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f'{path}.kind: no {family.__name__} is called "{kind}"; {did_you_mean(str(kind), kinds)}')
+    cls = kinds[kind]
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    for key in data:
+        if key != "kind" and key not in names:
+            raise ConfigError(f'{path}.{key}: {kind} has no setting "{key}"; {did_you_mean(str(key), names)}')
+    values = {k: _decode_value(hints[k], v, f"{path}.{k}") for k, v in data.items() if k != "kind"}
+    try:
+        return typing.cast(C, cls(**values))
+    except ConfigError as error:
+        raise error if path in str(error) else ConfigError(f"{path}: {error}") from None
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _decode_value(hint: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        some = [a for a in args if a is not type(None)]
+        if len(some) == 1:
+            return _decode_value(some[0], value, path)
+        configs = [a for a in args if isinstance(a, type) and issubclass(a, Config)]
+        if configs:
+            return decode(configs[0], value, path)
+    elif isinstance(hint, type) and issubclass(hint, Config):
+        return decode(hint, value, path)
+    elif origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} must be a table, not {value!r}")
+        return {k: _decode_value(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    elif origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{path} must be a list, not {value!r}")
+        return tuple(_decode_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    try:
+        return msgspec.convert(value, hint, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} = {value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
+
+
+def set_path(config: C, path: str, text: str) -> C:
+    """Return `config` with the field at dotted `path` set to `text`, read as JSON where it is JSON, else as a string.
+
+    >>> set_path(experiment, "workers.trainer.algorithm.epochs", "4")  # doctest: +SKIP
+    """
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = text
+    data = encode(config)
+    node, parts = data, path.split(".")
+    for depth, part in enumerate(parts):
+        here = ".".join(parts[:depth]) or type(config).__name__
+        key: Any = part
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise ConfigError(f'--set {path}: {here} is a list of {len(node)}; "{part}" is not one of its places')
+            key = int(part)
+        elif not isinstance(node, dict):
+            raise ConfigError(f'--set {path}: {here} is {node!r}, which has no "{part}" inside')
+        elif part not in node and not (depth == len(parts) - 1 and _is_open(config, parts[:-1])):
+            raise ConfigError(f'--set {path}: {here} has no "{part}"; {did_you_mean(part, (k for k in node if k != "kind"))}')
+        if depth < len(parts) - 1:
+            node = node[key]
+    node[key] = value
+    try:
+        return decode(type(config), data, "experiment")
+    except ConfigError:
+        if not isinstance(value, (int, float)):
+            raise
+        with contextlib.suppress(ConfigError):  # a string that looks like a number or a bool
+            node[key] = text
+            return decode(type(config), data, "experiment")
+        raise
+
+
+def _is_open(config: Any, parts: list[str]) -> bool:
+    """True when the value at `parts` is a free table (a mapping field), into which new keys may be put."""
+    for part in parts:
+        config = config[int(part)] if isinstance(config, tuple) else config[part] if isinstance(config, Mapping) else getattr(config, part)
+    return isinstance(config, Mapping)

@@ -1,0 +1,59 @@
+"""The tree of errors. Every error a user can meet is a `TidemillError` whose text names the value, the cause and the cure.
+
+TidemillError
+├── ConfigError        a setting that is unknown, of a wrong type or impossible
+├── SchemaError        an array whose name, shape or dtype is not the declared one
+├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
+├── DeadlineError      a wait that ran out: says who should have woken it
+├── PeerLost           the other end of a link or stream is gone
+├── CheckpointError    a checkpoint that is missing, torn or of another experiment
+└── RunError           a run that cannot start or ended in failure
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TidemillError(Exception):
+    """Base of every error raised on purpose. `str(error)` is one message that a user can act on."""
+
+
+class ConfigError(TidemillError):
+    """A setting is unknown, of a wrong type, or impossible together with another."""
+
+
+class SchemaError(TidemillError):
+    """An array does not have the declared name, shape or dtype."""
+
+
+class EnvironmentFault(TidemillError):
+    """An environment raised, or returned what its own spaces forbid (shape, dtype, NaN)."""
+
+
+class DeadlineError(TidemillError):
+    """A wait ended without being woken. The text says what was awaited, how long, and who should have woken it."""
+
+
+class PeerLost(TidemillError):
+    """The process or thread at the other end is gone."""
+
+
+class CheckpointError(TidemillError):
+    """A checkpoint is missing, torn, or belongs to another experiment."""
+
+
+class RunError(TidemillError):
+    """A run cannot start, or ended in failure."""
+
+
+def did_you_mean(value: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the nearest known name, or all of them.
+
+    >>> did_you_mean("leraning_rate", ["learning_rate", "epochs"])
+    'did you mean "learning_rate"?'
+    """
+    names = sorted(known)
+    near = get_close_matches(value, names, n=1)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"known: {', '.join(names) or 'none'}"

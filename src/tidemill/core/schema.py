@@ -1,0 +1,73 @@
+"""Schemas: what the arrays of a slot are called and how they lie in memory. Fixed at start; nothing is allocated later."""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.errors import SchemaError
+
+Array = NDArray[Any]
+"""Any numpy array."""
+Arrays = dict[str, NDArray[Any]]
+"""Arrays by field name, e.g. ``{"obs": ..., "action": ...}``."""
+
+ALIGNMENT = 64  # bytes: a cache line, so that two fields never share one
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One named array of a schema: the shape of a single element (without leading axes) and its numpy dtype name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+Schema = Mapping[str, Field]
+
+
+def layout(schema: Schema, lead: tuple[int, ...]) -> tuple[dict[str, int], int]:
+    """Return the byte offset of each field with leading axes `lead`, and the total bytes, each field on its own cache line."""
+    offsets, end = {}, 0
+    for name, field in schema.items():
+        offsets[name] = end
+        end += -(-prod(lead) * field.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def views(schema: Schema, lead: tuple[int, ...], memory: memoryview, start: int = 0) -> Arrays:
+    """Return arrays of shape `lead + field.shape` over `memory` from byte `start` on. Nothing is copied."""
+    offsets, total = layout(schema, lead)
+    if start + total > memory.nbytes:
+        raise SchemaError(f"{total} bytes at {start} do not fit a memory of {memory.nbytes} bytes")
+    return {name: np.ndarray(lead + field.shape, field.dtype, memory, start + offsets[name]) for name, field in schema.items()}
+
+
+def allocate(schema: Schema, lead: tuple[int, ...]) -> Arrays:
+    """Return zeroed arrays of shape `lead + field.shape` in this process's own memory."""
+    return {name: np.zeros(lead + field.shape, field.dtype) for name, field in schema.items()}
+
+
+def schema_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
+    """Return the schema whose elements are the given arrays."""
+    return {name: Field(tuple(a.shape), a.dtype.name) for name, a in arrays.items()}
+
+
+def poison(arrays: Mapping[str, Array]) -> None:
+    """Fill arrays with values that no correct program reads: NaN, the smallest integer, 255. Used in debug runs and tests."""
+    for array in arrays.values():
+        if array.dtype.kind == "f":
+            array.fill(np.nan)
+        elif array.dtype.kind == "i":
+            array.fill(np.iinfo(array.dtype.name).min)
+        elif array.dtype.kind == "u":
+            array.fill(np.iinfo(array.dtype.name).max)
+        else:
+            array.fill(True)

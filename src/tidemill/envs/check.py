@@ -1,0 +1,337 @@
+"""Looks an environment over before it is trained on: what `tidemill check-env` prints."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment, EnvironmentConfig, Tick
+from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
+from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
+from tidemill.core.schema import Arrays, poison
+from tidemill.envs.lanes import Gymnasium
+
+LONG_EPISODE = 100_000  # steps; longer ones rarely end within a run, and then there is nothing to learn from
+SECONDS = 2.0  # at most, for each of the checks that play
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and what to do about it."""
+
+    name: str
+    level: Literal["ok", "warn", "fail"]
+    message: str
+    cure: str = ""
+
+
+def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float = SECONDS) -> list[Finding]:
+    """Build the environment, play it with random actions and return what was found: one `Finding` per check, in order.
+
+    Checks that need what has failed before them are left out. No finding is of level "fail" when the environment can be trained on.
+    """
+    try:
+        environment = config.build(2, seed)
+    except Exception as error:
+        return [Finding("build", "fail", _said(error), "" if isinstance(error, ConfigError) else "see the error that its constructor raised")]
+    try:
+        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), 2 lanes"), *_spaces(environment)]
+        play = Play(environment, seed)
+        findings += _play(play, seconds)
+    finally:
+        environment.close()
+    if isinstance(config, Gymnasium):
+        findings.append(_dtype(config, seed))
+    if not any(finding.level == "fail" for finding in findings):
+        findings += [_determinism(config, seed, seconds), _speed(config, seed, seconds)]
+    return findings
+
+
+class Play:
+    """Plays an environment with random actions and keeps the rules of the contract, as an actor would.
+
+    `over` is [L, A] per group: seats whose episode is finished and whose next one has not begun.
+    """
+
+    def __init__(self, environment: Environment, seed: int) -> None:
+        """Bind `environment`, with agents of equal spaces in one group."""
+        self.environment, self.rng = environment, np.random.default_rng(seed)
+        self.groups: list[list[int]] = []
+        for index, agent in enumerate(environment.agents):
+            for group in self.groups:
+                if environment.agents[group[0]].spaces == agent.spaces:
+                    group.append(index)
+                    break
+            else:
+                self.groups.append([index])
+        environment.bind(self.groups)
+        lanes = environment.lanes
+        self.spaces = [environment.agents[group[0]].spaces for group in self.groups]
+        self.ticks = [
+            Tick.allocate(spaces.observation, lanes * len(group), environment.info, environment.same_step)
+            for spaces, group in zip(self.spaces, self.groups, strict=True)
+        ]
+        self.over = [np.ones((lanes, len(group)), np.bool_) for group in self.groups]
+        self.reset = np.ones(lanes, np.bool_)
+        self.lengths = np.zeros(lanes, np.int64)  # of the episodes under way
+        self.longest, self.episodes = 0, 0
+        self.spent = 0.0  # seconds in the environment
+
+    def tick(self, force: NDArray[np.bool_] | None = None) -> None:
+        """Play one tick, `force` resetting lanes besides those that must be. What it told lies in `ticks`."""
+        lanes = self.environment.lanes
+        self.reset = np.logical_and.reduce([over.all(axis=1) for over in self.over])
+        finished = int(self.reset.sum())
+        if force is not None:
+            self.reset |= force
+        actions = [sample_actions(spaces.action, self.rng, lanes * len(group)) for spaces, group in zip(self.spaces, self.groups, strict=True)]
+        for tick in self.ticks:
+            poison({**tick.observation, "reward": tick.reward})
+        began = time.perf_counter()
+        self.environment.send(actions, self.reset)
+        deadline = time.monotonic() + 60
+        while not self.environment.ready():
+            if time.monotonic() > deadline:
+                raise EnvironmentFault("a tick was not ready after 60 s; the environment hangs, or nothing answers it")
+            time.sleep(0.0005)
+        self.environment.recv(self.ticks)
+        self.spent += time.perf_counter() - began
+        self.episodes += finished if self.lengths.any() else 0
+        self.lengths[self.reset] = 0
+        self.lengths[~self.reset] += 1
+        restarted = np.logical_or.reduce([t.restarted.reshape(lanes, -1).any(axis=1) for t in self.ticks])
+        self.episodes += int(restarted.sum())
+        self.longest = max(self.longest, int(self.lengths.max()))
+        self.lengths[restarted] = 0
+        for over, tick in zip(self.over, self.ticks, strict=True):
+            ends = tick.done | tick.truncated
+            over |= ends.reshape(over.shape)
+            over &= ~((tick.present & ~ends) | tick.restarted).reshape(over.shape)
+
+
+def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
+    """Return `rows` random actions by leaf name, as a policy would answer: Discrete from 0, Box within its bounds where it has any."""
+    actions: Arrays = {}
+    for name, leaf in leaves(space, "action").items():
+        out = field_of(leaf)
+        match leaf:
+            case Discrete(n=n):
+                values: NDArray[Any] = rng.integers(0, n, rows)
+            case MultiDiscrete(nvec=nvec):
+                values = rng.integers(0, nvec, (rows, len(nvec)))
+            case MultiBinary(n=n):
+                values = rng.integers(0, 2, (rows, n))
+            case _:
+                assert isinstance(leaf, Box)
+                low, high = (np.asarray(bound, np.float64) for bound in leaf.bounds())
+                bounded = np.isfinite(low) & np.isfinite(high)
+                values = np.where(
+                    bounded,
+                    rng.uniform(np.where(bounded, low, 0), np.where(bounded, high, 1), (rows, *leaf.shape)),
+                    rng.normal(size=(rows, *leaf.shape)),
+                )
+        actions[name] = values.astype(out.dtype)
+    return actions
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
+
+
+def _spaces(environment: Environment) -> list[Finding]:
+    agent = environment.agents[0]
+    seen = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.observation, "obs").items())
+    done = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.action, "action").items())
+    findings = [Finding("spaces", "ok", f"{agent.name} sees {seen}; does {done}")]
+    for name, leaf in leaves(agent.spaces.action, "action").items():
+        if isinstance(leaf, Box) and not all(np.isfinite(bound).all() for bound in leaf.bounds()):
+            findings.append(
+                Finding(
+                    "action bounds",
+                    "warn",
+                    f"{name} has no bounds: policies start with actions around 0 ± 1",
+                    "give the action space the bounds that make sense",
+                )
+            )
+    return findings
+
+
+def _describe(leaf: Space) -> str:
+    match leaf:
+        case Box():
+            return f"{leaf.dtype}{list(leaf.shape)}"
+        case Discrete():
+            return f"one of {leaf.n}"
+        case MultiDiscrete():
+            return f"one each of {list(leaf.nvec)}"
+    return f"{field_of(leaf).shape[0]} bits"
+
+
+def _play(play: Play, seconds: float) -> list[Finding]:
+    """Play until episodes have ended, forcing a reset on the way, and look at every tick."""
+    environment, outside, broken = play.environment, "", ""
+    start, ticks = time.monotonic(), 0
+    try:
+        while time.monotonic() - start < seconds and not (ticks >= 1000 and play.episodes >= 5):
+            force = np.zeros(environment.lanes, np.bool_)
+            force[0] = environment.resets_any and ticks == 5
+            play.tick(force)
+            ticks += 1
+            broken = broken or _broken(play)
+            outside = outside or _outside(play)
+    except Exception as error:
+        return [Finding("play", "fail", f"tick {ticks}: {_said(error)}", "" if isinstance(error, TidemillError) else "see the error that it raised")]
+    findings = [Finding("play", "ok", f"{ticks * environment.lanes} steps with finite observations and rewards, of the declared shapes and dtypes")]
+    findings.append(
+        Finding("bounds", "warn", outside, "declare the bounds that hold; normalisation of bounded observations, and one-hot codes, trust them")
+        if outside
+        else Finding("bounds", "ok", "observations lie within the bounds of their space")
+    )
+    findings.append(
+        Finding("reset and step", "fail", broken, "see Tick in tidemill.api.environment: what each tick must tell")
+        if broken
+        else Finding("reset and step", "ok", _autoreset(environment))
+    )
+    return [*findings, _episodes(play, ticks)]
+
+
+def _autoreset(environment: Environment) -> str:
+    if environment.same_step:
+        return "finished lanes begin again in the same tick, and tell their final observation"
+    return "lanes are reset when told" if environment.resets_any else "finished lanes begin again on the next tick"
+
+
+def _episodes(play: Play, ticks: int) -> Finding:
+    if play.longest >= LONG_EPISODE:
+        return Finding("episodes", "warn", f"an episode took {play.longest} steps", "limit it: max_episode_steps, or the step limit of the agent")
+    if play.episodes == 0:
+        return Finding(
+            "episodes",
+            "warn",
+            f"no episode ended within {ticks} steps",
+            "that may be right; otherwise limit it: max_episode_steps, or the step limit of the agent",
+        )
+    return Finding("episodes", "ok", f"{play.episodes} episodes ended, the longest took {play.longest} steps")
+
+
+def _broken(play: Play) -> str:
+    """What this tick got wrong about ends and beginnings, "" when nothing."""
+    lanes = play.environment.lanes
+    for tick, group in zip(play.ticks, play.groups, strict=True):
+        names = [play.environment.agents[a].name for a in group]
+
+        def where(seats: NDArray[np.bool_], names: list[str] = names) -> str:
+            lane, agent = divmod(int(np.argmax(seats)), len(names))
+            return f"agent {names[agent]} in lane {lane}"
+
+        ends = tick.done | tick.truncated
+        began = np.repeat(play.reset, len(group))
+        for seats, what in (
+            (tick.done & tick.truncated, "done and truncated at once"),
+            (began & ends, "done or truncated in the first tick of its episode"),
+            (began & (tick.reward != 0), "rewarded in the first tick of its episode"),
+            (tick.restarted & ~ends, "restarted without having finished"),
+        ):
+            if seats.any():
+                return f"{where(seats)} was {what}"
+        if play.reset.any() and not any(t.present.reshape(lanes, -1)[play.reset].any() for t in play.ticks):
+            return f"no agent is present in the first tick of lane {int(np.argmax(play.reset))}"
+    return ""
+
+
+def _outside(play: Play) -> str:
+    """Which observation lies outside its space, "" when none."""
+    for tick, spaces in zip(play.ticks, play.spaces, strict=True):
+        for name, leaf in leaves(spaces.observation, "obs").items():
+            values = tick.observation[name][tick.present]
+            low, high = _limits(leaf)
+            if values.size and (np.any(values < low) or np.any(values > high)):
+                return f"{name} holds {values.min()} … {values.max()}, outside of its space ({np.min(low)} … {np.max(high)})"
+    return ""
+
+
+def _limits(leaf: Space) -> tuple[Any, Any]:
+    match leaf:
+        case Box():
+            return leaf.bounds()
+        case Discrete():
+            return 0, leaf.n - 1
+        case MultiDiscrete():
+            return 0, np.asarray(leaf.nvec) - 1
+    return 0, 1
+
+
+def _dtype(config: Gymnasium, seed: int) -> Finding:
+    """Compare one raw observation with its space, more strictly than training needs."""
+    env = config.make_one()
+    try:
+        observation, _ = env.reset(seed=seed)
+        if env.observation_space.contains(observation):
+            return Finding("raw observation", "ok", "its space contains the first observation")
+        dtype = getattr(observation, "dtype", type(observation).__name__)
+        return Finding(
+            "raw observation",
+            "warn",
+            f"the space does not contain the first observation (dtype {dtype}); it is converted",
+            "return what observation_space declares, dtype included: other libraries insist on it",
+        )
+    except Exception as error:
+        return Finding("raw observation", "fail", _said(error), "see the error that reset raised")
+    finally:
+        env.close()
+
+
+def _record(config: EnvironmentConfig, seed: int, ticks: int, until: float) -> Iterator[tuple[bytes, ...]]:
+    """What each tick told, for the same random actions every time."""
+    environment = config.build(2, seed)
+    try:
+        play = Play(environment, seed)
+        for _ in range(ticks):
+            if time.monotonic() > until:
+                return
+            play.tick()
+            yield tuple(
+                part[tick.present].tobytes() for tick in play.ticks for part in (*tick.observation.values(), tick.reward, tick.done, tick.truncated)
+            ) + tuple(tick.present.tobytes() for tick in play.ticks)
+    finally:
+        environment.close()
+
+
+def _determinism(config: EnvironmentConfig, seed: int, seconds: float) -> Finding:
+    until = time.monotonic() + seconds
+    compared = 0
+    for first, second in zip(_record(config, seed, 300, until), _record(config, seed, 300, until), strict=False):
+        if first != second:
+            return Finding(
+                "determinism",
+                "warn",
+                f"the same seed and actions gave something else in tick {compared}",
+                "draw all random numbers from self.np_random after super().reset(seed=seed); without that, runs cannot be repeated",
+            )
+        compared += 1
+    return Finding("determinism", "ok", f"the same seed and actions gave the same {compared} ticks, twice")
+
+
+def _speed(config: EnvironmentConfig, seed: int, seconds: float) -> Finding:
+    environment = config.build(1, seed)
+    try:
+        play = Play(environment, seed)
+        play.tick()
+        play.spent, steps = 0.0, 0
+        while play.spent < seconds / 2 and steps < 2000:
+            play.tick()
+            steps += 1
+    finally:
+        environment.close()
+    rate = steps / play.spent
+    if rate < 100:
+        return Finding(
+            "speed",
+            "warn",
+            f"{rate:.0f} steps/s in one lane",
+            "use many lanes in the threads launcher (--launch threads) if it waits for something else",
+        )
+    return Finding("speed", "ok", f"{rate:,.0f} steps/s in one lane")

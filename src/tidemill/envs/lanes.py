@@ -1,0 +1,276 @@
+"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`."""
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.spaces import Dict, Discrete, Space, Spaces, Tuple, field_of, leaves
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.schema import Array, Arrays
+from tidemill.envs.faults import check_finite
+from tidemill.envs.registry import call_maker, find_spec, load_attribute
+from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
+
+Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gymnasium(EnvironmentConfig):
+    """A Gymnasium environment, named by exactly one of `id` and `make`.
+
+    id                 "CartPole-v1", or "module:ENV_ID" to import the module that registers it
+    make               "module:NAME" or "FILE.py:NAME": a class or function that returns a `gymnasium.Env`
+    kwargs             arguments of its constructor
+    max_episode_steps  an episode is cut after that many steps; None: the environment's own limit, 0: none
+    """
+
+    id: str | None = None
+    make: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.id is None) == (self.make is None):
+            raise ConfigError(
+                f'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id = {self.id!r} and make = {self.make!r}'
+            )
+        if self.max_episode_steps is not None and self.max_episode_steps < 0:
+            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
+
+    @property
+    def name(self) -> str:
+        """What messages call this environment."""
+        return str(self.id or self.make)
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop":
+        """Return `lanes` copies as one environment."""
+        if lanes < 1:
+            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        return LaneLoop([self.make_one(render and lane == 0) for lane in range(lanes)], self.name, seed)
+
+    def make_one(self, render: bool = False) -> Any:
+        """Return one bare `gymnasium.Env`, with its time limit."""
+        import gymnasium
+
+        limit = self.max_episode_steps
+        if self.make is not None:
+            maker = load_attribute(self.make)
+            if not callable(maker):
+                raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns a gymnasium.Env")
+            env = call_maker(maker, self.make, maker, {**self.kwargs, **(_picture(maker) if render else {})})
+            if not isinstance(env, gymnasium.Env):
+                raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env")
+            return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
+        spec = find_spec(str(self.id))
+        if spec.entry_point is None:
+            raise ConfigError(f'environment "{self.id}" has only a vector form: use GymnasiumVector(id="{self.id}")')
+        # The passive checker looks for what this file looks for, and the order of calls is kept by the contract: neither is worth a call per step.
+        plain = copy.copy(spec)
+        plain.order_enforce, plain.disable_env_checker = False, True
+
+        def make(**kwargs: Any) -> Any:
+            return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **kwargs)
+
+        return call_maker(make, f'environment "{self.id}"', spec.entry_point, {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})})
+
+
+def _picture(maker: Callable[..., Any]) -> dict[str, str]:
+    """Ask for pictures where the maker understands that."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    asks = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"render_mode": "rgb_array"} if asks else {}
+
+
+class LaneLoop(Environment):
+    """L Gymnasium environments of one agent. `send` steps them (and raises `EnvironmentFault` when one raises); `recv` writes what they returned.
+
+    Per tick and lane there is only the call of `step`: what the lanes return is turned into arrays by a few calls for all of them.
+    """
+
+    def __init__(self, envs: Sequence[Any], name: str, seed: int) -> None:
+        """Take over `envs`, equal ones; `name` is what messages call them."""
+        self.name, self.lanes = name, len(envs)
+        self.envs = list(envs)
+        self._spaces = Spaces(
+            from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
+        )
+        self.agents = (AgentInfo("agent", self._spaces),)
+        self._seeds = {lane: seed + lane for lane in range(self.lanes)}  # of lanes that were never reset
+        self._steps = [env.step for env in envs]
+        self._readers = [
+            _Reader(leaf_name, path, leaf)
+            for (leaf_name, leaf), path in zip(leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True)
+        ]
+        self._writers = [_Writer(leaf_name, leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
+        self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
+        self._results: list[Result] = []
+        self._last: Sequence[Any] = [None] * self.lanes  # newest observation of each lane: what an idle one shows
+        self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
+        self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        """Take the one group that there can be."""
+        if [list(group) for group in groups] != [[0]]:
+            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """Step every lane, or reset it where `reset` says so. A finished lane that is not reset does nothing."""
+        calls: list[Callable[[Any], Result]] = self._steps
+        if reset.any() or self._idle.any():
+            calls = calls.copy()
+            for lane in np.flatnonzero(reset | self._idle).tolist():
+                calls[lane] = self._beginner(lane) if reset[lane] else self._idler(lane)
+            self._idle &= ~reset
+            self._absent = self._idle.copy() if self._idle.any() else None
+        else:
+            self._absent = None
+        columns = [writer.column(actions[0][writer.name]) for writer in self._writers]
+        given = columns[0] if self._plain_action else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
+        self._results = results = []
+        try:
+            for call, action in zip(calls, given, strict=True):
+                results.append(call(action))
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            lane = len(results)
+            doing = "resetting" if reset[lane] else f"stepping with action {given[lane]!r}"
+            raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
+
+    def ready(self) -> bool:
+        """Return True: the work was done in `send`."""
+        return True
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        """Write what the lanes returned. Raises `EnvironmentFault` for what the spaces forbid."""
+        tick = ticks[0]
+        try:
+            observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
+            for reader in self._readers:
+                reader.write(observations, tick.observation[reader.name])
+            tick.reward[:] = rewards
+            tick.done[:] = terminated
+            tick.truncated[:] = truncated
+        except Exception as error:
+            self._explain(error)
+        self._last = observations
+        finished = tick.done | tick.truncated
+        tick.truncated[tick.done] = False  # an end is an end, even at the limit
+        self._idle |= finished
+        tick.present.fill(True)
+        if self._absent is not None:
+            tick.present[self._absent] = False
+        tick.restarted.fill(False)
+        check_finite(tick, self.name, ("agent",))
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return lane 0's picture, when it was built with `render`."""
+        if self.envs[0].render_mode != "rgb_array":
+            return None
+        picture: NDArray[np.uint8] | None = self.envs[0].render()
+        return picture
+
+    def close(self) -> None:
+        """Close every lane."""
+        envs, self.envs = self.envs, []
+        for env in envs:
+            env.close()
+
+    def _beginner(self, lane: int) -> Callable[[Any], Result]:
+        """A stand-in for `step` that resets instead. Each lane is seeded once."""
+        env, seed = self.envs[lane], self._seeds.pop(lane, None)
+
+        def begin(_: Any) -> Result:
+            answer = env.reset(seed=seed)
+            where = f"{self.name}: lane {lane}"
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise EnvironmentFault(f"{where}: reset returned {_brief(answer)} instead of (observation, info)")
+            for reader in self._readers:
+                reader.check(answer[0], where)
+            return answer[0], 0.0, False, False, None
+
+        return begin
+
+    def _idler(self, lane: int) -> Callable[[Any], Result]:
+        observation = self._last[lane]
+        return lambda _: (observation, 0.0, False, False, None)
+
+    def _explain(self, error: Exception) -> None:
+        """Find which lane's answer does not fit, and raise a fault that says what it should have been."""
+        for lane, result in enumerate(self._results):
+            where = f"{self.name}: lane {lane}"
+            if not isinstance(result, tuple) or len(result) != 5:
+                raise EnvironmentFault(
+                    f"{where}: step returned {_brief(result)} instead of (observation, reward, terminated, truncated, info)"
+                ) from error
+            observation, reward, terminated, truncated, _ = result
+            for reader in self._readers:
+                reader.check(observation, where)
+            for name, value, kinds in (("reward", reward, "fiub"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
+                if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in kinds:
+                    raise EnvironmentFault(
+                        f"{where}: {name} of agent agent is {_brief(value)}; it must be one {'number' if name == 'reward' else 'bool'}"
+                    ) from error
+        raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+
+
+class _Reader:
+    """One leaf of the observation: from what the lanes returned into one array."""
+
+    def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
+        self.name, self.path, self.field = name, path, field_of(leaf)
+        self.start = leaf.start if isinstance(leaf, Discrete) else 0
+
+    def write(self, observations: Sequence[Any], out: Array) -> None:
+        """Fill `out`; raises when anything has not the declared shape, or a dtype that would lose something."""
+        for key in self.path:
+            observations = [observation[key] for observation in observations]
+        if not self.field.shape:
+            values = np.asarray(observations)
+            np.copyto(out, values - self.start if self.start else values, casting="same_kind")
+        elif out.flags.c_contiguous:
+            # One call for all lanes, without an array in between: their first axes laid end to end are the memory of `out`.
+            np.concatenate(observations, out=out.reshape(-1, *out.shape[2:]))
+        else:
+            out[:] = np.concatenate(observations, dtype=out.dtype).reshape(out.shape)
+
+    def check(self, observation: Any, where: str) -> None:
+        """Raise `EnvironmentFault` when `observation` lacks this leaf or has another shape or dtype there."""
+        for key in self.path:
+            try:
+                observation = observation[key]
+            except (KeyError, IndexError, TypeError):
+                raise EnvironmentFault(
+                    f"{where}: the observation of agent agent has no part {key!r}, which its space declares: {_brief(observation)}"
+                ) from None
+        value = np.asarray(observation)
+        if value.shape != self.field.shape:
+            raise EnvironmentFault(f"{where}: {self.name} of agent agent has shape {value.shape}; the observation space says {self.field.shape}")
+        if not np.can_cast(value.dtype, self.field.dtype, "same_kind"):
+            raise EnvironmentFault(f"{where}: {self.name} of agent agent has dtype {value.dtype}; the observation space says {self.field.dtype}")
+
+
+class _Writer:
+    """One leaf of the action: from one array to what each lane is given, and may keep."""
+
+    def __init__(self, name: str, leaf: Space) -> None:
+        self.name, self._cast, self._scalar = name, action_caster(leaf), field_of(leaf).shape == ()
+
+    def column(self, array: Array) -> list[Any]:
+        """Return one value per lane: a Python number, or an array."""
+        values = self._cast(array)
+        return values.tolist() if self._scalar else list(values)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) < 100 else text[:100] + "…"

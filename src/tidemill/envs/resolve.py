@@ -1,0 +1,30 @@
+"""From what a user types to an environment's configuration."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.core.config import decode
+from tidemill.core.errors import ConfigError
+from tidemill.envs.atari import Atari
+from tidemill.envs.lanes import Gymnasium
+
+
+def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> EnvironmentConfig:
+    """Return the configuration for `text`, with `kwargs` for the environment.
+
+    "ALE/Pong-v5"                              `Atari`; kwargs are its settings
+    "CartPole-v1", "module:CartPole-v1"        `Gymnasium` by id (the module is imported, and registers it)
+    "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name
+    """
+    given = dict(kwargs or {})
+    source, _, name = text.rpartition(":")
+    if not name:
+        raise ConfigError(f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME" or "FILE.py:NAME"')
+    if name.startswith("ALE/") and not source:
+        return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
+    # An identifier that ends in a version, or stands in a namespace, is no name that Python allows.
+    if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
+        return Gymnasium(id=text, kwargs=given)
+    return Gymnasium(make=text, kwargs=given)

@@ -1,0 +1,300 @@
+"""Native vector environments: whole arrays in, whole arrays out, no Python per lane."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.spaces import Discrete, Space, Spaces, field_of, leaves
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.schema import Arrays
+from tidemill.envs.faults import check_finite
+from tidemill.envs.registry import arguments, call_maker, find_spec, load_attribute
+from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
+
+Autoreset = Literal["next-step", "same-step", "disabled"]
+_PUBLISHED: dict[str, Autoreset] = {"NextStep": "next-step", "SameStep": "same-step", "Disabled": "disabled"}  # values of Gymnasium's AutoresetMode
+_MODES = {mode: published for published, mode in _PUBLISHED.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymnasiumVector(EnvironmentConfig):
+    """An environment that comes as a vector of its own (Gymnasium's ``make_vec``), named by exactly one of `id` and `make`.
+
+    id                 "CartPole-v1", or "module:ENV_ID"
+    make               "module:NAME" or "FILE.py:NAME": a callable that takes `num_envs` and returns a `gymnasium.vector.VectorEnv`
+    kwargs             arguments of its constructor
+    max_episode_steps  passed to its constructor; None: its own
+    autoreset          how finished lanes begin again. None: as the environment publishes, or next-step where it can be told. State it only for an
+                       environment that publishes nothing, or to choose for one that can be told
+    """
+
+    id: str | None = None
+    make: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    autoreset: Autoreset | None = None
+
+    def __post_init__(self) -> None:
+        if (self.id is None) == (self.make is None):
+            raise ConfigError(f"name an environment by exactly one of id and make, not id = {self.id!r} and make = {self.make!r}")
+        if self.autoreset is not None and self.autoreset not in _MODES:
+            raise ConfigError(f'autoreset = "{self.autoreset}" must be one of {", ".join(_MODES)}')
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "VectorLanes":
+        """Return the environment with `lanes` lanes."""
+        import gymnasium
+
+        if lanes < 1:
+            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        name = str(self.id or self.make)
+        maker: Callable[..., Any]
+        accepts: Any
+        if self.make is not None:
+            maker = accepts = load_attribute(self.make)
+            if not callable(maker):
+                raise ConfigError(f"make: {self.make} is {maker!r}; it must be a callable that returns a gymnasium.vector.VectorEnv")
+        else:
+            spec = find_spec(str(self.id))
+            accepts = spec.vector_entry_point
+            if accepts is None:
+                raise ConfigError(f'environment "{self.id}" has no vector form of its own: use Gymnasium(id="{self.id}"), which steps copies of it')
+
+            def maker(**kwargs: Any) -> Any:
+                return gymnasium.make_vec(spec, vectorization_mode="vector_entry_point", **kwargs)
+
+        kwargs: dict[str, Any] = {**self.kwargs, "num_envs": lanes}
+        if self.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = self.max_episode_steps
+        if "autoreset_mode" in arguments(accepts):
+            kwargs.setdefault("autoreset_mode", gymnasium.vector.AutoresetMode(_MODES[self.autoreset or "next-step"]))
+        if render:
+            kwargs["render_mode"] = "rgb_array"
+        env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
+        return VectorLanes(env, name, seed, autoreset_of(env, name, self.autoreset))
+
+
+def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:
+    """Return the mode that `env` publishes, or else the declared one. Raises `ConfigError` when there is neither, or both and they differ."""
+    value = env.metadata.get("autoreset_mode")
+    mode = _PUBLISHED.get(str(getattr(value, "value", value)))
+    if mode is None and declared is None:
+        env.close()
+        raise ConfigError(
+            f'vector environment "{name}" does not publish how it resets finished lanes (metadata["autoreset_mode"] is {value!r}); read its '
+            'documentation and set autoreset to "next-step", "same-step" or "disabled"'
+        )
+    if mode is not None and declared is not None and mode != declared:
+        env.close()
+        raise ConfigError(f'vector environment "{name}" publishes autoreset "{mode}"; it cannot be set to "{declared}". Leave autoreset away')
+    return mode or declared  # type: ignore[return-value]
+
+
+class VectorLanes(Environment):
+    """A `gymnasium.vector.VectorEnv` of one agent as an environment.
+
+    next-step  the environment resets a finished lane on the tick after, and the target's `reset` must say just that
+    same-step  two rows in the tick that ends an episode: the final observation comes in the environment's infos
+    disabled   the same two rows: here it is us who reset the finished lanes right after the step, since a finished lane must not be stepped.
+               A lane can be reset at any other time, too: it is stepped once more with the rest, and what came of that is thrown away
+
+    `partial_resets`: a next-step environment that takes ``options={"reset_mask": mask}`` as well, so that any lane can be reset. `halves`: the
+    environment has `send` and `recv`, and works on threads of its own in between; a thread here waits for it and rings. `picture` makes lane 0's
+    picture from the observation where the environment draws none.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        name: str,
+        seed: int,
+        autoreset: Autoreset,
+        *,
+        partial_resets: bool = False,
+        halves: bool = False,
+        picture: Callable[[Any], NDArray[np.uint8]] | None = None,
+    ) -> None:
+        """Take over `env`; `name` is what messages call it."""
+        self.env, self.name, self.lanes, self.autoreset = env, name, int(env.num_envs), autoreset
+        self.same_step = autoreset != "next-step"
+        self.resets_any = partial_resets or autoreset == "disabled"
+        self._spaces = Spaces(
+            from_gymnasium(env.single_observation_space, f"{name}: observation space"),
+            from_gymnasium(env.single_action_space, f"{name}: action space"),
+        )
+        self.agents = (AgentInfo("agent", self._spaces),)
+        observation = leaves(self._spaces.observation, "obs").items()
+        self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
+        self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
+        self._seed: int | None = seed
+        self._started = False
+        self._finished = np.zeros(self.lanes, np.bool_)  # lanes that the environment resets by itself with the next step
+        self._began = np.zeros(self.lanes, np.bool_)  # lanes whose row in the tick under way is the first of an episode
+        self._result: Any = None
+        self._picture = picture
+        self._halves = halves
+        self._waiter = ThreadPoolExecutor(1, f"{name} waiter") if halves else None
+        self._pending: Future[Any] | None = None
+        self._ring: Callable[[], None] | None = None
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        """Take the one group that there can be."""
+        if [list(group) for group in groups] != [[0]]:
+            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """Step all lanes, or reset all of them, or some where that is possible."""
+        self._began = reset.copy()
+        if not self._started or reset.all():
+            seed, self._seed, self._started = self._seed, None, True
+            observation, _ = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed))
+            nothing = np.zeros(self.lanes, np.bool_)
+            self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
+            self._began.fill(True)
+            return
+        forced = reset & ~self._finished
+        if not self.resets_any and forced.any():
+            raise EnvironmentFault(
+                f"{self.name} resets finished lanes by itself and no others; lane {int(np.argmax(forced))} has not finished and was to be reset"
+            )
+        if np.any(self._finished & ~reset):
+            raise EnvironmentFault(
+                f"{self.name} resets finished lanes on the next step; lane {int(np.argmax(self._finished & ~reset))} was to be left as it is"
+            )
+        given = nest(self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()]))
+        mask = forced if forced.any() else None
+        if self._waiter is None:
+            self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
+            return
+        self._ask("stepping", lambda: self.env.send(given))
+        self._pending = self._waiter.submit(lambda: self._step(self.env.recv(), mask))
+        if self._ring is not None:
+            ring = self._ring
+            self._pending.add_done_callback(lambda _: ring())
+
+    def ready(self) -> bool:
+        """True when the step is done, or when nobody asked to be rung: then `recv` waits for it."""
+        return self._pending is None or self._ring is None or self._pending.done()
+
+    def on_ready(self, ring: object) -> None:
+        if self._halves and callable(ring):
+            self._ring = ring
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        """Write what the environment returned. Raises `EnvironmentFault` for what its spaces forbid."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._result = self._ask("stepping", pending.result)
+        tick = ticks[0]
+        observation, reward, terminated, truncated, infos = self._result
+        try:
+            tick.reward[:] = reward
+            tick.done[:] = terminated
+            tick.truncated[:] = truncated
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFault(f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes: {error}") from error
+        tick.reward[self._began] = 0.0
+        tick.truncated[tick.done] = False  # an end is an end, even at the limit
+        tick.present.fill(True)
+        finished = tick.done | tick.truncated
+        if not self.same_step:
+            self._finished = finished
+            tick.restarted.fill(False)
+        else:
+            tick.restarted[:] = finished
+            if finished.any():
+                self._finals(tick, finished, observation, infos)
+        for reader in self._readers:
+            reader.write(observation, tick.observation[reader.name], self.name)
+        check_finite(tick, self.name, ("agent",))
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return lane 0's picture, when it was built with `render` and has any."""
+        if self._picture is not None:
+            return None if self._result is None else self._picture(self._result[0])
+        if getattr(self.env, "render_mode", None) != "rgb_array":
+            return None
+        pictures = self.env.render()
+        return None if pictures is None else np.asarray(pictures[0], np.uint8)
+
+    def close(self) -> None:
+        if self._waiter is not None:
+            self._waiter.shutdown(wait=True)
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+
+    def _step(self, result: Any, forced: NDArray[np.bool_] | None) -> Any:
+        """Reset what must be reset after a step."""
+        observation, reward, terminated, truncated, infos = result
+        terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        if forced is not None:  # what their last step led to is of an episode that is over
+            terminated[forced] = truncated[forced] = False
+        if self.autoreset == "disabled":
+            over = terminated | truncated
+            mask = over if forced is None else over | forced
+            if mask.any():
+                infos = {"final_obs": {reader.name: reader.of(observation)[over] for reader in self._readers}}
+                observation, _ = self.env.reset(options={"reset_mask": mask})
+        elif forced is not None:
+            observation, _ = self.env.reset(options={"reset_mask": forced})
+        return observation, reward, terminated, truncated, infos
+
+    def _finals(self, tick: Tick, finished: NDArray[np.bool_], observation: Any, infos: Mapping[str, Any]) -> None:
+        """Fill `tick.final` of the lanes that finished."""
+        final = infos.get("final_obs")
+        if final is None:
+            raise EnvironmentFault(
+                f'{self.name}: lanes finished in same-step mode, but infos has no "final_obs" (it has: {", ".join(infos) or "nothing"})'
+            )
+        for reader in self._readers:
+            rows = final[reader.name] if self.autoreset == "disabled" else reader.finals(final, finished)
+            tick.final[reader.name][finished] = rows - reader.start if reader.start else rows
+
+    def _ask(self, doing: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{self.name}: raised {type(error).__name__} while {doing}: {error}") from error
+
+
+class _Reader:
+    """One leaf of the observation."""
+
+    def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
+        self.name, self.path, self.field = name, path, field_of(leaf)
+        self.start = leaf.start if isinstance(leaf, Discrete) else 0
+
+    def of(self, observation: Any) -> NDArray[Any]:
+        """Return this leaf of all lanes."""
+        for key in self.path:
+            observation = observation[key]
+        return np.asarray(observation)
+
+    def write(self, observation: Any, out: NDArray[Any], name: str) -> None:
+        try:
+            values = self.of(observation)
+        except (KeyError, IndexError, TypeError):
+            raise EnvironmentFault(f"{name}: the observation has no part {self.name}, which its space declares") from None
+        if values.shape != out.shape:
+            raise EnvironmentFault(
+                f"{name}: {self.name} of agent agent has shape {values.shape} for {len(out)} lanes; the observation space says {out.shape}"
+            )
+        if not np.can_cast(values.dtype, out.dtype, "same_kind"):
+            raise EnvironmentFault(f"{name}: {self.name} of agent agent has dtype {values.dtype}; the observation space says {out.dtype}")
+        np.copyto(out, values - self.start if self.start else values, casting="same_kind")
+
+    def finals(self, final: Any, finished: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return this leaf of the lanes that finished, from one array of all lanes or, as Gymnasium's own do, an array of each lane's observation."""
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            rows = final[finished].tolist()
+            for key in self.path:
+                rows = [row[key] for row in rows]
+            return np.stack(rows)
+        return self.of(final)[finished]

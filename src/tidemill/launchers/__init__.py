@@ -1,0 +1,1 @@
+"""Family of launchers: where the workers of an experiment run."""

@@ -1,0 +1,38 @@
+"""The inline launcher: every worker in this thread, in turn. Deterministic: the debugger's launcher."""
+
+from tidemill.api.experiment import Context, WorkerHandle
+from tidemill.api.launcher import Job, Launcher
+from tidemill.api.transport import Link
+from tidemill.transports.local import LocalLink, local_endpoints
+
+
+class InlineLauncher(Launcher):
+    """One `wait` gives each worker one turn."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerHandle] = {}
+        self._links: list[LocalLink] = []
+
+    def launch(self, job: Job) -> dict[str, Link]:
+        experiment = job.experiment
+        ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
+        links: dict[str, Link] = {}
+        for name, config in experiment.members():
+            endpoints, links[name] = ends[name]
+            self._links.append(ends[name][1])
+            self._workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
+        return links
+
+    def wait(self, seconds: float) -> None:
+        for worker in self._workers.values():
+            worker.turn()
+
+    def obituary(self, worker: str) -> str:
+        return "it returned"
+
+    def close(self, seconds: float) -> None:
+        for link in self._links:
+            link.close()
+        for worker in self._workers.values():
+            worker.turn()  # finds the link closed, and frees what it holds
+        self._workers.clear()

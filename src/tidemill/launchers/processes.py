@@ -1,0 +1,175 @@
+"""The processes launcher: every worker in a process of its own, over shared memory. Linux only (memfd, eventfd).
+
+All memory and bells are created here and inherited by descriptor; a worker's configuration goes to its standard input. Nothing has a name in the
+system, so nothing is left behind however a process ends.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from tidemill.api.experiment import Edge
+from tidemill.api.launcher import Job, Launcher
+from tidemill.api.transport import Link
+from tidemill.core.config import encode
+from tidemill.core.errors import RunError
+from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
+
+SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
+_TAIL = 2000  # characters of a dead worker's output that are shown
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a worker process reads from its standard input."""
+
+    worker: str
+    experiment: str  # JSON
+    source: str | None
+    folder: str | None
+    resume: str | None
+    spin: float
+    threads: int
+    bell: int
+    runner_bell: int
+    link: int
+    edges: dict[str, EdgeHandle]
+
+
+class ProcessesLauncher(Launcher):
+    """See the module's text. `threads` is what numeric libraries may use in each worker."""
+
+    def __init__(self, threads: int = 1) -> None:
+        if not sys.platform.startswith("linux"):
+            raise RunError(f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch threads or --launch inline")
+        self._threads = threads
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Path] = {}
+        self._links: dict[str, SocketLink] = {}
+        self._descriptors: list[int] = []
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def launch(self, job: Job) -> dict[str, Link]:
+        experiment = job.experiment
+        workers = [name for name, _ in experiment.members()]
+        self._bell = EventBell(os.eventfd(0))
+        bells = {name: os.eventfd(0) for name in workers}
+        edges = experiment.edges()
+        segments = {edge.name: os.memfd_create(f"tidemill {edge.name}") for edge in edges}
+        self._descriptors += [self._bell.descriptor, *bells.values(), *segments.values()]
+        if job.folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
+        logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
+        logs.mkdir(parents=True, exist_ok=True)
+        spin = SPIN if len(workers) < (len(os.sched_getaffinity(0))) else 0.0
+        text = json.dumps(encode(experiment))
+        for name in workers:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            link = BellLink(ours, bells[name])
+            self._links[name] = link
+            self._bell.also(ours.fileno())
+            handles = edge_handles(name, edges, segments, bells)
+            order = Order(
+                name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], self._bell.descriptor, theirs.fileno(), handles
+            )
+            self._logs[name] = logs / f"{name}.log"
+            self._processes[name] = self._spawn(order, self._logs[name])
+            theirs.close()
+        return dict(self._links)
+
+    def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
+        passed = {order.bell, order.runner_bell, order.link}
+        for handle in order.edges.values():
+            passed |= {handle.segment, *handle.wake}
+        threads = str(order.threads)
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.launchers.entry"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=sorted(passed),
+                env={**os.environ, **limits},
+                start_new_session=True,  # Ctrl-C is the runner's to handle
+            )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(order))
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once: the link says so
+        return process
+
+    def wait(self, seconds: float) -> None:
+        self._bell.wait(seconds)
+
+    def obituary(self, worker: str) -> str:
+        process = self._processes[worker]
+        try:
+            code = process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "it hung up, but its process still runs"
+        how = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with status {code}"
+        tail = self._logs[worker].read_text(errors="replace")[-_TAIL:].strip() if self._logs[worker].exists() else ""
+        return how + (f"; its last output:\n{tail}" if tail else "")
+
+    def close(self, seconds: float) -> None:
+        for link in self._links.values():
+            link.close()  # whoever was not told to exit notices this
+        deadline = monotonic() + seconds
+        for process in self._processes.values():
+            try:
+                process.wait(max(deadline - monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                kill_session(process.pid)
+                process.wait()
+            kill_session(process.pid)  # what its environment may have started
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._processes.clear()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+        for log in self._logs.values():
+            if log.exists() and log.stat().st_size == 0:
+                log.unlink()
+
+
+class BellLink(SocketLink):
+    """The runner's end: rings the worker after each message, since a worker sleeps on its bell alone."""
+
+    def __init__(self, connection: socket.socket, bell: int) -> None:
+        super().__init__(connection)
+        self._bell = bell
+
+    def send(self, message: bytes) -> bool:
+        sent = super().send(message)
+        os.eventfd_write(self._bell, 1)
+        return sent
+
+
+def kill_session(leader: int) -> None:
+    """Kill the process group that `leader` began (a worker and what its environment started)."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def edge_handles(worker: str, edges: list[Edge], segments: Mapping[str, int], bells: Mapping[str, int]) -> dict[str, EdgeHandle]:
+    """Return how `worker` reaches each of its edges."""
+    handles = {}
+    for edge in edges:
+        if worker == edge.source:
+            handles[edge.name] = EdgeHandle(segments[edge.name], tuple(bells[target] for target in edge.targets))
+        elif worker in edge.targets:
+            handles[edge.name] = EdgeHandle(segments[edge.name], (bells[edge.source],))
+    return handles

@@ -1,0 +1,43 @@
+"""The threads launcher: every worker in a thread of this process."""
+
+import threading
+
+from tidemill.api.experiment import Context
+from tidemill.api.launcher import Job, Launcher
+from tidemill.api.transport import Link
+from tidemill.transports.local import LocalLink, local_endpoints
+
+
+class ThreadsLauncher(Launcher):
+    """Suits slow and remote environments, and code that releases Python's lock."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, threading.Thread] = {}
+        self._links: list[LocalLink] = []
+
+    def launch(self, job: Job) -> dict[str, Link]:
+        experiment = job.experiment
+        ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
+        links: dict[str, Link] = {}
+        for name, config in experiment.members():
+            endpoints, link = ends[name]
+            links[name] = link
+            self._links.append(link)
+            self._bell = link.bell
+            worker = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
+            self._threads[name] = threading.Thread(target=worker.run, name=name, daemon=True)
+        for thread in self._threads.values():
+            thread.start()
+        return links
+
+    def wait(self, seconds: float) -> None:
+        self._bell.wait(seconds)
+
+    def obituary(self, worker: str) -> str:
+        return "its thread ended"
+
+    def close(self, seconds: float) -> None:
+        for link in self._links:
+            link.close()
+        for thread in self._threads.values():
+            thread.join(seconds)

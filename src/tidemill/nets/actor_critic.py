@@ -1,0 +1,53 @@
+"""The configuration of the built-in policy: an actor and a critic, with an MLP or Mnih et al.'s convolutions. Imports no torch."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from tidemill.api.policy import PolicyConfig
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Field
+from tidemill.nets.trainable import TrainablePolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCritic(PolicyConfig):
+    """A feed-forward policy with a value head, for every observation space and for Discrete, MultiDiscrete, MultiBinary and float Box actions.
+
+    Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else flattened (integers as one-hot) through the hidden layers;
+    an observation that has both joins them before the hidden layers. One that is a single image has no hidden layers.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """After each hidden layer. (Convolutions have relu.)"""
+    encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
+    """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two are at least 36, and flattens the rest; ``mlp`` flattens
+    all; ``nature_cnn`` is ``auto`` that refuses an observation without images."""
+    shared_critic: bool | None = None
+    """Whether the critic shares all layers but its head with the actor. None: with images yes, else no."""
+    normalise_observations: bool = False
+    """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by statistics of the trained rows."""
+    log_std_init: float = 0.0
+    """First log-deviation of Box actions, in units of half the action's range."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
+        if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
+            raise ConfigError(f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one between -20 and 20, such as 0")
+        for name, known in (("activation", ("tanh", "relu")), ("encoder", ("auto", "mlp", "nature_cnn"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}')
+
+    def answer(self, spaces: Spaces) -> dict[str, Field]:
+        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
+        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+
+    def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
+        """Return the policy. Weights and samples come from two independent streams of `seed`."""
+        from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+
+        return ActorCriticPolicy(self, spaces, seed)

@@ -1,0 +1,95 @@
+"""From observations to network inputs: which leaves are images and which are flattened, and the flattening. Numpy only."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, leaves
+from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Arrays
+
+SMALLEST_IMAGE = 36  # pixels: the convolutions of Mnih et al. 2015 leave 1 × 1 of it
+
+Floats = NDArray[np.float32]
+
+
+class Image(NamedTuple):
+    """How an image leaf lies: [height, width, channels], [channels, height, width], or [height, width] (channels_first, 1 channel)."""
+
+    channels: int
+    height: int
+    width: int
+    channels_first: bool
+
+
+def image_of(space: Space) -> Image | None:
+    """Return the layout of `space` when it is an image (see `ActorCritic.encoder`), else None."""
+    if not isinstance(space, Box) or space.dtype != "uint8":
+        return None
+    match space.shape:
+        case (height, width):
+            image = Image(1, height, width, True)
+        case (a, b, c):
+            image = Image(a, b, c, True) if a <= c else Image(c, a, b, False)
+        case _:
+            return None
+    return image if min(image.height, image.width) >= SMALLEST_IMAGE else None
+
+
+class ObservationEncoder:
+    """Flattens the leaves of an observation that are no images into rows of `width` float32; images are listed in `images`.
+
+    Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch; MultiBinary: its bits.
+    """
+
+    def __init__(self, space: Space, encoder: str) -> None:
+        self.images: dict[str, Image] = {}
+        self.width = 0
+        self._parts: list[tuple[str, Space, slice]] = []
+        normalised: list[bool] = []
+        for name, leaf in leaves(space, "obs").items():
+            image = image_of(leaf) if encoder != "mlp" else None
+            if image:
+                self.images[name] = image
+                continue
+            match leaf:
+                case Box():
+                    size = int(np.prod(leaf.shape))
+                case Discrete() | MultiBinary():
+                    size = leaf.n
+                case MultiDiscrete():
+                    size = sum(leaf.nvec)
+                case _:
+                    raise ConfigError(f"{name}: {leaf} cannot be an observation of ActorCritic")
+            self._parts.append((name, leaf, slice(self.width, self.width + size)))
+            self.width += size
+            normalised += [isinstance(leaf, Box)] * size
+        self.normalised: NDArray[np.bool_] = np.array(normalised, bool)
+        """Which columns a normaliser applies to: those of Boxes."""
+        self.names = [*self.images, *(name for name, _, _ in self._parts)]
+        if encoder == "nature_cnn" and not self.images:
+            raise ConfigError(
+                f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, but the observation is {space}; '
+                'take "auto" or "mlp", or resize in a wrapper'
+            )
+        if not self.names:
+            raise ConfigError(f"the observation {space} has no element, so there is nothing to decide by")
+
+    def encode(self, observation: Arrays, out: Floats) -> None:
+        """Write n rows of raw observations into `out` [n, width]."""
+        for name, leaf, part in self._parts:
+            value, columns = observation[name], out[:, part]
+            match leaf:
+                case Box():
+                    columns[...] = value.reshape(len(value), -1)
+                    if leaf.dtype == "uint8":
+                        columns *= np.float32(1 / 255)
+                case Discrete():
+                    np.equal(value.reshape(-1, 1), np.arange(leaf.n), out=columns, casting="unsafe")
+                case MultiDiscrete():
+                    branch = np.repeat(np.arange(len(leaf.nvec)), leaf.nvec)
+                    index = np.concatenate([np.arange(n) for n in leaf.nvec])
+                    np.equal(value[:, branch], index, out=columns, casting="unsafe")
+                case _:
+                    columns[...] = value

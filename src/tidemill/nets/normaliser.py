@@ -1,0 +1,58 @@
+"""Running means and variances, and the normalisers made of them. They are part of a policy's parameters, so that each version carries its own."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.schema import Arrays
+
+Doubles = NDArray[np.float64]
+
+
+def merge_moments(
+    mean: Doubles, variance: Doubles, count: float, other_mean: Doubles, other_variance: Doubles, other_count: float
+) -> tuple[Doubles, Doubles, float]:
+    """Return (mean, variance, count) of two sets of values from those of each. Variances are of the population (divided by count).
+
+    Chan, Golub, LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", eq. 2.1.
+    """
+    total = count + other_count
+    if total == 0:
+        return mean, variance, 0.0
+    delta = other_mean - mean
+    merged_mean = mean + delta * (other_count / total)
+    squares = variance * count + other_variance * other_count + delta * delta * (count * other_count / total)
+    return merged_mean, squares / total, total
+
+
+class RunningMoments:
+    """Mean, variance and count of everything folded in so far, kept as arrays that a policy's parameters hold (float64).
+
+    Before the first fold: mean 0 and variance 1, so that normalising changes nothing.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.mean: Doubles = np.zeros(shape)
+        self.variance: Doubles = np.ones(shape)
+        self.count: Doubles = np.zeros(())
+        self._name = name
+
+    def parameters(self) -> Arrays:
+        """Return the three arrays by name; views."""
+        return {f"{self._name}.{k}": getattr(self, k) for k in ("mean", "variance", "count")}
+
+    def fold(self, values: NDArray[Any]) -> None:
+        """Merge `values` [n, *shape] in. n = 0 changes nothing."""
+        if len(values):
+            mean: Doubles = np.asarray(values.mean(axis=0, dtype=np.float64))
+            variance: Doubles = np.asarray(values.var(axis=0, dtype=np.float64))
+            merged = merge_moments(self.mean, self.variance, float(self.count), mean, variance, len(values))
+            self.mean[...], self.variance[...], self.count[...] = merged
+
+    def deviation(self) -> float:
+        """Return the deviation of a scalar as a divisor: 1 before the first fold and while nothing varies, and never under a hundredth of
+        the mean's size, so that rounding in constant values is not blown up."""
+        if not self.count:
+            return 1.0
+        return max(float(np.sqrt(self.variance)), 0.01 * abs(float(self.mean))) or 1.0

@@ -1,0 +1,286 @@
+"""The controller of a run: configures the workers, starts them in order, watches them, records what they report, and ends them."""
+
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from tidemill.api.control import (
+    ENDED,
+    Configure,
+    Down,
+    Episodes,
+    Exit,
+    Facts,
+    Notice,
+    Pause,
+    Save,
+    Start,
+    State,
+    Statistics,
+    Status,
+    pack,
+    unpack_up,
+)
+from tidemill.api.experiment import WorkerConfig
+from tidemill.api.launcher import Job, Launcher
+from tidemill.api.transport import Link
+from tidemill.core.errors import RunError
+
+READY_DEADLINE = 120.0  # seconds from launch to every worker READY
+EXIT_DEADLINE = 15.0  # seconds from the order to finish to every trainer's final checkpoint
+CLOSE_DEADLINE = 5.0  # seconds that workers have to end by themselves
+STALL = 30.0  # seconds without an update, everything alive, before the run says so
+
+
+@dataclass
+class Member:
+    """What the controller knows of one worker."""
+
+    config: WorkerConfig
+    link: Link
+    state: State = State.CONFIGURING
+    shares: dict[str, float] = field(default_factory=dict)
+    rate: float = 0.0
+    heard: float = field(default_factory=monotonic)
+    polls: int = -1
+
+
+@dataclass
+class Progress:
+    """The run so far, as the trainers and actors tell it."""
+
+    steps: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    dropped: int = 0
+    episodes: int = 0
+    returns: deque[float] = field(default_factory=deque)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean undiscounted return of the last finished episodes; None before the first."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+
+class Controller:
+    """Runs one job on one launcher.
+
+    record    called with each update's metrics
+    watch     called about ten times a second, for views and remote commands
+    """
+
+    def __init__(self, job: Job, launcher: Launcher, record: Callable[[dict[str, float]], None], watch: Callable[["Controller"], None]) -> None:
+        self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
+        self.progress = Progress(returns=deque(maxlen=job.experiment.limits.window))
+        self.members: dict[str, Member] = {}
+        self.notices: list[str] = []
+        self.paused = False
+        self.reason = ""
+        self._facts = Facts()
+        self._interrupts: list[int] = []
+        self._ending = False
+        self._last_watch = 0.0
+        self._last_update = monotonic()
+        self._stalled = False
+
+    @property
+    def interrupted(self) -> int:
+        """The signal that ended the run, 0 for none."""
+        return self._interrupts[0] if self._interrupts else 0
+
+    def run(self) -> None:
+        """Run to the end. Raises `RunError` with the first cause when a worker fails; whatever happens, nothing is left behind."""
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)} if _in_main_thread() else {}
+        try:
+            links = self._launcher.launch(self.job)
+            configs = dict(self.job.experiment.members())
+            self.members = {name: Member(configs[name], link) for name, link in links.items()}
+            self._configure()
+            self._start()
+            self._loop()
+        finally:
+            for member in self.members.values():
+                if member.state not in ENDED:
+                    member.link.send(pack(Exit(self.reason)))
+            self._launcher.close(CLOSE_DEADLINE)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts.append(number)
+
+    # ---- start -------------------------------------------------------------------------------------------------------------------------------
+
+    def _configure(self) -> None:
+        owners = [name for name, member in self.members.items() if member.config.owns_environment]
+        others = [name for name in self.members if name not in owners]
+        for name in owners:
+            self._send(name, Configure())
+        self._await(owners, State.READY)
+        for name in others:
+            self._send(name, Configure(self._facts))
+        self._await(others, State.READY)
+
+    def _start(self) -> None:
+        orders = sorted({member.config.order for member in self.members.values()})
+        for order in orders:
+            names = [name for name, member in self.members.items() if member.config.order == order]
+            for name in names:
+                self._send(name, Start())
+            self._await(names, State.RUNNING)
+        self._last_update = monotonic()
+
+    def _await(self, names: list[str], state: State) -> None:
+        deadline = monotonic() + READY_DEADLINE
+        while not all(self.members[name].state is state for name in names):
+            if self._interrupts:
+                self.reason = _signal_name(self._interrupts[0])
+                return
+            waiting = [name for name in names if self.members[name].state is not state]
+            if monotonic() > deadline:
+                raise RunError(
+                    f"{', '.join(waiting)} did not become {state.value} within {READY_DEADLINE:.0f} s; "
+                    "a worker becomes ready once its environment or network is built: look into the run's logs"
+                )
+            self._hear()
+
+    def _send(self, name: str, message: Down) -> None:
+        self.members[name].link.send(pack(message))
+
+    # ---- watch -------------------------------------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        limited = [member for member in self.members.values() if member.config.limited]
+        deadline: float | None = None
+        while not all(member.state in ENDED for member in limited):
+            if len(self._interrupts) > 1:
+                raise RunError(f"{_signal_name(self._interrupts[1])} for the second time: left without a final checkpoint")
+            if self._interrupts and not self.reason:
+                self.reason = _signal_name(self._interrupts[0])
+            target = self.job.experiment.limits.mean_return
+            mean, full = self.progress.mean_return, len(self.progress.returns) == self.progress.returns.maxlen
+            if target is not None and full and mean is not None and mean >= target and not self.reason:
+                self.reason = f"mean return {mean:.1f} of the last {len(self.progress.returns)} episodes"
+            if self.reason and deadline is None:
+                deadline = monotonic() + EXIT_DEADLINE
+                for name, member in self.members.items():
+                    if member.config.limited:
+                        self._send(name, Exit(self.reason))
+            if deadline is not None and monotonic() > deadline:
+                raise RunError(f"the trainer did not finish within {EXIT_DEADLINE:.0f} s after it was told to ({self.reason})")
+            self._hear()
+            self._look_for_stall()
+
+    def _hear(self) -> None:
+        self._launcher.wait(0.1)
+        for name, member in self.members.items():
+            messages = member.link.receive()
+            if messages is None:
+                if member.state not in ENDED:
+                    member.state = State.FAILED
+                    raise RunError(f"{name} is gone: {self._launcher.obituary(name)}")
+                continue
+            for data in messages:
+                self._take(name, member, unpack_up(data))
+        if monotonic() - self._last_watch >= 0.1:
+            self._last_watch = monotonic()
+            self._watch(self)
+
+    def _take(self, name: str, member: Member, message: Any) -> None:
+        member.heard = monotonic()
+        match message:
+            case Status():
+                member.state = message.state
+                if message.state is State.FAILED:
+                    if message.details:
+                        self.notices.append(message.details)
+                    raise RunError(f"{name}: {message.error}")
+                if message.state is State.READY:
+                    self._merge(name, message.facts)
+                if message.state is State.COMPLETED and not self.reason:
+                    if not member.config.limited:
+                        raise RunError(f"{name} ended before it was told to")
+                    self.reason = message.reason
+            case Statistics():
+                member.polls = message.polls
+                if message.update:
+                    self._record_update(name, message)
+                else:
+                    member.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
+                    member.rate = message.time.get("samples_per_second", 0.0)
+            case Episodes():
+                self.progress.episodes += len(message.returns)
+                self.progress.returns.extend(message.returns)
+            case Notice():
+                self.notices.append(f"{name}: {message.text}")
+
+    def _merge(self, name: str, facts: Facts) -> None:
+        for policy, spaces in facts.spaces.items():
+            known = self._facts.spaces.setdefault(policy, spaces)
+            if known != spaces:
+                raise RunError(f'{name} plays policy "{policy}" in spaces that differ from those of another worker:\n{spaces}\n{known}')
+        self._facts.samples.update(facts.samples)
+
+    def _record_update(self, name: str, message: Statistics) -> None:
+        progress = self.progress
+        progress.steps, progress.updates = int(message.values["step"]), int(message.values["update"])
+        progress.dropped, progress.seconds = int(message.values["dropped"]), message.time["seconds"]
+        progress.metrics = message.values
+        self._last_update, self._stalled = monotonic(), False
+        record = {**message.values, "episodes": float(progress.episodes)}
+        if progress.mean_return is not None:
+            record["return/mean"] = progress.mean_return
+        record["time/seconds"] = progress.seconds
+        record["time/steps_per_second"] = progress.steps / max(progress.seconds, 1e-9)
+        for worker, member in self.members.items():
+            record.update({f"time/{worker}/{place}": share for place, share in member.shares.items()})
+        self._record(record)
+
+    def _look_for_stall(self) -> None:
+        if self.paused or self._stalled or monotonic() - self._last_update < STALL:
+            return
+        self._stalled = True
+        quiet = [f"{name} was last heard {monotonic() - m.heard:.0f} s ago ({m.state.value})" for name, m in self.members.items()]
+        self.notices.append(f"no update for {STALL:.0f} s; " + ", ".join(quiet))
+
+    # ---- commands ----------------------------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Pause every worker."""
+        self.paused = True
+        self._tell_all(Pause())
+
+    def resume(self) -> None:
+        """Start every worker again."""
+        self.paused = False
+        self._last_update = monotonic()
+        self._tell_all(Start())
+
+    def stop(self, reason: str) -> None:
+        """End the run cleanly, with a final checkpoint."""
+        self.reason = self.reason or reason
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        for name, member in self.members.items():
+            if member.config.limited:
+                self._send(name, Save())
+
+    def _tell_all(self, message: Down) -> None:
+        for name in self.members:
+            self._send(name, message)
+
+
+def _signal_name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _in_main_thread() -> bool:
+    import threading
+
+    return threading.current_thread() is threading.main_thread()

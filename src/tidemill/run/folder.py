@@ -1,0 +1,180 @@
+"""A run's folder: what was asked for, what happened, and what can be gone on from.
+
+config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
+source.json      the file that defined it, SHA-256   metrics.jsonl    a line per update (and TensorBoard events)
+checkpoints/     POLICY/update-N                     summary.json     how it ended
+logs/            what workers printed, tracebacks    control.sock     while it runs: pause, start, stop
+"""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidemill.api.experiment import Experiment, check_name
+from tidemill.core.checkpoint import checkpoints
+from tidemill.core.config import decode, encode
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.source import file_digest, load_file
+
+CONFIG, SOURCE, SUMMARY, VERSIONS = "config.json", "source.json", "summary.json", "versions.json"
+_PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The Python file that an experiment came from, and its digest then."""
+
+    file: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "Source":
+        """Return the source that `path` is now."""
+        return cls(str(path.resolve()), file_digest(path))
+
+
+class RunFolder:
+    """The folder of one run. `lock` keeps two runs from sharing it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, source: Source | None) -> "RunFolder":
+        """Make a new run's folder and write what is known at the start. Raises `RunError` when it is taken or cannot be written."""
+        check_name("run", path.name)
+        folder = cls(path)
+        if (path / CONFIG).exists():
+            other = folder.experiment_name()
+            if other != experiment.name:
+                raise RunError(f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name another folder with --run-dir')
+            raise RunError(f"{path} already holds a run; go on with it by: tidemill resume {path}, or name another folder with --run-dir")
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            folder.write(CONFIG, encode(experiment))
+            folder.write(VERSIONS, versions())
+            if source is not None:
+                folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
+        except OSError as error:
+            raise RunError(f"run folder {path} cannot be written: {error.strerror}; name another with --run-dir") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Return the folder of a run that was. Raises `RunError` when there is none."""
+        if not (path / CONFIG).is_file():
+            runs = sorted(str(p.parent) for p in path.glob(f"*/{CONFIG}"))[:5] if path.is_dir() else []
+            hint = f"; there are runs in it: {', '.join(runs)}" if runs else ""
+            raise RunError(f"{path} is not a run's folder (it has no {CONFIG}){hint}")
+        return cls(path)
+
+    def lock(self) -> None:
+        """Hold the folder while this process lives. Raises `RunError` when another run does."""
+        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{self.path} is being written by another run; stop it with: tidemill stop {self.path}") from None
+
+    def unlock(self) -> None:
+        """Let others have the folder."""
+        os.close(self._lock)
+        (self.path / ".lock").unlink(missing_ok=True)
+
+    def write(self, name: str, content: Any) -> None:
+        """Write plain data as JSON, aside and renamed."""
+        aside = self.path / f".{name}.{os.getpid()}"
+        aside.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        aside.rename(self.path / name)
+
+    def read(self, name: str) -> Any:
+        """Return the plain data in one of the folder's JSON files."""
+        try:
+            return json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read: {error}") from None
+
+    def experiment_name(self) -> str:
+        """Return the name of the experiment in the folder."""
+        content = self.read(CONFIG)
+        return str(content.get("name")) if isinstance(content, dict) else "?"
+
+    def source(self, file: Path | None = None) -> Source | None:
+        """Return the file that the experiment came from, or `file` when it is given. Raises `RunError` when the recorded one has changed."""
+        if file is not None:
+            return Source.of(file)
+        if not (self.path / SOURCE).exists():
+            return None
+        content = self.read(SOURCE)
+        try:
+            recorded = Source(content["file"], content["sha256"])
+        except (KeyError, TypeError):
+            raise RunError(f"{self.path / SOURCE} does not name a file; say which with --file FILE.py") from None
+        if not Path(recorded.file).is_file() or file_digest(Path(recorded.file)) != recorded.sha256:
+            raise RunError(f"{recorded.file}, which defined this run, has changed or is gone; say which file to use with --file FILE.py")
+        return recorded
+
+    def experiment(self, file: Path | None = None) -> tuple[Experiment, Source | None]:
+        """Return the run's experiment, and the file that its own classes come from."""
+        source = self.source(file)
+        if source is not None:
+            load_file(Path(source.file), "--file")
+        try:
+            return decode(Experiment, self.read(CONFIG)), source
+        except ConfigError as error:
+            raise RunError(f"{self.path / CONFIG}: {error}") from None
+
+    def checkpoints(self, policy: str) -> Path:
+        """Return the folder of a policy's checkpoints."""
+        return self.path / "checkpoints" / policy
+
+    def has_checkpoints(self) -> bool:
+        """True when there is one to go on from."""
+        root = self.path / "checkpoints"
+        return root.is_dir() and any(checkpoints(policy) for policy in root.iterdir())
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of everything that a result may depend on."""
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "command": sys.argv,
+        "git": git_state(Path.cwd()),
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return commit and changed files of the checkout that `folder` is in, None outside one."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "changed": (git("status", "--porcelain") or "").splitlines()[:200]}

@@ -1,0 +1,260 @@
+"""What a run shows while it goes on: a live view on a terminal, a line every few seconds elsewhere, and what to type next at the end.
+
+The loop that calls it (the run controller does)::
+
+    view = make_view(Console())
+    with view:                              # whatever happens, the terminal is left as it was
+        while running:
+            view.show(snapshot)             # as often as it likes: a view draws no more often than it can be read
+    view.end(summary, {"evaluate": f"tidemill eval {run}"})
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+SHARES = {"environment": "green", "inference": "cyan", "train": "magenta", "copy": "yellow", "python": "blue", "wait": "bright_black"}
+"""Where a worker's time goes, in the order and the colours in which it is drawn."""
+STATES = {"running": "green", "paused": "yellow", "error": "red", "lost": "red"}
+LINE_EVERY = 5.0  # seconds between plain lines
+DRAW_EVERY = 0.2  # seconds between frames on a terminal
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker in a snapshot.
+
+    shares   share of its time by name (see `SHARES`), in [0, 1] each; what they leave of 1 is drawn empty
+    rate     what it does per second: env steps of an actor, answers of a policy worker, rows of a trainer
+    """
+
+    name: str
+    state: str
+    shares: Mapping[str, float]
+    rate: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    steps              env steps that entered training, of `limit` (None: no limit)
+    steps_per_second   over the last few seconds
+    mean_return        of the last episodes; None before the first has ended
+    lag                mean age of the rows in the newest batch, in versions; None before the first update
+    dropped            samples that were thrown away
+    """
+
+    run: str
+    seconds: float
+    steps: int
+    limit: int | None
+    steps_per_second: float
+    mean_return: float | None
+    episodes: int
+    updates: int
+    lag: float | None
+    dropped: int
+    workers: tuple[WorkerView, ...] = ()
+    state: str = "running"
+
+
+class View(ABC):
+    """Shows snapshots. A context manager: leaving it closes it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @abstractmethod
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the run as it is now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop drawing and give the terminal back. May be called twice."""
+
+    def end(self, summary: Mapping[str, object], next_commands: Mapping[str, str]) -> None:
+        """Close, then say how the run ended (`summary`, as in summary.json) and what to type next (purpose → command)."""
+        self.close()
+        self._line("")
+        width = max((len(name) for name in [*summary, *next_commands]), default=0)
+        for name, value in summary.items():
+            self._line(f"{_words(name):<{width}}  {_value(name, value)}", style="bold" if name == "status" else "")
+        if next_commands:
+            self._line("")
+            self._line("Next:", style="bold")
+        for purpose, command in next_commands.items():
+            self._line(f"{purpose:<{width}}  {command}")
+
+    def _line(self, text: str, style: str = "") -> None:
+        # Never wrapped, marked up or coloured in parts: a command must survive copy and paste.
+        self._console.print(Text(text, style), soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def make_view(console: Console) -> View:
+    """Return a live view when `console` is a terminal that can redraw, else one that prints lines."""
+    # rich also takes FORCE_COLOR for a terminal, but a log file is not to be filled with frames.
+    return LiveView(console) if console.is_interactive and console.file.isatty() else PlainView(console)
+
+
+class PlainView(View):
+    """One line every few seconds of the run's own clock, the first snapshot and each change of state at once."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._last: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        last = self._last
+        if last and snapshot.state == last.state and snapshot.seconds < last.seconds + LINE_EVERY:
+            return
+        self._last = snapshot
+        figures = _figures(snapshot) if snapshot.state == "running" else {"state": snapshot.state, **_figures(snapshot)}
+        self._line(f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in figures.items()))
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView(View):
+    """A picture of the run that is redrawn in place. It starts no thread: it is drawn within `show`."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._live: Live | None = None
+        self._last: Snapshot | None = None
+        self._drawn: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        if self._drawn and snapshot.state == self._drawn.state and snapshot.seconds < self._drawn.seconds + DRAW_EVERY:
+            return
+        self._draw(snapshot)
+
+    def close(self) -> None:
+        if self._live is None:
+            return
+        if self._last is not None and self._last is not self._drawn:
+            self._draw(self._last)  # the frame that stays is the newest
+        self._live.stop()
+        self._live = None
+
+    def _draw(self, snapshot: Snapshot) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._drawn = snapshot
+        self._live.update(picture(snapshot, self._console.width, self._console.height), refresh=True)
+
+
+def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
+    """Return the live view's frame for a terminal of `width` columns and `height` lines."""
+    head = Text.assemble((snapshot.run, "bold"), "  ", (snapshot.state, STATES.get(snapshot.state, "")), f"  {_clock(snapshot.seconds)}")
+    parts: list[RenderableType] = [head]
+    if snapshot.limit:
+        parts.append(_progress(snapshot.steps / snapshot.limit, min(width - 6, 66)))
+    parts += [Text(), _table_of(_figures(snapshot)), Text()]
+    if snapshot.workers:
+        rows = max(height - 9, 1)  # what a terminal cannot show below the other lines is only counted
+        parts.append(_table_of_workers(snapshot.workers[:rows]))
+        if len(snapshot.workers) > rows:
+            parts.append(Text(f"and {len(snapshot.workers) - rows} more", "bright_black"))
+        parts.append(_legend())
+    return Group(*parts)
+
+
+def _progress(share: float, width: int) -> Text:
+    done = min(int(share * width), width)
+    return Text.assemble(("━" * done, "green"), ("─" * (width - done), "bright_black"), f" {min(share, 1.0):4.0%}")
+
+
+def _table_of(figures: Mapping[str, str]) -> Table:
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for name in figures:
+        table.add_column(name)
+    table.add_row(*(Text(name, "bright_black") for name in figures))
+    table.add_row(*(Text(value, "bold") for value in figures.values()))
+    return table
+
+
+def _table_of_workers(workers: tuple[WorkerView, ...]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_column()  # the one that a narrow terminal cuts
+    for worker in workers:
+        largest = sorted(worker.shares.items(), key=lambda share: -share[1])[:2]
+        told = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
+        table.add_row(
+            Text(worker.name),
+            Text(worker.state, STATES.get(worker.state, "")),
+            Text(f"{_short(worker.rate)}/s", justify="right"),
+            _bar(worker.shares, 24),
+            Text(told, no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def _bar(shares: Mapping[str, float], width: int) -> Text:
+    """Return shares as one line of blocks. Ends are rounded, not lengths, so that rounding never adds up."""
+    text, behind, drawn = Text(), 0.0, 0
+    for name in [*SHARES, *(set(shares) - set(SHARES))]:
+        behind = min(behind + max(shares.get(name, 0.0), 0.0), 1.0)
+        end = round(behind * width)
+        text.append("█" * (end - drawn), SHARES.get(name, "white"))
+        drawn = end
+    return text.append("·" * (width - drawn), "bright_black")
+
+
+def _legend() -> Text:
+    return Text("  ").join(Text.assemble(("█ ", colour), (name, "bright_black")) for name, colour in SHARES.items())
+
+
+def _figures(snapshot: Snapshot) -> dict[str, str]:
+    return {
+        "steps": f"{snapshot.steps:,}" + (f" of {snapshot.limit:,}" if snapshot.limit else ""),
+        "steps/s": _short(snapshot.steps_per_second),
+        "return": "–" if snapshot.mean_return is None else f"{snapshot.mean_return:.1f}",
+        "episodes": f"{snapshot.episodes:,}",
+        "updates": f"{snapshot.updates:,}",
+        "lag": "–" if snapshot.lag is None else f"{snapshot.lag:.1f}",
+        "dropped": f"{snapshot.dropped:,}",
+    }
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def _short(value: float) -> str:
+    """Return a rate in at most five characters: 0.25, 12.3, 950, 9,500, 106k, 1.2M."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if value >= 1e4:
+        return f"{value / 1e3:.0f}k"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(name: str, value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return _clock(value) if name == "seconds" and value >= 60 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

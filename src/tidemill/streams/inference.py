@@ -1,0 +1,144 @@
+"""The inference stream over channels: actors ask, policy workers answer, many at once.
+
+A request slot holds up to `rows` rows and a header (number, rows); an answer slot as many answers and (number, rows, version, policy). Answers are
+matched by number: one that nobody waits for is dropped.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from tidemill.api.stream import Answer, InferenceClient, InferenceServer, Requests
+from tidemill.api.transport import Consumer, Producer
+from tidemill.core.errors import SchemaError
+from tidemill.core.schema import Array, Arrays, Field, Schema
+from tidemill.streams.inline import rows_of
+
+_HEADER = "header"  # int64 [4]: number, rows, version, policy
+_FLAG = "deterministic"
+
+
+def _slot(rows: int, fields: Schema) -> dict[str, Field]:
+    return {_HEADER: Field((4,), "int64"), **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()}}
+
+
+class ChannelInferenceClient(InferenceClient):
+    """The asking end: a request takes one slot.
+
+    observation, state   schemas of a request's row; `rows` the most rows of one request, `in_flight` the most requests that wait at a time
+    """
+
+    def __init__(self, requests: Producer, answers: Consumer, observation: Schema, state: Schema, rows: int, in_flight: int) -> None:
+        self._requests, self._answers = requests, answers
+        requests.offer(_slot(rows, {**observation, **state, _FLAG: Field((), "bool")}), (), 2 * in_flight)
+        self._posted: deque[tuple[int, Arrays, Arrays, bool | Array]] = deque()
+        self._pending: set[int] = set()
+        self._arrived: dict[int, Answer] = {}
+        self._held: deque[int] = deque()  # numbers of the answer slots taken and not yet released, in order
+        self._consumed: set[int] = set()
+        self._number = 0
+
+    @property
+    def buffered(self) -> int:
+        return len(self._posted)
+
+    def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
+        self._number += 1
+        self._posted.append((self._number, observation, state, deterministic))
+        return self._number
+
+    def flush(self) -> None:
+        while self._posted and (slot := self._requests.reserve()) is not None:
+            number, observation, state, deterministic = self._posted.popleft()
+            rows = rows_of(observation)
+            for part in (observation, state):
+                for name, array in part.items():
+                    slot[name][:rows] = array
+            slot[_FLAG][:rows] = deterministic
+            slot[_HEADER][:2] = number, rows
+            self._pending.add(number)
+            self._requests.commit()
+
+    def is_ready(self, request: int) -> bool:
+        if request not in self._arrived:
+            self._receive()
+        return request in self._arrived
+
+    def _receive(self) -> None:
+        while self._held and self._held[0] in self._consumed:
+            self._consumed.remove(self._held.popleft())
+            self._answers.release()
+        while self._answers.attach() and (slot := self._answers.take()) is not None:
+            number, rows, version, policy = slot[_HEADER].tolist()
+            self._held.append(number)
+            if number in self._pending:
+                self._pending.remove(number)
+                self._arrived[number] = Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
+            else:
+                self._consumed.add(number)  # late or repeated: nobody waits for it
+
+    def consume_result(self, request: int) -> Answer:
+        answer = self._arrived.pop(request)
+        self._consumed.add(request)
+        return answer
+
+    def refresh(self) -> None:
+        """Nothing: the policy worker takes new parameters."""
+
+
+class ChannelInferenceServer(InferenceServer):
+    """The answering end, over one pair of channels per client.
+
+    observation, state, answer   schemas of a row; an answer slot holds the answer and the next state
+    """
+
+    def __init__(self, channels: Sequence[tuple[Consumer, Producer]], observation: Schema, state: Schema, answer: Schema) -> None:
+        self._channels = list(channels)
+        self._fields = {**answer, **state}
+        self._observation, self._state = list(observation), list(state)
+        self._offered = [False] * len(self._channels)
+        self._capacity = [0] * len(self._channels)
+        self._first = 0  # the client to begin with, in turn
+
+    def _attach(self, client: int) -> bool:
+        requests, answers = self._channels[client]
+        if not self._offered[client]:
+            if not requests.attach():
+                return False
+            self._capacity[client] = rows = requests.schema[_FLAG].shape[0]
+            answers.offer(_slot(rows, self._fields), (), requests.slots)
+            self._offered[client] = True
+        return True
+
+    def poll_requests(self, most_rows: int) -> list[Requests]:
+        found: list[Requests] = []
+        total, clients = 0, len(self._channels)
+        for turn in range(clients):
+            client = (self._first + turn) % clients
+            if not self._attach(client):
+                continue
+            channel = self._channels[client][0]
+            while total < most_rows and (slot := channel.take()) is not None:
+                number, rows = slot[_HEADER][:2].tolist()
+                if not 0 < rows <= self._capacity[client]:
+                    raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
+                observation = {name: slot[name][:rows] for name in self._observation}
+                state = {name: slot[name][:rows] for name in self._state}
+                found.append(Requests(client, number, rows, observation, state, slot[_FLAG][:rows]))
+                total += rows
+        if clients:
+            self._first = (self._first + 1) % clients
+        return found
+
+    def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
+        start = 0
+        for request in requests:
+            consumer, producer = self._channels[request.client]
+            slot = producer.reserve()
+            if slot is None:
+                raise SchemaError(f"client {request.client} has more requests in flight than its channel has slots")
+            for name in self._fields:
+                slot[name][: request.rows] = answers[name][start : start + request.rows]
+            slot[_HEADER][:] = request.number, request.rows, version, policy
+            producer.commit()
+            consumer.release()
+            start += request.rows

@@ -1,0 +1,103 @@
+"""The inline inference stream: the policy runs in the actor, at `flush`, batched over everything that was posted."""
+
+import numpy as np
+
+from tidemill.api.policy import Policy
+from tidemill.api.stream import Answer, InferenceClient
+from tidemill.core.clock import Clock
+from tidemill.core.schema import Array, Arrays, Schema, allocate
+from tidemill.streams.parameters import ParameterSubscriber
+
+
+class InlineInferenceClient(InferenceClient):
+    """Answers from its own copy of the policy. A single request is answered from the caller's arrays without a copy; several are joined first.
+
+    `answer` and `state` are the policy's schemas, `rows` the most rows that are ever posted at once.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        policy_index: int,
+        parameters: ParameterSubscriber,
+        answer: Schema,
+        state: Schema,
+        observation: Schema,
+        rows: int,
+        clock: Clock,
+    ) -> None:
+        self._policy, self._policy_index, self._parameters = policy, policy_index, parameters
+        self._clock = clock
+        self._posted: list[tuple[int, Arrays, Arrays, bool | Array]] = []
+        self._answers: dict[int, tuple[Answer, Arrays]] = {}
+        self._number = 0
+        self._answer_schema, self._rows = {**answer, **state}, rows
+        self._observation = allocate(observation, (rows,))
+        self._state = allocate(state, (rows,))
+        self._free: list[Arrays] = []  # answer buffers; there are never more than requests in flight
+        self._shared: dict[int, int] = {}  # id of a buffer that answers several requests → those not yet consumed
+
+    @property
+    def buffered(self) -> int:
+        return len(self._posted)
+
+    def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
+        self._number += 1
+        self._posted.append((self._number, observation, state, deterministic))
+        return self._number
+
+    def flush(self) -> None:
+        posted = self._posted
+        if not posted:
+            return
+        left = self._clock.enter("inference")
+        if len(posted) == 1:
+            number, observation, state, deterministic = posted[0]
+            out = self._act(observation, state, deterministic)
+            self._answers[number] = Answer(out, self._policy.version, self._policy_index), out
+        else:
+            self._flush_joined()
+        posted.clear()
+        self._clock.enter(left)
+
+    def _act(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> Arrays:
+        out = self._free.pop() if self._free else allocate(self._answer_schema, (self._rows,))
+        self._policy.act(observation, state, deterministic, out)
+        return out
+
+    def _flush_joined(self) -> None:
+        ends = np.cumsum([rows_of(observation) for _, observation, _, _ in self._posted]).tolist()
+        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        flags = np.zeros(ends[-1], np.bool_)
+        for span, (_, observation, state, deterministic) in zip(spans, self._posted, strict=True):
+            flags[span] = deterministic
+            for name, array in observation.items():
+                self._observation[name][span] = array
+            for name, array in state.items():
+                self._state[name][span] = array
+        observation, state = ({name: array[: ends[-1]] for name, array in part.items()} for part in (self._observation, self._state))
+        out = self._act(observation, state, flags if flags.any() else False)
+        for span, (number, _, _, _) in zip(spans, self._posted, strict=True):
+            fields = {name: array[span] for name, array in out.items()}
+            self._answers[number] = Answer(fields, self._policy.version, self._policy_index), out
+        self._shared[id(out)] = len(self._posted)
+
+    def is_ready(self, request: int) -> bool:
+        return request in self._answers
+
+    def consume_result(self, request: int) -> Answer:
+        answer, out = self._answers.pop(request)
+        left = self._shared.pop(id(out), 1) - 1
+        if left:
+            self._shared[id(out)] = left
+        else:
+            self._free.append(out)  # for the next flush: the caller has copied by then
+        return answer
+
+    def refresh(self) -> None:
+        self._parameters.load_newest(self._policy)
+
+
+def rows_of(arrays: Arrays) -> int:
+    """Return the number of rows of a request's arrays."""
+    return len(next(iter(arrays.values())))

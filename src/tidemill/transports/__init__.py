@@ -1,0 +1,1 @@
+"""Family of transports: each implements Channel, Cell and Bell over one kind of memory or wire."""

@@ -1,0 +1,96 @@
+"""The transport of one process: workers are threads, or take turns in one thread."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from tidemill.api.experiment import Edge
+from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.core.memory import LocalSegment
+from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+
+class LocalBell(Bell):
+    """A bell between threads."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        rung = self._event.wait(seconds)
+        self._event.clear()
+        return rung
+
+
+class LocalLink(Link):
+    """One end of an in-process control link."""
+
+    def __init__(self, inbox: deque[bytes], bell: Bell) -> None:
+        self.bell = bell  # of this end's owner
+        self.peer: LocalLink
+        self._inbox = inbox
+        self._closed = False
+
+    @classmethod
+    def pair(cls, first: Bell, second: Bell) -> "tuple[LocalLink, LocalLink]":
+        """Return two connected ends; `first` and `second` are the bells of their owners."""
+        a, b = cls(deque(), first), cls(deque(), second)
+        a.peer, b.peer = b, a
+        return a, b
+
+    def send(self, message: bytes) -> bool:
+        if self.peer._closed:
+            return False
+        self.peer._inbox.append(message)
+        self.peer.bell.ring()
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        closed = self.peer._closed
+        messages = []
+        while self._inbox:
+            messages.append(self._inbox.popleft())
+        return None if closed and not messages else messages
+
+    def close(self) -> None:
+        """Hang up: the other end reads what is left, then None."""
+        self._closed = True
+        self.peer.bell.ring()
+
+
+class LocalEndpoints(Endpoints):
+    """Ends over this process's memory. All workers of a run share `segments` and `bells`."""
+
+    def __init__(
+        self, worker: str, link: LocalLink, bells: Mapping[str, Bell], edges: Mapping[str, Edge], segments: Mapping[str, LocalSegment]
+    ) -> None:
+        self.bell, self.link = bells[worker], link
+        self._bells, self._edges, self._segments = bells, edges, segments
+
+    def producer(self, edge: str) -> SlotProducer:
+        return SlotProducer(self._segments[edge], self._bells[self._edges[edge].targets[0]])
+
+    def consumer(self, edge: str) -> SlotConsumer:
+        return SlotConsumer(self._segments[edge], self._bells[self._edges[edge].source])
+
+    def writer(self, edge: str) -> SlotWriter:
+        return SlotWriter(self._segments[edge], [self._bells[target] for target in self._edges[edge].targets])
+
+    def reader(self, edge: str) -> SlotReader:
+        return SlotReader(self._segments[edge])
+
+
+def local_endpoints(workers: Sequence[str], edges: Sequence[Edge]) -> dict[str, tuple[LocalEndpoints, LocalLink]]:
+    """Return for each worker its ends, and the runner's end of its control link (all of these share the runner's bell)."""
+    bells = {worker: LocalBell() for worker in workers}
+    segments = {edge.name: LocalSegment() for edge in edges}
+    by_name = {edge.name: edge for edge in edges}
+    runner = LocalBell()
+    ends = {}
+    for worker in workers:
+        up, down = LocalLink.pair(bells[worker], runner)
+        ends[worker] = LocalEndpoints(worker, up, bells, by_name, segments), down
+    return ends

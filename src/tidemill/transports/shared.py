@@ -1,0 +1,113 @@
+"""The transport between processes of one Linux machine: memfd segments, eventfd bells, a socket pair for control. All by inherited descriptor."""
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.core.memory import MemfdSegment
+from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+
+class EventBell(Bell):
+    """A bell on an eventfd. The owner may also be woken by further descriptors (its control link)."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def also(self, descriptor: int) -> None:
+        """Wake, too, when `descriptor` becomes readable or hangs up."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def ring(self) -> None:
+        os.eventfd_write(self.descriptor, 1)
+
+    def wait(self, seconds: float) -> bool:
+        events = self._poll.poll(seconds * 1000)
+        for descriptor, _ in events:
+            if descriptor == self.descriptor:
+                os.eventfd_read(descriptor)  # readable, and only the owner reads: never blocks
+        return bool(events)
+
+
+class SocketLink(Link):
+    """One end of a control link on a SEQPACKET socket: a message is one packet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self._unsent: deque[bytes] = deque()
+        self._gone = False
+
+    def send(self, message: bytes) -> bool:
+        self._unsent.append(message)
+        return self._flush()
+
+    def _flush(self) -> bool:
+        while self._unsent and not self._gone:
+            try:
+                self.connection.send(self._unsent[0])
+            except BlockingIOError:
+                break  # the reader is behind; what is left goes out with the next send or receive
+            except (BrokenPipeError, ConnectionResetError):
+                self._gone = True
+                break
+            self._unsent.popleft()
+        return not self._gone
+
+    def receive(self) -> list[bytes] | None:
+        if self._unsent:
+            self._flush()
+        messages: list[bytes] = []
+        while True:
+            try:
+                packet = self.connection.recv(1 << 20)
+            except BlockingIOError:
+                return messages
+            except ConnectionResetError:
+                packet = b""
+            if not packet:
+                self._gone = True
+                return messages or None
+            messages.append(packet)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+
+
+class EdgeHandle(msgspec.Struct, frozen=True):
+    """How one worker reaches one edge: the segment's descriptor, and the bells (descriptors) of those at the other end."""
+
+    segment: int
+    wake: tuple[int, ...]
+
+
+class SharedEndpoints(Endpoints):
+    """Ends over inherited descriptors."""
+
+    def __init__(self, bell: EventBell, link: SocketLink, edges: Mapping[str, EdgeHandle]) -> None:
+        self.bell, self.link = bell, link
+        self._edges = edges
+        bell.also(link.connection.fileno())
+
+    def producer(self, edge: str) -> SlotProducer:
+        handle = self._edges[edge]
+        return SlotProducer(MemfdSegment(handle.segment), EventBell(handle.wake[0]))
+
+    def consumer(self, edge: str) -> SlotConsumer:
+        handle = self._edges[edge]
+        return SlotConsumer(MemfdSegment(handle.segment), EventBell(handle.wake[0]))
+
+    def writer(self, edge: str) -> SlotWriter:
+        handle = self._edges[edge]
+        return SlotWriter(MemfdSegment(handle.segment), [EventBell(d) for d in handle.wake])
+
+    def reader(self, edge: str) -> SlotReader:
+        return SlotReader(MemfdSegment(self._edges[edge].segment))

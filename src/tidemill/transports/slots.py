@@ -1,0 +1,210 @@
+"""Channel and Cell over a memory segment: used by the local transport (threads) and the shared one (processes) alike.
+
+Only the cost per message matters here: an index is one aligned 8-byte word, which x86-64 reads and writes whole and in order (total store order);
+data are written before the word that announces them. Nothing is copied, packed or allocated per message.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from tidemill.api.transport import Bell, Consumer, Producer, Reader, Writer
+from tidemill.core.errors import DeadlineError, SchemaError
+from tidemill.core.memory import Segment
+from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
+
+_WORDS = ALIGNMENT // 8
+# Positions of words at the start of a segment, each on its own cache line so that the two ends do not fight over one.
+_MAGIC, _HEAD, _TAIL = 0, _WORDS, 2 * _WORDS
+_LENGTH = _MAGIC + 1  # bytes of the header's description
+_DESCRIPTION = 4 * ALIGNMENT  # byte offset of the description
+_READY = 0x6C6C696D65646974  # "tidemill"
+_DESCRIPTION_LIMIT = 1 << 20
+
+
+class _Description(msgspec.Struct):
+    """What a segment's header says about the rest."""
+
+    schema: dict[str, Field]
+    lead: tuple[int, ...]
+    slots: int
+
+
+def _data_start(description_bytes: int) -> int:
+    return _DESCRIPTION + -(-description_bytes // 4096) * 4096
+
+
+def _create(segment: Segment, description: _Description, stride: int) -> tuple[memoryview, int]:
+    packed = msgspec.msgpack.encode(description)
+    start = _data_start(len(packed))
+    memory = segment.create(start + stride * description.slots)
+    memory[_DESCRIPTION : _DESCRIPTION + len(packed)] = packed
+    words = memory[:_DESCRIPTION].cast("Q")
+    words[_LENGTH] = len(packed)
+    words[_MAGIC] = _READY
+    return memory, start
+
+
+def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
+    memory = segment.attach()
+    if memory is None or len(memory) < _DESCRIPTION:
+        return None
+    words = memory[:_DESCRIPTION].cast("Q")
+    if words[_MAGIC] != _READY:
+        return None
+    length = words[_LENGTH]
+    if length > _DESCRIPTION_LIMIT or _DESCRIPTION + length > len(memory):
+        raise SchemaError(f"a shared segment of {len(memory)} bytes claims a description of {length}")
+    packed = bytes(memory[_DESCRIPTION : _DESCRIPTION + length])
+    return memory, msgspec.msgpack.decode(packed, type=_Description), _data_start(length)
+
+
+class SlotProducer(Producer):
+    """Sending end over a segment. `wake` is the consumer's bell."""
+
+    def __init__(self, segment: Segment, wake: Bell) -> None:
+        self._segment = segment
+        self._ring: Callable[[], None] = wake.ring
+        self._slots: list[Arrays] = []
+        self._head = 0
+
+    def offer(self, schema: Schema, lead: tuple[int, ...], slots: int) -> None:
+        stride = layout(schema, lead)[1]
+        memory, start = _create(self._segment, _Description(dict(schema), lead, slots), stride)
+        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._slots = [views(schema, lead, memory, start + i * stride) for i in range(slots)]
+        self._count = slots
+        self._ring()
+
+    def reserve(self) -> Arrays | None:
+        head = self._head
+        if head - self._words[_TAIL] >= self._count:
+            return None
+        return self._slots[head % self._count]
+
+    def commit(self) -> None:
+        self._head = self._words[_HEAD] = self._head + 1
+        self._ring()
+
+
+class SlotConsumer(Consumer):
+    """Receiving end over a segment. `wake` is the producer's bell."""
+
+    def __init__(self, segment: Segment, wake: Bell) -> None:
+        self._segment = segment
+        self._ring: Callable[[], None] = wake.ring
+        self._views: list[Arrays] = []
+        self._taken = self._released = 0
+
+    def attach(self) -> bool:
+        if self._views:
+            return True
+        found = _attach(self._segment)
+        if found is None:
+            return False
+        memory, description, start = found
+        self.schema, self.lead = description.schema, description.lead
+        stride = layout(self.schema, self.lead)[1]
+        if not 0 < description.slots <= 1 << 16 or start + stride * description.slots > len(memory):
+            raise SchemaError(f"{description.slots} slots of {stride} bytes do not fit a segment of {len(memory)} bytes")
+        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._views = [views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)]
+        self.slots = description.slots
+        self._taken = self._released = self._words[_TAIL]
+        return True
+
+    def take(self) -> Arrays | None:
+        taken = self._taken
+        if self._words[_HEAD] <= taken:
+            return None
+        self._taken = taken + 1
+        return self._views[taken % self.slots]
+
+    def release(self) -> None:
+        if self._released >= self._taken:
+            raise SchemaError("release() without a slot held")
+        self._released = self._words[_TAIL] = self._released + 1
+        self._ring()
+
+    def waiting(self) -> int:
+        return self._words[_HEAD] - self._taken
+
+
+# A cell has three buffers in turn. Each begins with a cache line of two words: the number of the write that began filling it, and of the one that
+# finished. A reader that finds both equal before and after its copy has a whole value.
+_BUFFERS = 3
+_BEGUN, _ENDED, _VERSION = 0, 1, 2
+_READ_TRIES = 1000
+
+
+class SlotWriter(Writer):
+    """Writing end of a cell over a segment."""
+
+    def __init__(self, segment: Segment, wake: Sequence[Bell]) -> None:
+        self._segment = segment
+        self._rings = [bell.ring for bell in wake]
+        self._count = 0
+
+    def offer(self, schema: Schema) -> None:
+        stride = ALIGNMENT + layout(schema, ())[1]
+        memory, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
+        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._marks = [memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)]
+        self._values = [views(schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
+        for ring in self._rings:
+            ring()
+
+    def write(self, value: Arrays, version: int) -> None:
+        count = self._count + 1
+        marks, target = self._marks[count % _BUFFERS], self._values[count % _BUFFERS]
+        marks[_BEGUN] = count
+        for name, array in target.items():
+            array[...] = value[name]
+        marks[_VERSION] = version
+        marks[_ENDED] = count
+        self._count = self._words[_HEAD] = count
+        for ring in self._rings:
+            ring()
+
+
+class SlotReader(Reader):
+    """A reading end of a cell over a segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._values: list[Arrays] = []
+
+    def attach(self) -> bool:
+        if self._values:
+            return True
+        found = _attach(self._segment)
+        if found is None:
+            return False
+        memory, description, start = found
+        self.schema = description.schema
+        stride = ALIGNMENT + layout(self.schema, ())[1]
+        if start + stride * _BUFFERS > len(memory):
+            raise SchemaError(f"{_BUFFERS} values of {stride} bytes do not fit a segment of {len(memory)} bytes")
+        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._marks = [memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)]
+        self._values = [views(self.schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
+        return True
+
+    def newest(self) -> int:
+        count = self._words[_HEAD]
+        return self._marks[count % _BUFFERS][_VERSION] if count else -1
+
+    def read(self, into: Arrays) -> int:
+        for _ in range(_READ_TRIES):
+            count = self._words[_HEAD]
+            if count == 0:
+                return -1
+            marks, value = self._marks[count % _BUFFERS], self._values[count % _BUFFERS]
+            if marks[_ENDED] == count:
+                for name, array in value.items():
+                    np.copyto(into[name], array)
+                version = marks[_VERSION]
+                if marks[_BEGUN] == count:
+                    return version
+        raise DeadlineError(f"a cell was rewritten {_READ_TRIES} times while it was read; its writer publishes faster than a copy takes")

@@ -1,0 +1,184 @@
+"""The worker base: one life for every kind of worker.
+
+    configure() → READY, start() → RUNNING, pause() → PAUSED, start() …, exit() → COMPLETED; an error → FAILED
+
+The handles are called by messages of the control link, which `run` reads between polls. A subclass implements `_configure` and `_poll`.
+"""
+
+import traceback
+from abc import abstractmethod
+from dataclasses import dataclass
+from time import monotonic
+
+from tidemill.api.control import ENDED, Configure, Exit, Facts, Pause, Save, Start, State, Statistics, Status, Up, pack, unpack_down
+from tidemill.api.experiment import Context, WorkerHandle
+from tidemill.core.clock import Clock
+from tidemill.core.errors import TidemillError
+
+LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
+HEARTBEAT = 0.25  # seconds between statistics that nothing else prompts
+
+
+@dataclass(frozen=True)
+class PollResult:
+    """What one poll did: both 0 means that nothing could be done. The unit is the worker's own (an actor: env steps and ticks)."""
+
+    sample_count: int = 0
+    batch_count: int = 0
+
+
+class Worker(WorkerHandle):
+    """Base of all workers. `status` is its state; `clock` where its time goes."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.name = context.name
+        self.clock = Clock()
+        self.state = State.CONFIGURING
+        self.rescues = 0  # sleeps that nobody ended although there was something to do
+        self.polls = 0  # progress counter of the poll loop
+        self._samples = self._batches = 0
+        self._last_beat = monotonic()
+        self._last_counts = (0, 0)
+        self._exit_reason = ""
+
+    # ---- for subclasses ------------------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _configure(self, facts: Facts) -> Facts:
+        """Build everything and return what only this worker knows (an owner of environments: its spaces; others: nothing)."""
+
+    @abstractmethod
+    def _poll(self) -> PollResult:
+        """Do one piece of the work, without ever waiting."""
+
+    def _stats(self) -> dict[str, float]:
+        """Return further numbers for the regular statistics."""
+        return {}
+
+    def _on_exit(self) -> None:
+        """Finish what must not be lost. Called once, before COMPLETED."""
+
+    def _save(self) -> None:
+        """Write a checkpoint, where the worker has one to write."""
+
+    def _close(self) -> None:
+        """Free everything. Called once, after the last poll, also after errors."""
+
+    # ---- handles -------------------------------------------------------------------------------------------------------------------------
+
+    def configure(self, facts: Facts | None = None) -> None:
+        """Become READY."""
+        own = self._configure(facts or Facts())
+        self._enter(State.READY, facts=own)
+
+    def start(self) -> None:
+        """Become RUNNING."""
+        self._enter(State.RUNNING)
+
+    def pause(self) -> None:
+        """Become PAUSED: nothing is polled until `start`."""
+        self._enter(State.PAUSED)
+
+    def exit(self, reason: str = "") -> None:
+        """Finish and become COMPLETED; `reason` says why and is reported."""
+        if self.state not in ENDED:
+            if self.state is not State.CONFIGURING:
+                self._on_exit()
+            self._enter(State.COMPLETED, reason=reason)
+
+    def run(self) -> None:
+        """Live until told to exit, or until the runner is gone."""
+        idle_since: float | None = None
+        rung = True
+        while self._alive():
+            busy = self.turn()
+            if busy:
+                if not rung:
+                    self.rescues += 1
+                idle_since, rung = None, True
+            elif self.state not in ENDED:
+                now = monotonic()
+                idle_since = idle_since or now
+                if now - idle_since >= self.context.spin:
+                    left = self.clock.enter("wait")
+                    rung = self.context.endpoints.bell.wait(LOOK_AGAIN)
+                    self.clock.enter(left)
+
+    def _alive(self) -> bool:
+        return self.state not in ENDED
+
+    def turn(self) -> bool:
+        """Handle the control link, poll once, report. False when nothing could be done."""
+        try:
+            if not self._obey():
+                return False
+            if self.state is not State.RUNNING:
+                return False
+            result = self._poll()
+            self.polls += 1
+            self._samples += result.sample_count
+            self._batches += result.batch_count
+            if monotonic() - self._last_beat > HEARTBEAT:
+                self._beat()
+            if self.state in ENDED:
+                self._close()
+            return result.sample_count > 0 or result.batch_count > 0
+        except Exception as error:
+            self._fail(error)
+            return False
+
+    def _fail(self, error: Exception) -> None:
+        expected = isinstance(error, TidemillError)
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        self._enter(State.FAILED, error=message, details="" if expected else traceback.format_exc())
+        try:
+            self._close()
+        except Exception:
+            self.report(Status(State.FAILED, error=message, details=traceback.format_exc()))
+
+    def _obey(self) -> bool:
+        """Carry out what the runner says. False when the worker has ended."""
+        messages = self.context.endpoints.link.receive()
+        if messages is None:  # the runner is gone: nobody to report to
+            self.state = State.COMPLETED
+            self._close()
+            return False
+        for data in messages:
+            match unpack_down(data):
+                case Configure(facts=facts):
+                    self.configure(facts)
+                case Start():
+                    self.start()
+                case Pause():
+                    self.pause()
+                case Save():
+                    self._save()
+                case Exit(reason=reason):
+                    self.exit(reason)
+                    self._close()
+                    return False
+        return True
+
+    # ---- reports -------------------------------------------------------------------------------------------------------------------------
+
+    def report(self, message: Up) -> None:
+        """Send a message up. Never waits."""
+        self.context.endpoints.link.send(pack(message))
+
+    def _enter(self, state: State, facts: Facts | None = None, error: str = "", details: str = "", reason: str = "") -> None:
+        if state in ENDED and self.state is not State.CONFIGURING and state is not State.FAILED:
+            self._beat()
+        self.state = state
+        self.report(Status(state, facts or Facts(), error, details, reason))
+
+    def _beat(self) -> None:
+        now = monotonic()
+        seconds = max(now - self._last_beat, 1e-9)
+        samples, batches = self._last_counts
+        time = {f"share/{place}": share for place, share in self.clock.shares().items()}
+        time["samples_per_second"] = (self._samples - samples) / seconds
+        time["batches_per_second"] = (self._batches - batches) / seconds
+        time["rescues"] = self.rescues
+        self._last_beat, self._last_counts = now, (self._samples, self._batches)
+        self.report(Statistics(self.polls, self._stats(), time))

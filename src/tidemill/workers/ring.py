@@ -1,0 +1,100 @@
+"""Environment targets and the ring that an actor turns."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment, Tick
+from tidemill.core.clock import Clock
+from tidemill.workers.agent import Agent
+
+
+class EnvTarget:
+    """One environment (one lane or many) and the agents in it. A tick is `step` and, once the environment is ready, `observe`.
+
+    max_steps   the step limit of an episode in env steps, 0 for none: the lane is cut (truncated) when it is reached
+    """
+
+    def __init__(self, environment: Environment, agents: Sequence[Agent], ticks: Sequence[Tick], max_steps: int, clock: Clock) -> None:
+        self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
+        self._clock, self._max_steps = clock, max_steps
+        self._stepping = False  # sent and not yet received
+        self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
+        self._lane_steps = np.zeros(environment.lanes, np.int64)
+        self._forced = False  # cut every open episode at the next observation
+        self.steps = 0
+        """Env steps so far: lanes that stepped, resets not counted."""
+
+    def all_done(self) -> bool:
+        """True when every lane is finished and none of its seats waits for an answer: the next tick resets all of them."""
+        return not self._stepping and bool(self._reset.all()) and self._agents_ready()
+
+    def unmask_all_info(self) -> None:
+        """Cut the episodes still open now: the next observations are their final ones, and their info is shown."""
+        self._forced = True
+
+    def ready_to_step(self) -> bool:
+        """True when no agent waits for an answer, and the last tick was received."""
+        return not self._stepping and self._agents_ready()
+
+    def _agents_ready(self) -> bool:
+        return all(agent.is_ready() for agent in self._agents)
+
+    def reset(self) -> None:
+        """Begin a tick that resets every lane."""
+        self._reset[:] = True
+        self.step()
+
+    def step(self) -> None:
+        """Begin a tick: take the actions from the agents and send them; lanes whose seats are all finished are reset instead."""
+        actions = [agent.get_action() for agent in self._agents]
+        left = self._clock.enter("environment")
+        self._environment.send(actions, self._reset)
+        self._clock.enter(left)
+        self._stepping = True
+
+    def ready_to_observe(self) -> bool:
+        """True when a tick was begun, its answer has come, and there is room for its rows."""
+        return self._stepping and self._environment.ready() and all(agent.has_room() for agent in self._agents)
+
+    def observe(self) -> None:
+        """Finish the tick: receive it, store its rows, post the requests."""
+        for agent, tick in zip(self._agents, self._ticks, strict=True):
+            agent.next_observation(tick)
+        left = self._clock.enter("environment")
+        self._environment.recv(self._ticks)
+        self._clock.enter(left)
+        self._stepping = False
+        lanes = self._environment.lanes
+        resets = int(np.count_nonzero(self._reset))
+        self.steps += lanes - resets
+        if self._max_steps or self._forced:
+            self._lane_steps += 1
+            self._lane_steps[self._reset] = 0
+            self._cut((self._lane_steps >= self._max_steps) | self._forced)
+            self._forced = False
+        for agent, tick in zip(self._agents, self._ticks, strict=True):
+            agent.observe(tick)
+        finished = [np.all(agent.finished.reshape(lanes, -1), axis=1) for agent in self._agents]
+        self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
+
+    def _cut(self, lanes: NDArray[np.bool_]) -> None:
+        for agent, tick in zip(self._agents, self._ticks, strict=True):
+            seats = np.repeat(lanes, len(tick.done) // len(lanes))
+            tick.truncated |= seats & ~tick.done & ~agent.finished
+
+
+class EnvRing:
+    """Targets in turn. One that is not ready holds up no other."""
+
+    def __init__(self, targets: Sequence[EnvTarget]) -> None:
+        self.targets = list(targets)
+        self._at = 0
+
+    def __iter__(self) -> Iterator[EnvTarget]:
+        """Yield each target once, beginning with the one whose turn it is; the turn moves on with each."""
+        for _ in self.targets:
+            target = self.targets[self._at]
+            self._at = (self._at + 1) % len(self.targets)
+            yield target

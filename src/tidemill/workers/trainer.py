@@ -1,0 +1,229 @@
+"""The trainer worker: takes samples until a batch is full, updates, publishes a version, and keeps checkpoints. The limits of a run are here.
+
+samples → queue (the stream's own slots, bounded) → batch → algorithm.update → version + 1 → parameter stream
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import ClassVar
+
+import numpy as np
+
+from tidemill.api.algorithm import AlgorithmConfig, Sample
+from tidemill.api.control import Facts, Notice, State, Statistics
+from tidemill.api.experiment import Context, Port, WorkerConfig
+from tidemill.core.checkpoint import checkpoint_name, read_checkpoint, write_checkpoint
+from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.seeding import derive_seed
+from tidemill.streams.parameters import ParameterPublisher
+from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.workers.base import PollResult, Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer(WorkerConfig):
+    """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`.
+
+    batch_size          rows of a batch at least (samples are taken whole); None: one sample of each producer
+    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training are dropped and counted; None: none are
+    checkpoint_seconds  seconds between checkpoints; one more is always written at the end
+    checkpoints         how many of them are kept
+    """
+
+    order: ClassVar[int] = 1
+    limited: ClassVar[bool] = True
+
+    algorithm: AlgorithmConfig
+    policy: str = "policy"
+    samples: str = "samples"
+    batch_size: int | None = None
+    max_policy_lag: int | None = None
+    checkpoint_seconds: float = 60.0
+    checkpoints: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count != 1:
+            raise ConfigError(f"count = {self.count}: a policy has one trainer")
+        for name, least in (("batch_size", 1), ("max_policy_lag", 0), ("checkpoints", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} = {value} must be at least {least}")
+        if self.checkpoint_seconds <= 0:
+            raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
+
+    def ports(self) -> tuple[Port, ...]:
+        return Port(self.samples, "consume"), Port(self.policy, "publish")
+
+    def build(self, context: Context) -> "TrainerWorker":
+        return TrainerWorker(context, self)
+
+
+@dataclass
+class Counters:
+    """What a resumed run goes on from. `steps` are env steps that entered training: trained rows divided by the seats in a lane."""
+
+    updates: int = 0
+    rows: int = 0
+    steps: int = 0
+    dropped: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Taken:
+    samples: list[Sample] = field(default_factory=list)
+    rows: int = 0
+
+
+class TrainerWorker(Worker):
+    """See the module's text."""
+
+    def __init__(self, context: Context, config: Trainer) -> None:
+        super().__init__(context)
+        self._config = config
+        self.counters = Counters()
+        self._taken = _Taken()
+        self._saved_update = -1
+        self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+
+    def _configure(self, facts: Facts) -> Facts:
+        config, context = self._config, self.context
+        experiment, endpoints = context.experiment, context.endpoints
+        producers = [edge.name for edge in experiment.edges() if edge.name.startswith(f"samples/{config.samples}/")]
+        self._facts = facts.samples[config.samples]
+        self._consumer = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
+        self._batch_samples = len(producers)
+        seed = derive_seed(experiment.seed, context.name)
+        policy = experiment.policies[config.policy].build(facts.spaces[config.policy], derive_seed(experiment.seed, "policy", config.policy))
+        self._algorithm = config.algorithm.build(policy, seed)
+        policy.version = 0
+        if context.resume is not None:
+            self._restore(context.resume)
+        self._policy = policy
+        if any((p.stream, p.role) == (config.policy, "subscribe") for _, c in experiment.members() for p in c.ports()):
+            self._publisher: ParameterPublisher | None = ParameterPublisher(endpoints.writer(f"parameters/{config.policy}"), policy)
+            self._publisher.publish(policy)
+        else:
+            self._publisher = None
+        return Facts()
+
+    def start(self) -> None:
+        self._started = self._last_save = monotonic()
+        super().start()
+
+    def pause(self) -> None:
+        self._count_time()
+        super().pause()
+
+    def _count_time(self) -> None:
+        now = monotonic()
+        if self.state is State.RUNNING:
+            self.counters.seconds += now - self._started
+        self._started = now
+
+    def _poll(self) -> PollResult:
+        if not self._take():
+            return PollResult()
+        taken, version, limit = self._taken.samples, self._policy.version, self._config.max_policy_lag
+        lags = [version - oldest_version(sample, version) for sample in taken]
+        samples = [sample for sample, lag in zip(taken, lags, strict=True) if limit is None or lag <= limit]
+        self.counters.dropped += len(taken) - len(samples)
+        if not samples:
+            self._release(len(taken))
+            return PollResult(0, 1)
+        masks = [sample.trained() for sample in samples]
+        rows = int(sum(np.count_nonzero(mask) for mask in masks))
+        lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
+        left = self.clock.enter("train")
+        metrics = self._algorithm.update(samples, self._progress())
+        self.clock.enter(left)
+        self._release(len(taken))
+        counters = self.counters
+        counters.updates += 1
+        counters.rows += rows
+        counters.steps = counters.rows // self._facts.seats_per_lane
+        self._policy.version = counters.updates
+        if self._publisher is not None:
+            left = self.clock.enter("copy")
+            self._publisher.publish(self._policy)
+            self.clock.enter(left)
+        self._count_time()
+        self._report_update({**metrics, "lag/mean": lag_sum / max(rows, 1), "lag/max": float(max(lags))})
+        if monotonic() - self._last_save >= self._config.checkpoint_seconds:
+            self._save()
+        if reason := self._reached():
+            self.exit(reason)
+        return PollResult(rows, 1)
+
+    def _take(self) -> bool:
+        """Take samples until the batch is full. False while it is not."""
+        taken, size = self._taken, self._config.batch_size
+        while len(taken.samples) < self._batch_samples if size is None else taken.rows < size:
+            sample = self._consumer.consume()
+            if sample is None:
+                return False
+            taken.samples.append(sample)
+            rows, seats = sample["done"].shape
+            taken.rows += (rows - sample.burn_in - sample.bootstrap) * seats
+        return True
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
+            self._consumer.release()
+        self._taken = _Taken()
+
+    def _progress(self) -> float:
+        limits = self.context.experiment.limits
+        shares = [self.counters.steps / limits.steps if limits.steps else 0.0, self.counters.updates / limits.updates if limits.updates else 0.0]
+        return min(max(shares), 1.0)
+
+    def _reached(self) -> str:
+        limits, counters = self.context.experiment.limits, self.counters
+        if limits.steps is not None and counters.steps >= limits.steps:
+            return f"{counters.steps:,} env steps trained"
+        if limits.updates is not None and counters.updates >= limits.updates:
+            return f"{counters.updates:,} updates done"
+        if limits.seconds is not None and counters.seconds >= limits.seconds:
+            return f"{counters.seconds:.0f} s of training"
+        return ""
+
+    def _report_update(self, metrics: dict[str, float]) -> None:
+        counters = self.counters
+        values = {"step": float(counters.steps), "update": float(counters.updates), "dropped": float(counters.dropped), **metrics}
+        self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self._last_save = monotonic()
+        if self._folder is None or self._saved_update == self.counters.updates:
+            return
+        arrays = {"policy": self._policy.parameters(), "algorithm": self._algorithm.state()}
+        facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name}
+        try:
+            write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
+        except CheckpointError as error:
+            if self.state is not State.RUNNING:
+                raise
+            self.report(Notice(str(error)))  # training goes on; the last good checkpoint is kept
+            return
+        self._saved_update = self.counters.updates
+
+    def _restore(self, name: str) -> None:
+        assert self._folder is not None
+        arrays, facts = read_checkpoint(self._folder / name)
+        self.counters = Counters(**{k: facts[k] for k in vars(Counters())})
+        self._algorithm.policy.load(arrays["policy"], self.counters.updates)
+        self._algorithm.load_state(arrays["algorithm"])
+        self._saved_update = self.counters.updates
+
+    def _on_exit(self) -> None:
+        self._count_time()
+        self._save()
+
+
+def oldest_version(sample: Sample, newest: int) -> int:
+    """Return the version of the oldest row that enters the loss; `newest` when none does."""
+    return int(sample["version"].min(where=sample.trained(), initial=newest))

@@ -1,0 +1,294 @@
+"""PPO: its settings, its gradient, its masks, its state, and that it learns."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill.algorithms.batch import gather
+from tidemill.algorithms.ppo import PPO
+from tidemill.algorithms.ppo_learner import PPOLearner
+from tidemill.api.algorithm import ROW_FIELDS, Sample
+from tidemill.api.policy import Policy
+from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.config import decode, encode
+from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.schema import allocate, poison
+from tidemill.nets.actor_critic import ActorCritic
+
+SPACES = Spaces(Box((3,), "float32"), Discrete(3))
+NET = ActorCritic(hidden=(8, 8))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_sample(policy, spaces=SPACES, T=9, N=4, seed=0, reward=None):
+    """Rows as an actor writes them, in memory poisoned first: random episode ends, answers by `policy`."""
+    rng = np.random.default_rng(seed)
+    answer = NET.answer(spaces)
+    sample = Sample(allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **answer}, (T, N)))
+    poison(sample)
+    sample["obs"][...] = rng.standard_normal(sample["obs"].shape)
+    done = rng.random((T, N)) < 0.15
+    truncated = ~done & (rng.random((T, N)) < 0.15)
+    sample["done"][...], sample["truncated"][...] = done, truncated
+    sample["version"][...] = np.where(done, -1, 5)
+    for t in range(T):
+        answers = allocate(answer, (N,))
+        policy.act({"obs": sample["obs"][t]}, {}, False, answers)
+        for name, array in answers.items():
+            sample[name][t][~done[t]] = array[~done[t]]
+    sample["reward"][...] = np.where(done | truncated, 0, rng.standard_normal((T, N)) if reward is None else reward(sample["action"]))
+    sample["reward"][-1] = np.nan  # committed before it came
+    return sample
+
+
+def learner_of(seed=0, net=NET, **settings):
+    learner = PPO(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings}).build(net.build(SPACES, 0), seed)
+    assert isinstance(learner, PPOLearner)
+    return learner
+
+
+def weights(learner):
+    return {name: array.copy() for name, array in learner.policy.parameters().items()}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("gamma", 1.5), ("gae_lambda", -0.1), ("clip", 0.0), ("epochs", 0), ("minibatch_size", 0), ("learning_rate", -1.0), ("target_kl", float("nan"))],
+)
+def test_an_impossible_setting_is_refused_by_name_and_value(setting, value):
+    with pytest.raises(ConfigError, match=f"{setting} = {value}.*usual"):
+        PPO(**{setting: value})
+
+
+def test_the_configuration_survives_encoding():
+    config = PPO(target_kl=0.02, learning_rate_schedule="linear")
+    assert decode(PPO, encode(config)) == config
+
+
+def test_configurations_import_no_torch():
+    code = (
+        "import sys\nfrom tidemill.algorithms.ppo import PPO\nfrom tidemill.nets.actor_critic import ActorCritic\n"
+        "from tidemill.api.spaces import *\nPPO(); p = ActorCritic().build(Spaces(Box((3,), 'float32'), Discrete(2)), 0)\n"
+        "import numpy as np\nout = {'action': np.zeros(1, int), 'value': np.zeros(1), 'log_prob': np.zeros(1)}\n"
+        "p.act({'obs': np.zeros((1, 3), np.float32)}, {}, False, out)\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_policy_that_cannot_be_trained_is_refused():
+    class Fixed(Policy):
+        act = parameters = load = None
+
+    Fixed.__abstractmethods__ = frozenset()
+    with pytest.raises(ConfigError, match="Fixed"):
+        PPO().build(Fixed(), 0)
+
+
+def test_only_rows_with_an_action_and_a_successor_are_gathered_and_none_is_poisoned():
+    learner = learner_of()
+    sample = make_sample(learner.policy)
+    sample.burn_in = 2
+    batch = gather([sample, sample], 0.99, 0.95)
+    acted = ~(sample["done"] | sample["truncated"])[2:-1]
+    assert len(batch) == 2 * acted.sum()
+    np.testing.assert_array_equal(batch.observation["obs"][: len(batch) // 2], sample["obs"][2:-1][acted])
+    for array in (batch.log_prob, batch.value, batch.advantage, batch.target):
+        assert np.isfinite(array).all()
+
+
+def test_what_is_gathered_does_not_view_the_samples():
+    learner = learner_of()
+    sample = make_sample(learner.policy)
+    batch = gather([sample], 0.99, 0.95)
+    for array in (*batch.observation.values(), *batch.action.values(), batch.log_prob, batch.value, batch.advantage, batch.target):
+        assert not any(np.shares_memory(array, field) for field in sample.values())
+
+
+def test_masked_cells_change_nothing():
+    learners = [learner_of(), learner_of()]
+    samples = [make_sample(learner.policy, seed=3) for learner in learners]
+    final = samples[0]["done"]
+    for name in ("value", "log_prob", "obs"):
+        samples[1][name][final] = 1e6
+    samples[1]["reward"][-1] = 77
+    metrics = [learner.update([sample], 0.0) for learner, sample in zip(learners, samples, strict=True)]
+    assert metrics[0] == metrics[1]
+    assert_equal(weights(learners[0]), weights(learners[1]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
+    net = ActorCritic(hidden=(8, 6), shared_critic=shared, activation=activation)
+    learner = learner_of(net=net, entropy_coefficient=0.01)
+    policy = learner.policy
+    rng = np.random.default_rng(1)
+    for weight in policy.weights.values():
+        weight += rng.standard_normal(weight.shape).astype(np.float32) * 0.3
+    n = 16
+    x, action = torch.randn(n, 3), torch.randint(0, 3, (n,))
+    old, advantage, target = -torch.rand(n) - 0.5, torch.randn(n), torch.randn(n)
+    columns = {"input features": x, "action action": action, "log_prob": old, "advantage": advantage, "target": target, "value": target}
+    loss, _ = learner._loss(columns)
+    loss.backward()
+
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    function = getattr(torch, activation)
+
+    def tower(g):
+        h = x
+        for i in range(2):
+            h = function(h @ w[f"hidden.{i}.weight"][g] + w[f"hidden.{i}.bias"][g])
+        return h
+
+    logits = tower(0) @ w["actor.weight"].T + w["actor.bias"].T
+    value = tower(policy.towers - 1) @ w["critic.weight"] + w["critic.bias"]
+    p = torch.softmax(logits, -1)
+    ratio = p[torch.arange(n), action] / old.exp()
+    surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 0.8, 1.2) * advantage).mean()
+    naive = -surrogate + 0.5 * (0.5 * (value - target) ** 2).mean() + 0.01 * (p * p.log()).sum(-1).mean()
+    naive.backward()
+    assert loss.item() == pytest.approx(naive.item(), abs=1e-6)
+    expected = torch.cat([w[name].grad.reshape(-1) if w[name].numel() else torch.zeros(0) for name in w])
+    torch.testing.assert_close(policy.trainable_parameters()[0].grad, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_two_runs_of_updates_are_byte_equal():
+    results = []
+    for _ in range(2):
+        learner = learner_of(seed=4)
+        metrics = [learner.update([make_sample(learner.policy, seed=i)], i / 3) for i in range(3)]
+        results.append((metrics, weights(learner)))
+    assert results[0][0] == results[1][0]
+    assert_equal(results[0][1], results[1][1])
+
+
+def test_a_resumed_learner_goes_on_exactly():
+    net = ActorCritic(hidden=(8,), normalise_observations=True)
+    whole, first = learner_of(net=net), learner_of(net=net)
+    samples = [make_sample(whole.policy, seed=i) for i in range(4)]
+    for sample in samples:
+        whole.update([sample], 0.0)
+    for sample in samples[:2]:
+        first.update([sample], 0.0)
+    second = learner_of(seed=99, net=net)
+    second.policy.load({k: v.copy() for k, v in first.policy.parameters().items()}, 2)
+    second.load_state(first.state())
+    for sample in samples[2:]:
+        second.update([sample], 0.0)
+    assert_equal(weights(whole), weights(second))
+    assert_equal(whole.state(), second.state())
+
+
+def test_the_state_is_a_copy_and_another_network_s_is_refused():
+    learner = learner_of()
+    state = learner.state()
+    learner.update([make_sample(learner.policy)], 0.0)
+    assert state["adam.0.step"] == 0
+    with pytest.raises(SchemaError, match=r"adam\.0\.exp_avg"):
+        learner_of(net=ActorCritic(hidden=(4,))).load_state(state)
+
+
+def test_the_linear_schedule_ends_at_zero():
+    learner = learner_of(learning_rate_schedule="linear")
+    sample = make_sample(learner.policy)
+    assert learner.update([sample], 0.25)["learning_rate"] == pytest.approx(0.0075)
+    before = learner.policy.flat.copy()
+    assert learner.update([sample], 1.0)["learning_rate"] == 0
+    ratio = learner.policy.flat / np.where(before == 0, 1, before)  # only the critic's head moves: rescaled with the returns' deviation
+    unchanged = np.ones(len(before), bool)
+    unchanged[-len(learner.policy.weights["critic.weight"]) - 1 :] = False
+    assert np.isin(ratio[unchanged], [0, 1]).all()
+
+
+def test_target_kl_stops_an_update_early():
+    learner = learner_of(target_kl=1e-4, epochs=50, learning_rate=0.1)
+    metrics = learner.update([make_sample(learner.policy)], 0.0)
+    assert 1 <= metrics["minibatches"] < 10
+
+
+def test_metrics_have_their_names():
+    learner = learner_of()
+    metrics = learner.update([make_sample(learner.policy)], 0.0)
+    assert metrics.keys() == {
+        "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm", "learning_rate", "rows", "minibatches",
+    }  # fmt: skip
+    assert 0 < metrics["entropy"] <= np.log(3) + 1e-6
+
+
+def test_a_batch_without_a_trainable_row_changes_nothing():
+    learner = learner_of()
+    sample = make_sample(learner.policy)
+    sample["version"][...] = -1
+    before = weights(learner)
+    assert learner.update([sample], 0.0)["rows"] == 0
+    assert_equal(before, weights(learner))
+
+
+@pytest.mark.parametrize(("field", "name"), [("reward", "loss/"), ("obs", "loss/policy is nan"), ("log_prob", "loss/policy is nan")])
+def test_what_is_not_finite_is_named_before_the_weights_are_spoilt(field, name):
+    learner = learner_of()
+    sample = make_sample(learner.policy)
+    row = tuple(np.argwhere(sample["version"][:-1] >= 0)[0])
+    while sample["truncated"][row]:
+        row = (row[0] + 1, row[1])
+    sample[field][row] = np.inf if field == "reward" else np.nan
+    with np.errstate(invalid="ignore"), pytest.raises(RunError, match=name):
+        learner.update([sample], 0.0)
+    assert np.isfinite(learner.policy.flat).all()
+
+
+def test_observations_and_returns_are_folded_in_once_after_the_last_epoch():
+    net = ActorCritic(hidden=(8,), normalise_observations=True)
+    learner = learner_of(net=net)
+    sample = make_sample(learner.policy)
+    batch = gather([sample], 0.99, 0.95)
+    learner.update([sample], 0.0)
+    parameters = learner.policy.parameters()
+    assert parameters["observation.count"] == parameters["returns.count"] == len(batch)
+    np.testing.assert_allclose(parameters["observation.mean"], batch.observation["obs"].mean(0), atol=1e-6)
+    np.testing.assert_allclose(parameters["observation.variance"], batch.observation["obs"].var(0), rtol=1e-5)
+    np.testing.assert_allclose(parameters["returns.variance"], batch.target.var(), rtol=1e-5)
+    off = learner_of(net=net, normalise_returns=False)
+    off.update([sample], 0.0)
+    assert off.policy.parameters()["returns.count"] == 0
+
+
+def test_off_policy_correction_changes_nothing_on_policy_and_something_off_it():
+    plain, corrected = learner_of(), learner_of(correct_off_policy=True)
+    sample = make_sample(plain.policy)
+    plain.update([sample], 0.0)
+    corrected.update([sample], 0.0)
+    np.testing.assert_allclose(plain.policy.flat, corrected.policy.flat, atol=1e-5)
+    plain.update([sample], 0.0)
+    corrected.update([sample], 0.0)
+    assert np.abs(plain.policy.flat - corrected.policy.flat).max() > 1e-4
+
+
+def test_it_learns_which_action_pays():
+    # One step pays 1 for action 2 and nothing else; γ = 0 makes it a bandit.
+    learner = learner_of(gamma=0.0, minibatch_size=64, learning_rate=3e-3)
+    share = []
+    for i in range(15):
+        sample = make_sample(learner.policy, T=33, N=8, seed=i, reward=lambda action: action == 2)
+        acted = sample["version"] >= 0
+        share.append((sample["action"][acted] == 2).mean())
+        learner.update([sample], 0.0)
+    assert share[0] < 0.5
+    assert share[-1] > 0.9

@@ -1,0 +1,86 @@
+import threading
+
+import numpy as np
+import pytest
+from tests.envs.driver import Driver
+
+from tidemill.core.errors import ConfigError
+from tidemill.envs.atari import Atari
+
+pytest.importorskip("ale_py")
+
+
+def test_frames_are_stacked_bytes_and_games_are_cut_at_the_limit():
+    environment = Atari(id="ALE/Pong-v5", max_episode_steps=5, num_threads=1).build(2, 0)
+    try:
+        driver = Driver(environment)
+        ends = []
+        for _ in range(13):
+            (told,) = driver.tick()
+            seen = told.tick.observation["obs"]
+            assert seen.shape == (2, 4, 84, 84)
+            assert seen.dtype == np.uint8
+            assert not told.tick.done.any()
+            ends.append(bool(told.tick.truncated.all()))
+        assert [k for k, end in enumerate(ends) if end] == [5, 11]
+    finally:
+        environment.close()
+        environment.close()
+
+
+def test_a_game_can_be_reset_while_the_others_go_on():
+    environment = Atari(id="breakout", num_threads=1).build(2, 3)
+    try:
+        assert environment.resets_any
+        driver = Driver(environment)
+        for _ in range(6):
+            (before,) = driver.tick()
+        (told,) = driver.tick(reset=np.array([True, False]))
+        newest, older = told.tick.observation["obs"][1, :3], before.tick.observation["obs"][1, 1:]
+        assert np.array_equal(newest, older)  # lane 1's frames moved on by one
+        assert not np.array_equal(told.tick.observation["obs"][0, :3], before.tick.observation["obs"][0, 1:])
+    finally:
+        environment.close()
+
+
+def test_the_second_half_rings_when_it_is_ready():
+    environment = Atari(id="pong", num_threads=1).build(1, 0)
+    try:
+        driver = Driver(environment)
+        driver.tick()
+        rung = threading.Event()
+        environment.on_ready(rung.set)
+        environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, bool))
+        assert rung.wait(30)
+        assert environment.ready()
+        environment.recv(driver.ticks)
+    finally:
+        environment.close()
+
+
+def test_the_same_seed_gives_the_same_game():
+    streams = []
+    for _ in range(2):
+        environment = Atari(id="pong", num_threads=2).build(2, 5)
+        driver = Driver(environment, seed=1)
+        streams.append([driver.tick()[0].tick.observation["obs"].tobytes() for _ in range(20)])
+        environment.close()
+    assert streams[0] == streams[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"id": "ALE/Pnog-v5"}, 'did you mean "pong"'),
+        ({"id": "pong", "stack": 0}, "stack = 0"),
+        ({"id": "pong", "repeat_action_probability": 2.0}, "between 0 and 1"),
+    ],
+)
+def test_bad_settings(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Atari(**settings).build(1, 0)
+
+
+@pytest.mark.parametrize("name", ["ALE/MsPacman-v5", "ms_pacman", "MsPacman", "ALE/UpNDown-v5", "ALE/TicTacToe3D-v5"])
+def test_games_go_by_both_kinds_of_name(name):
+    Atari(id=name).build(1, 0).close()

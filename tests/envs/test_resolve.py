@@ -1,0 +1,29 @@
+import pytest
+
+from tidemill.core.errors import ConfigError
+from tidemill.envs.atari import Atari
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.resolve import environment_from
+
+
+@pytest.mark.parametrize(
+    ("text", "kwargs", "config"),
+    [
+        ("CartPole-v1", {}, Gymnasium(id="CartPole-v1")),
+        ("LunarLander-v3", {"gravity": -5}, Gymnasium(id="LunarLander-v3", kwargs={"gravity": -5})),
+        ("my.games:Chess-v2", {}, Gymnasium(id="my.games:Chess-v2")),
+        ("my.games:board/Chess", {}, Gymnasium(id="my.games:board/Chess")),
+        ("my.games:make_chess", {"size": 8}, Gymnasium(make="my.games:make_chess", kwargs={"size": 8})),
+        ("games/chess.py:Chess", {}, Gymnasium(make="games/chess.py:Chess")),
+        ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
+    ],
+)
+def test_what_is_typed_becomes_a_configuration(text, kwargs, config):
+    assert environment_from(text, kwargs) == config
+
+
+def test_errors_say_what_to_type():
+    with pytest.raises(ConfigError, match=r"FILE\.py:NAME"):
+        environment_from("module:")
+    with pytest.raises(ConfigError, match='did you mean "noop_max"'):
+        environment_from("ALE/Pong-v5", {"noop_mx": 1})

@@ -1,0 +1,133 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.envs import games
+from tests.envs.driver import Driver
+
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.vector import GymnasiumVector, VectorLanes
+
+GAMES = str(Path(games.__file__))
+
+
+def build(**settings):
+    lanes = settings.pop("lanes", 3)
+    return GymnasiumVector(make=f"{GAMES}:vector", **settings).build(lanes, 50)
+
+
+def test_cartpole_resets_by_itself_on_the_tick_that_the_target_names():
+    environment = GymnasiumVector(id="CartPole-v1").build(4, 0)
+    assert (environment.autoreset, environment.same_step, environment.resets_any) == ("next-step", False, False)
+    driver = Driver(environment)
+    before, resets = None, 0
+    for _ in range(150):
+        (told,) = driver.tick()
+        first = told.reset
+        resets += int(first.sum())
+        assert np.all(np.abs(told.tick.observation["obs"][first]) <= 0.05)  # where CartPole begins
+        assert np.all(told.tick.reward[first] == 0)
+        assert not np.any((told.tick.done | told.tick.truncated)[first])
+        if before is not None:
+            assert np.array_equal(first, before.done | before.truncated)
+        before = told.tick
+    assert resets > 8
+
+
+@pytest.mark.parametrize(("mode", "autoreset"), [("NextStep", "next-step"), ("SameStep", "same-step"), ("Disabled", "disabled")])
+def test_every_mode_tells_the_same_episodes(mode, autoreset):
+    """Lane i plays episodes of 2 + i steps; each episode's rows are steps 0 … T with the final one closing it."""
+    environment = build(kwargs={"mode": mode})
+    assert environment.autoreset == autoreset
+    assert environment.same_step == (mode != "NextStep")
+    driver = Driver(environment)
+    rows = [[] for _ in range(3)]  # (step, reward that brought it, done)
+    for _ in range(15):
+        (told,) = driver.tick()
+        for lane in range(3):
+            if told.tick.restarted[lane]:
+                rows[lane].append((told.tick.final["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane]))
+                rows[lane].append((told.tick.observation["obs"][lane, 1], 0, False))
+            else:
+                rows[lane].append((told.tick.observation["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane]))
+    for lane, length in enumerate((2, 3, 4)):
+        episode = [(0, 0, False), *((t, t, t == length) for t in range(1, length + 1))]
+        assert rows[lane] == (episode * 15)[: len(rows[lane])]
+        assert len(rows[lane]) >= 15
+
+
+def test_seed_goes_to_the_first_reset():
+    (told,) = Driver(build()).tick()
+    assert told.tick.observation["obs"][:, 0].tolist() == [50, 51, 52]
+
+
+def test_next_step_refuses_a_reset_of_a_lane_that_goes_on():
+    driver = Driver(build())
+    driver.tick()
+    with pytest.raises(EnvironmentFault, match="lane 1 has not finished"):
+        driver.tick(reset=np.array([False, True, False]))
+
+
+def test_disabled_resets_any_lane_and_lets_the_others_go_on():
+    driver = Driver(build(kwargs={"mode": "Disabled", "lengths": (9,)}))
+    driver.tick()
+    driver.tick()
+    (told,) = driver.tick(reset=np.array([False, True, False]))
+    assert told.tick.observation["obs"][:, 1].tolist() == [2, 0, 2]
+    assert told.tick.reward.tolist() == [2, 0, 2]
+    assert not told.tick.restarted.any()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_nested_observations_in_every_mode(mode):
+    driver = Driver(build(kwargs={"mode": mode, "kind": "Nested", "lengths": (2,)}, lanes=2))
+    driver.tick()
+    driver.tick()
+    (told,) = driver.tick()
+    seen = told.tick.final if mode != "NextStep" else told.tick.observation
+    assert seen["obs.step"].tolist() == [2, 2]
+    assert seen["obs.place.0"][:, 0, 0].tolist() == [2, 2]
+
+
+def test_an_environment_that_publishes_nothing_must_be_declared():
+    with pytest.raises(ConfigError, match="autoreset"):
+        build(kwargs={"publish": False})
+    assert build(kwargs={"publish": False}, autoreset="next-step").autoreset == "next-step"
+
+
+def test_a_declaration_that_contradicts_the_environment_is_refused():
+    with pytest.raises(ConfigError, match='publishes autoreset "next-step"'):
+        build(autoreset="same-step")
+
+
+def test_what_has_no_vector_form_says_what_to_use():
+    with pytest.raises(ConfigError, match=r'use Gymnasium\(id="Acrobot-v1"\)'):
+        GymnasiumVector(id="Acrobot-v1").build(2, 0)
+    with pytest.raises(ConfigError, match="must be one of"):
+        GymnasiumVector(id="CartPole-v1", autoreset="never")
+
+
+@pytest.mark.parametrize(
+    ("observation", "says"),
+    [(np.zeros((2, 3), np.float32), "shape"), (np.full((2, 2), np.nan, np.float32), "lane 0 is not finite"), (np.zeros((2, 2), "U1"), "dtype")],
+)
+def test_faulty_answers_are_named(observation, says):
+    env = games.vector(2)
+    driver = Driver(VectorLanes(env, "Counters", 0, "next-step"))
+    driver.tick()
+    env.step = lambda actions: (observation, np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), {})
+    with pytest.raises(EnvironmentFault, match=says):
+        driver.tick()
+
+
+def test_an_environment_that_raises_is_named():
+    env = games.vector(2)
+    driver = Driver(VectorLanes(env, "Counters", 0, "next-step"))
+    driver.tick()
+
+    def step(actions):
+        raise KeyError("lost")
+
+    env.step = step
+    with pytest.raises(EnvironmentFault, match="Counters: raised KeyError while stepping"):
+        driver.tick()

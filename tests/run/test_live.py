@@ -1,0 +1,109 @@
+"""The views: what they say of a snapshot, and when."""
+
+import dataclasses
+import io
+
+from rich.console import Console
+
+from tidemill.run.live import LiveView, PlainView, Snapshot, WorkerView, make_view, picture
+
+ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
+START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, None, 0, 0, None, 0, (ACTOR,))
+LATER = dataclasses.replace(
+    START, seconds=3725.0, steps=150_000, steps_per_second=96_513.2, mean_return=123.45, episodes=1711, updates=20, lag=1.04, dropped=3
+)
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def console(file: io.StringIO | None = None, **options: object) -> Console:
+    return Console(file=file or io.StringIO(), width=100, height=20, **options)  # type: ignore[arg-type]
+
+
+def text(of: Console) -> str:
+    assert isinstance(of.file, io.StringIO)
+    return of.file.getvalue()
+
+
+def frame(snapshot: Snapshot, width: int = 100, height: int = 20) -> str:
+    into = Console(file=io.StringIO(), width=width, height=height)
+    into.print(picture(snapshot, width, height))
+    return text(into)
+
+
+def test_a_terminal_gets_the_live_view_and_all_else_gets_lines() -> None:
+    assert isinstance(make_view(console(Terminal(), force_terminal=True, _environ={"TERM": "xterm"})), LiveView)
+    assert isinstance(make_view(console()), PlainView)
+    assert isinstance(make_view(console(_environ={"FORCE_COLOR": "1"})), PlainView)
+    assert isinstance(make_view(console(Terminal(), _environ={"TERM": "dumb"})), PlainView)
+
+
+def test_plain_lines_come_first_every_five_seconds_and_at_a_change_of_state() -> None:
+    view = PlainView(console())
+    for seconds, state in ((0, "running"), (1, "running"), (4.9, "running"), (5, "running"), (6, "paused"), (7, "paused"), (8, "running")):
+        view.show(dataclasses.replace(START, seconds=seconds, state=state))
+    assert [line.split()[0] for line in text(view._console).splitlines()] == ["0:00:00", "0:00:05", "0:00:06", "0:00:08"]
+
+
+def test_a_plain_line_tells_every_figure() -> None:
+    view = PlainView(console())
+    view.show(LATER)
+    assert text(view._console).strip() == (
+        "1:02:05  steps 150,000 of 600,000  steps/s 97k  return 123.5  episodes 1,711  updates 20  lag 1.0  dropped 3"
+    )
+
+
+def test_unknown_figures_are_dashes_and_no_limit_has_no_bar() -> None:
+    shown = frame(dataclasses.replace(START, limit=None))
+    assert "of" not in shown.split()
+    assert "━" not in shown
+    assert shown.split().count("–") == 2
+
+
+def test_a_frame_tells_progress_and_where_time_goes() -> None:
+    shown = frame(LATER)
+    assert "25%" in shown
+    assert "actor.0  running  48k/s  █████████████████████···  environment 50%, inference 25%" in shown
+
+
+def test_a_frame_fits_its_terminal() -> None:
+    many = dataclasses.replace(LATER, workers=(ACTOR,) * 40)
+    for width, height in ((100, 20), (80, 24)):
+        lines = frame(many, width, height).splitlines()
+        assert len(lines) < height
+        assert max(map(len, lines)) <= width
+    assert f"and {40 - 11} more" in frame(many)
+
+
+def test_names_are_not_read_as_markup() -> None:
+    odd = dataclasses.replace(ACTOR, name="[red]actor[0]")
+    assert "[red]actor[0]" in frame(dataclasses.replace(START, run="[bold]", workers=(odd,)))
+
+
+def test_shares_that_sum_to_more_than_one_fill_the_bar_and_no_more() -> None:
+    assert f"  {'█' * 24}  " in frame(dataclasses.replace(START, workers=(dataclasses.replace(ACTOR, shares={"train": 0.9, "copy": 0.9}),)))
+
+
+def test_the_live_view_leaves_the_newest_frame_and_a_visible_cursor() -> None:
+    view = LiveView(console(Terminal(), force_terminal=True, _environ={"TERM": "xterm"}))
+    with view:
+        view.show(START)
+        view.show(dataclasses.replace(LATER, seconds=0.01))  # too soon to be drawn
+        assert "150,000" not in text(view._console)
+    assert "150,000" in text(view._console)
+    assert text(view._console).rindex("\x1b[?25h") > text(view._console).rindex("\x1b[?25l")
+    view.close()
+
+
+def test_the_end_tells_the_summary_and_commands_that_can_be_copied() -> None:
+    view = PlainView(console())
+    command = f"tidemill eval runs/{'x' * 120}"
+    summary = {"status": "reached return 475", "env_steps": 412416, "seconds": 75.25, "mean_return": None, "steps_per_second": 73400.23}
+    view.end(summary, {"evaluate": command})
+    lines = text(view._console).splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines if line] == ["reached return 475", "412,416", "0:01:15", "–", "73,400.2", "Next:", command]

@@ -1,0 +1,142 @@
+"""metrics.jsonl and TensorBoard events: what was written is read back, whatever ended the run."""
+
+import errno
+import logging
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tidemill.core.errors import RunError
+from tidemill.run.metrics import MetricsWriter, read_metrics
+
+
+def write(folder: Path, *steps: int, resume_at: int | None = None) -> None:
+    writer = MetricsWriter(folder, resume_at)
+    for step in steps:
+        writer.write({"step": step, "update": step // 10, "return/mean": step + 0.5})
+    writer.close()
+
+
+def steps(folder: Path) -> list[float]:
+    return [record["step"] for record in read_metrics(folder)]
+
+
+def events(folder: Path) -> list[tuple[int, str, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return [(e.step, tag, e.value) for tag in accumulator.Tags()["scalars"] for e in accumulator.Scalars(tag)]
+
+
+def test_records_are_read_back_as_written(tmp_path: Path) -> None:
+    write(tmp_path / "run", 10, 20)
+    assert read_metrics(tmp_path / "run") == [{"step": 10, "update": 1, "return/mean": 10.5}, {"step": 20, "update": 2, "return/mean": 20.5}]
+
+
+def test_nan_and_infinity_are_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 1, "a": math.nan, "b": -math.inf})
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step":1,"a":null,"b":null}\n'
+    record = read_metrics(tmp_path)[0]
+    assert math.isnan(record["a"])
+    assert math.isnan(record["b"])
+
+
+def test_a_record_is_readable_before_close(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 1})
+    assert steps(tmp_path) == [1]
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_torn_last_line_is_left_out_and_written_over_on_resume(tmp_path: Path, cut: int) -> None:
+    write(tmp_path, 10, 20)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert steps(tmp_path) in ([10], [10, 20])  # without its line end only, the record is still whole
+    write(tmp_path, 30, resume_at=20)
+    assert steps(tmp_path) == [10, 30]
+
+
+def test_a_resumed_run_drops_what_came_after_and_appends(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20, 30)
+    write(tmp_path, 25, 35, resume_at=20)
+    assert steps(tmp_path) == [10, 20, 25, 35]
+    assert [path.name for path in tmp_path.iterdir() if "tfevents" not in path.name] == ["metrics.jsonl"]
+
+
+def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    write(tmp_path, 20)
+    assert steps(tmp_path) == [10, 20]
+
+
+def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    assert events(tmp_path) == [(10, "update", 1.0), (20, "update", 2.0), (10, "return/mean", 10.5), (20, "return/mean", 20.5)]
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step":1}\nnonsense\n{"step":2}\n')
+    with pytest.raises(RunError, match="line 2 is no record: b'nonsense"):
+        read_metrics(tmp_path)
+
+
+def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing has no metrics\.jsonl"):
+        read_metrics(tmp_path / "nothing")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"cannot write .*--run-dir"):
+        MetricsWriter(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_loses_whole_records_and_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 1})
+    real = os.pwrite
+
+    def half(file: int, data: bytes, offset: int) -> int:
+        return real(file, data[: len(data) // 2], offset)
+
+    def none(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for broken in (half, none):
+        monkeypatch.setattr(os, "pwrite", broken)
+        with caplog.at_level(logging.WARNING):
+            writer.write({"step": 2})
+    monkeypatch.setattr(os, "pwrite", real)
+    writer.write({"step": 3})
+    writer.close()
+    assert steps(tmp_path) == [1, 3]
+    assert len(caplog.records) == 1
+    assert "training goes on" in caplog.text
+
+
+def test_tensorboard_that_cannot_write_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
+    write(tmp_path, 1, 2)
+    assert steps(tmp_path) == [1, 2]
+    assert [record.message for record in caplog.records] == [
+        "TensorBoard events stop here ([Errno 28] No space left on device); metrics.jsonl has all metrics"
+    ]
+
+
+def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20, 30)
+    for path in tmp_path.glob("events*"):
+        path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))  # file names carry the second; lives are read in their order
+    write(tmp_path, 25, resume_at=20)
+    assert [step for step, tag, _ in events(tmp_path) if tag == "update"] == [10, 20, 25]
