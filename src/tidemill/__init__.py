@@ -24,7 +24,9 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.errors import TidemillError
+from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.workers.actor import Actors, AgentSpec
@@ -41,9 +43,11 @@ __all__ = [
     "AgentSpec",
     "Algorithm",
     "AlgorithmConfig",
+    "Atari",
     "Environment",
     "EnvironmentConfig",
     "Experiment",
+    "Free",
     "Gymnasium",
     "GymnasiumVector",
     "Limits",
@@ -51,6 +55,7 @@ __all__ = [
     "PolicyConfig",
     "PolicyWorkers",
     "Sample",
+    "Scripted",
     "Tick",
     "TidemillError",
     "Trainer",

@@ -71,17 +71,6 @@ def test_gae_with_ratios_is_the_trace_of_v_trace():
     np.testing.assert_array_equal(same[1], f.gae(*inputs)[1])
 
 
-def test_the_training_mask_leaves_out_burn_in_overlap_final_rows_and_rows_without_an_action():
-    version = column(-1, 3, 3, 3, -1, 3, 3, 3, dtype=np.int64)
-    mask = f.training_mask(flags(8, 4), flags(8, 5), version, burn_in=2, bootstrap=1)
-    np.testing.assert_array_equal(np.flatnonzero(mask), [2, 3, 6])
-
-
-def test_without_bootstrap_the_last_row_is_left_out_all_the_same():
-    version = column(0, 0, 0, dtype=np.int64)
-    np.testing.assert_array_equal(np.flatnonzero(f.training_mask(flags(3), flags(3), version, 0, 0)), [0, 1])
-
-
 def test_masked_mean():
     assert f.masked_mean(np.array([1, NAN, 3], np.float32), np.array([True, False, True])) == 2  # (1 + 3) / 2
     assert f.masked_mean(np.array([NAN], np.float32), np.array([False])) == 0

@@ -292,3 +292,14 @@ def test_it_learns_which_action_pays():
         learner.update([sample], 0.0)
     assert share[0] < 0.5
     assert share[-1] > 0.9
+
+
+def test_the_trained_rows_leave_out_burn_in_overlap_final_rows_and_fillers():
+    sample = make_sample(learner_of().policy, T=8, N=1)
+    sample["version"][:, 0] = [-1, 3, 3, 3, -1, 3, 3, 3]
+    sample["done"][:, 0] = np.arange(8) == 4
+    sample["truncated"][:, 0] = np.arange(8) == 5
+    sample["obs"][:, 0] = np.arange(8)[:, None]
+    sample["value"][...] = sample["reward"][...] = 0
+    sample.burn_in = 2
+    np.testing.assert_array_equal(gather([sample], 0.99, 0.95).observation["obs"][:, 0], [2, 3, 6])

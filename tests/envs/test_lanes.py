@@ -202,6 +202,13 @@ def test_a_picture_comes_from_lane_0_alone():
     environment.close()
 
 
+@pytest.mark.parametrize("config", [Gymnasium(make=f"{GAMES}:Counter"), Gymnasium(id="tests.envs.games:TidemillCounter-v0")])
+def test_an_environment_without_pictures_has_none(config):
+    environment = config.build(1, 0, render=True)
+    Driver(environment).tick()
+    assert environment.render() is None
+
+
 def test_configurations_are_plain_data():
     config = Gymnasium(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
     assert decode(Gymnasium, encode(config)) == config

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.formulas import gae, training_mask
+from tidemill.algorithms.formulas import gae
 from tidemill.api.algorithm import Sample
 from tidemill.core.schema import Arrays
 
@@ -45,7 +45,6 @@ def gather(samples: Sequence[Sample], gamma: float, lam: float, log_ratio: LogRa
     for sample in samples:
         fields: dict[str, NDArray[Any]] = dict(sample)
         done, truncated, version = fields["done"], fields["truncated"], fields["version"]
-        mask = training_mask(done, truncated, version, sample.burn_in, sample.bootstrap)
         rho = None
         if log_ratio is not None:
             acted = np.flatnonzero((version >= 0) & ~(done | truncated))
@@ -54,7 +53,7 @@ def gather(samples: Sequence[Sample], gamma: float, lam: float, log_ratio: LogRa
                 log_ratio(_take([sample], [acted], "obs"), _take([sample], [acted], "action"), _rows([sample], [acted], "log_prob"))
             )
         advantage, target = gae(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
-        index = np.flatnonzero(mask)
+        index = np.flatnonzero(sample.trained())
         indices.append(index)
         advantages.append(advantage.reshape(-1).take(index))
         targets.append(target.reshape(-1).take(index))

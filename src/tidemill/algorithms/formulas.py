@@ -24,23 +24,11 @@ __all__ = [
     "gae",
     "masked_mean",
     "merge_moments",
-    "training_mask",
     "value_loss",
 ]
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-
-
-def training_mask(done: Bools, truncated: Bools, version: NDArray[np.int64], burn_in: int, bootstrap: int) -> Bools:
-    """Return the [T, N] mask of the rows that enter a loss: not burn-in, not overlap, not final, and acted on (version >= 0).
-
-    The very last row has no successor, so without a bootstrap row it is left out too (a full trajectory ends in a final row anyway).
-    """
-    mask = (version >= 0) & ~(done | truncated)
-    mask[:burn_in] = False
-    mask[len(mask) - max(bootstrap, 1) :] = False
-    return mask
 
 
 def gae(

@@ -13,8 +13,9 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Dict, Discrete, Space, Spaces, Tuple, field_of, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Array, Arrays
+from tidemill.core.source import load_attribute
 from tidemill.envs.faults import check_finite
-from tidemill.envs.registry import call_maker, find_spec, load_attribute
+from tidemill.envs.registry import call_maker, find_spec
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
@@ -57,10 +58,11 @@ class Gymnasium(EnvironmentConfig):
     def make_one(self, render: bool = False) -> Any:
         """Return one bare `gymnasium.Env`, with its time limit."""
         import gymnasium
+        from gymnasium.envs.registration import load_env_creator
 
         limit = self.max_episode_steps
         if self.make is not None:
-            maker = load_attribute(self.make)
+            maker = load_attribute(self.make, "make")
             if not callable(maker):
                 raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns a gymnasium.Env")
             env = call_maker(maker, self.make, maker, {**self.kwargs, **(_picture(maker) if render else {})})
@@ -75,9 +77,11 @@ class Gymnasium(EnvironmentConfig):
         plain.order_enforce, plain.disable_env_checker = False, True
 
         def make(**kwargs: Any) -> Any:
-            return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **kwargs)
+            creator: Any = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+            given: dict[str, Any] = {**kwargs, **(_picture(creator) if render else {})}
+            return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **given)
 
-        return call_maker(make, f'environment "{self.id}"', spec.entry_point, {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})})
+        return call_maker(make, f'environment "{self.id}"', spec.entry_point, self.kwargs)
 
 
 def _picture(maker: Callable[..., Any]) -> dict[str, str]:

@@ -2,15 +2,13 @@
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.source import import_module
 
 _INSTALL = {  # by the start of an entry point: what pip installs
     "ale_py": "ale-py",
@@ -22,51 +20,6 @@ _INSTALL = {  # by the start of an entry point: what pip installs
     "gymnasium.envs.toy_text": "gymnasium[toy-text]",
     "gymnasium.envs.classic_control": "gymnasium[classic-control]",
 }
-
-
-def load_attribute(name: str, setting: str = "make") -> Any:
-    """Return what ``module:NAME`` or ``FILE.py:NAME`` names. Raises `ConfigError` when there is no such thing."""
-    source, colon, attribute = name.rpartition(":")
-    if not colon or not source or not attribute:
-        raise ConfigError(f'{setting} = "{name}" must have the form "module:NAME" or "FILE.py:NAME"')
-    module = _load_file(Path(source), setting) if source.endswith(".py") else import_module(source, setting)
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        names = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f'{setting}: {source} has no "{attribute}"; {did_you_mean(attribute, names)}') from None
-
-
-def import_module(name: str, setting: str) -> Any:
-    """Import a module of the user's; what fails inside it is reported as its own error."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f'{setting}: there is no module "{error.name}"; install it, or start where it can be imported (PYTHONPATH)') from None
-        raise ConfigError(
-            f'{setting}: importing "{name}" needs the module "{error.name}", which is not installed: pip install {error.name}'
-        ) from error
-    except Exception as error:
-        raise ConfigError(f'{setting}: importing "{name}" failed: {type(error).__name__}: {error}') from error
-
-
-def _load_file(path: Path, setting: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{setting}: there is no file {path}")
-    name = f"tidemill_file_{path.stem}_{abs(hash(str(path.resolve())))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses inside look themselves up by module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
-    return module
 
 
 def find_spec(env_id: str) -> Any:

@@ -12,8 +12,9 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
+from tidemill.core.source import load_attribute
 from tidemill.envs.faults import check_finite
-from tidemill.envs.registry import arguments, call_maker, find_spec, load_attribute
+from tidemill.envs.registry import arguments, call_maker, find_spec
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
@@ -55,7 +56,7 @@ class GymnasiumVector(EnvironmentConfig):
         maker: Callable[..., Any]
         accepts: Any
         if self.make is not None:
-            maker = accepts = load_attribute(self.make)
+            maker = accepts = load_attribute(self.make, "make")
             if not callable(maker):
                 raise ConfigError(f"make: {self.make} is {maker!r}; it must be a callable that returns a gymnasium.vector.VectorEnv")
         else:

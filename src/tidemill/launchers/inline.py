@@ -3,6 +3,7 @@
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
+from tidemill.core.threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
 
 
@@ -14,6 +15,7 @@ class InlineLauncher(Launcher):
         self._links: list[LocalLink] = []
 
     def launch(self, job: Job) -> dict[str, Link]:
+        limit_threads(1)
         experiment = job.experiment
         ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
         links: dict[str, Link] = {}

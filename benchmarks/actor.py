@@ -1,0 +1,103 @@
+"""What a tick costs an actor besides environment and inference.
+
+    python benchmarks/actor.py
+
+Free environments (they return zeros), a policy that answers zeros, a consumer that releases at once; one process, local transport. Per tick: the
+clock's share of "python" and "copy" in the actor worker, with everything that an actor does (agents, ring, rows, samples, requests).
+"""
+
+import statistics
+from dataclasses import dataclass
+from time import perf_counter
+
+import tidemill
+from tidemill.api.control import Configure, Start, pack
+from tidemill.api.experiment import Context
+from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.spaces import schema_of_space
+from tidemill.core.clock import Clock
+from tidemill.core.schema import Field
+from tidemill.envs.scripted import Free
+from tidemill.transports.local import local_endpoints
+from tidemill.workers.actor import Actors, AgentSpec
+
+
+class _Zero(Policy):
+    def act(self, observation, state, deterministic, out):
+        pass
+
+    def parameters(self):
+        return {}
+
+    def load(self, parameters, version):
+        self.version = version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero(PolicyConfig):
+    """Answers whatever is in the answer buffer."""
+
+    def answer(self, spaces):
+        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+
+    def build(self, spaces, seed):
+        return _Zero()
+
+
+def measure(environment, lanes, ticks=4000, runs=5):
+    """Return (µs per tick besides environment and inference, µs per tick of the environment), medians."""
+    trainer = tidemill.Trainer(algorithm=tidemill.PPO())
+    actors = Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=128),))
+    experiment = tidemill.Experiment(name="free", policies={"policy": Zero()}, workers={"actor": actors, "trainer": trainer})
+    ends = local_endpoints(["actor-0", "trainer-0"], experiment.edges())
+    endpoints, link = ends["actor-0"]
+    worker = actors.build(Context(experiment, "actor-0", actors, endpoints))
+    link.send(pack(Configure()))
+    worker.turn()
+    link.send(pack(Start()))
+    worker.turn()
+    (channel,) = [ends["trainer-0"][0].consumer(e.name) for e in experiment.edges() if e.kind == "channel"]
+    channel.attach()
+    found = []
+    for run in range(runs + 1):
+        worker.clock = clock = Clock()
+        for target in worker.ring.targets:
+            target._clock = clock
+        for client in worker._clients.values():
+            client._clock = clock
+        done, spent = worker._ticks, 0.0
+        while worker._ticks - done < ticks:
+            start = perf_counter()
+            worker.turn()
+            spent += perf_counter() - start
+            while channel.take() is not None:
+                channel.release()
+        clock.enter("python")
+        count = worker._ticks - done
+        other = clock.seconds["environment"] + clock.seconds["inference"]
+        if run:
+            found.append((1e6 * (spent - other) / count, 1e6 * clock.seconds["environment"] / count))
+        link.receive()
+    return tuple(statistics.median(column) for column in zip(*found, strict=True))
+
+
+def main():
+    """Print the table."""
+    print(f"{'environment':34} {'seats':>6} {'actor µs/tick':>14} {'allowed':>9} {'environment µs/tick':>20}")
+    cases = [
+        ("1 lane", Free(), 1),
+        ("64 lanes", Free(), 64),
+        ("256 lanes", Free(), 256),
+        ("1,024 lanes", Free(), 1024),
+        ("8 lanes x 128 agents", Free(agents=128), 8),
+        ("8 lanes x 128 agents, dying", Free(agents=128, death_rate=0.01), 8),
+    ]
+    for name, environment, lanes in cases:
+        seats = lanes * environment.agents
+        own, env = measure(environment, lanes)
+        allowed = f"{40 + 0.3 * lanes:9.0f}" if environment.agents == 1 else " " * 9
+        print(f"{name:34} {seats:6} {own:14.1f} {allowed} {env:20.1f}")
+
+
+if __name__ == "__main__":
+    main()
