@@ -18,6 +18,8 @@
 Importing this imports no torch: a policy's `build` does.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -32,6 +34,11 @@ from tidemill.nets.actor_critic import ActorCritic
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tidemill.run.evaluate import evaluate
+    from tidemill.run.load import load
+    from tidemill.run.session import resume, train
 
 __version__ = "0.1.0"
 
@@ -60,4 +67,19 @@ __all__ = [
     "TidemillError",
     "Trainer",
     "WorkerConfig",
+    "evaluate",
+    "load",
+    "resume",
+    "train",
 ]
+
+_FRONT = {"evaluate": "tidemill.run.evaluate", "load": "tidemill.run.load", "resume": "tidemill.run.session", "train": "tidemill.run.session"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python front when it is first used: worker processes, which import this package too, have no use for it."""
+    if name not in _FRONT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_FRONT[name]), name)

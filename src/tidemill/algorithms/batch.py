@@ -79,6 +79,7 @@ def _rows(samples: Sequence[Sample], indices: Sequence[NDArray[np.intp]], key: s
     start = 0
     for sample, index in zip(samples, indices, strict=True):
         field = sample[key]
+        # mode: with "raise" numpy would write to a copy of `out` first; the indices are in range
         np.take(field.reshape(-1, *field.shape[2:]), index, axis=0, out=out[start : start + len(index)], mode="clip")
         start += len(index)
     return out

@@ -12,7 +12,7 @@ from tidemill.core.schema import Array, Arrays, Schema
 class Answer:
     """The answers to one request of n rows. Views: valid until the next `post_request` of the same client that reuses them, so copy at once."""
 
-    fields: Arrays  # answer schema's name → [n, ...]
+    fields: Arrays  # answer schema's name → [n, ...] (or more rows: the first n count)
     version: int  # that made the answers
     policy: int  # index of the policy that made them
 

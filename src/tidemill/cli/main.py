@@ -1,19 +1,25 @@
 """The command line."""
 
-import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
+from tidemill.workers.actor import Actors
 
 app = typer.Typer(
     name="tidemill",
@@ -79,6 +85,10 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
     return experiment_for(what, environment_from(what, env_args)), None
 
 
+Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
+File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
+ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
 Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
 
 
@@ -109,7 +119,9 @@ def train(
 
 def _exit(summary: dict[str, Any]) -> None:
     if summary["status"] == "interrupted":
-        raise typer.Exit(128 + (signal.SIGINT if summary["reason"] == "Ctrl-C" else signal.SIGTERM))
+        from tidemill.run.interrupts import exit_status
+
+        raise typer.Exit(exit_status(summary["reason"]))
 
 
 @app.command()
@@ -154,6 +166,118 @@ def start(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> Non
 def stop(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """End a run that is going on, with a final checkpoint."""
     _tell(run, "stop")
+
+
+@app.command("eval")
+@friendly
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 100,
+    lanes: Annotated[int, typer.Option(help="Copies of the environment to play them in.")] = 10,
+    seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
+    checkpoint: Checkpoint = None,
+    stochastic: Stochastic = False,
+    file: File = None,
+    actor: ActorGroup = None,
+) -> None:
+    """Play episodes with a run's policy and show what it reaches."""
+    from tidemill.run.evaluate import evaluate as play_episodes
+
+    found = play_episodes(run, episodes, lanes=lanes, seed=seed, deterministic=not stochastic, checkpoint=checkpoint, file=file, actor=actor)
+    table = Table("", *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs), box=SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, value in (
+        ("checkpoint", lambda spec: f"update {spec.update:,}"),
+        ("episodes", lambda spec: f"{spec.episodes:,}"),
+        ("mean return", lambda spec: f"{spec.mean:,.2f}"),
+        ("95 % interval", lambda spec: f"{spec.interval[0]:,.2f} … {spec.interval[1]:,.2f}" if spec.interval else "–"),
+        ("deviation", lambda spec: f"{spec.deviation:,.2f}"),
+        ("smallest", lambda spec: f"{spec.min:,.2f}"),
+        ("largest", lambda spec: f"{spec.max:,.2f}"),
+        ("mean length", lambda spec: f"{spec.length_mean:,.1f}"),
+    ):
+        table.add_row(name, *map(value, found.specs))
+    _print_table(table)
+
+
+@app.command()
+@friendly
+def play(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    video: Annotated[Path | None, typer.Option(help="The video to write, FILE.mp4.")] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 1,
+    max_seconds: Annotated[float, typer.Option(help="Length of the video at most.")] = 120.0,
+    fps: Annotated[int, typer.Option(help="Frames (environment steps) per second.")] = 30,
+    seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
+    checkpoint: Checkpoint = None,
+    stochastic: Stochastic = False,
+    file: File = None,
+    actor: ActorGroup = None,
+) -> None:
+    """Make a video of a run's policy at play."""
+    from tidemill.run.play import play as film
+
+    made = film(
+        run,
+        video,
+        episodes=episodes,
+        max_seconds=max_seconds,
+        fps=fps,
+        seed=seed,
+        deterministic=not stochastic,
+        checkpoint=checkpoint,
+        file=file,
+        actor=actor,
+    )
+    returns = ", ".join(f"{value:.1f}" for value in made.returns) or "none"
+    cut = f"; cut at {max_seconds:g} s (--max-seconds)" if made.cut else ""
+    print(f"{made.path}: {made.frames} frames, {made.frames / made.fps:.1f} s; returns of finished episodes: {returns}{cut}")
+
+
+@app.command("check-env")
+@friendly
+def check_env(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="An environment, or a function of an experiment.")],
+    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
+) -> None:
+    """Look an environment over before training on it: spaces, values, resets, determinism, speed."""
+    from tidemill.envs.check import check_environment
+
+    environments = _environments(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
+    failed = False
+    for environment in environments:
+        table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
+        for finding in check_environment(environment, seed):
+            failed |= finding.level == "fail"
+            color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+            table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
+        _print_table(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig]:
+    """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
+    from tidemill.envs.resolve import environment_from
+
+    if what.rpartition(":")[0].endswith(".py"):
+        made = load_attribute(what, "environment")
+        if isfunction(made) and not signature(made).parameters:
+            made = made()
+        if isinstance(made, EnvironmentConfig):
+            return [made]
+        if isinstance(made, Experiment):
+            return [worker.environment for worker in made.workers.values() if isinstance(worker, Actors)]
+        if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
+            close()  # it was an environment's maker
+    return [environment_from(what, env_args)]
+
+
+def _print_table(table: Table) -> None:
+    console = Console()
+    console.print(table, crop=False) if console.is_terminal else Console(width=200).print(table)
 
 
 @app.command()

@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, name: str, arrays: Mapping[str, Mapping[str, 
         aside.mkdir(mode=0o700)
         sums = {}
         for file, content in arrays.items():
-            data = save({k: np.ascontiguousarray(a) for k, a in content.items()})
+            data = save({k: np.asarray(a, order="C") for k, a in content.items()})  # ascontiguousarray gives scalars an axis
             _write_synced(aside / f"{file}.safetensors", data)
             sums[f"{file}.safetensors"] = sha256(data).hexdigest()
         manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}

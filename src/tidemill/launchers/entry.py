@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from pathlib import Path
 from time import sleep
 
@@ -29,7 +30,8 @@ GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gon
 
 def main() -> None:
     """Run the worker that standard input describes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_signals_to_runner()
+    runner = os.getppid()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     descriptors = {order.bell, order.runner_bell, order.link}
     for handle in order.edges.values():
@@ -48,15 +50,42 @@ def main() -> None:
     except TidemillError as error:
         link.send(pack(Status(State.FAILED, error=str(error))))
         return
+    except Exception as error:
+        link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
+        return
     worker.run()
+    if os.getppid() != runner:
+        _end_session()
+
+
+def _leave_signals_to_runner() -> None:
+    """Ctrl-C is the runner's to handle, and so is a SIGTERM that a batch system sends to every process. Handled, not ignored: what an environment
+    starts or forks must not inherit that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_take_signals_again)
+
+
+def _take_signals_again() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_runner(link: int) -> None:
     """Wait until the runner is gone; a worker that is still here a little later (its environment hangs) is ended."""
+    _hung_up(link, None)
+    sleep(GRACE)
+    _end_session()
+
+
+def _hung_up(link: int, milliseconds: int | None) -> bool:
     poll = select.poll()
     poll.register(link, 0)  # hang-up is always reported
-    poll.poll()
-    sleep(GRACE)
+    return bool(poll.poll(milliseconds))
+
+
+def _end_session() -> None:
+    """End this process and all that its environment started: nobody else is left to do it."""
     os.killpg(0, signal.SIGKILL)
 
 

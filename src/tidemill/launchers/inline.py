@@ -1,10 +1,14 @@
 """The inline launcher: every worker in this thread, in turn. Deterministic: the debugger's launcher."""
 
+from time import sleep
+
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
+
+_NAP = 0.001  # seconds to wait when no worker can do anything: for an environment outside of this process, or for the end of a pause
 
 
 class InlineLauncher(Launcher):
@@ -26,8 +30,8 @@ class InlineLauncher(Launcher):
         return links
 
     def wait(self, seconds: float) -> None:
-        for worker in self._workers.values():
-            worker.turn()
+        if not sum(worker.turn() for worker in self._workers.values()):
+            sleep(min(seconds, _NAP))
 
     def obituary(self, worker: str) -> str:
         return "it returned"

@@ -7,6 +7,7 @@ system, so nothing is left behind however a process ends.
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 
@@ -27,6 +28,7 @@ from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
 SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
 _TAIL = 2000  # characters of a dead worker's output that are shown
+_AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -54,18 +56,17 @@ class ProcessesLauncher(Launcher):
         self._threads = threads
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
-        self._links: dict[str, SocketLink] = {}
+        self._links: dict[str, RunnerLink] = {}
         self._descriptors: list[int] = []
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self, job: Job) -> dict[str, Link]:
         experiment = job.experiment
         workers = [name for name, _ in experiment.members()]
-        self._bell = EventBell(os.eventfd(0))
-        bells = {name: os.eventfd(0) for name in workers}
+        self._bell = RunnerBell(self._keep(os.eventfd(0)))
+        bells = {name: self._keep(os.eventfd(0)) for name in workers}
         edges = experiment.edges()
-        segments = {edge.name: os.memfd_create(f"tidemill {edge.name}") for edge in edges}
-        self._descriptors += [self._bell.descriptor, *bells.values(), *segments.values()]
+        segments = {edge.name: self._keep(os.memfd_create(f"tidemill {edge.name}"[:200])) for edge in edges}
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
@@ -73,18 +74,21 @@ class ProcessesLauncher(Launcher):
         spin = SPIN if len(workers) < (len(os.sched_getaffinity(0))) else 0.0
         text = json.dumps(encode(experiment))
         for name in workers:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            link = BellLink(ours, bells[name])
-            self._links[name] = link
-            self._bell.also(ours.fileno())
             handles = edge_handles(name, edges, segments, bells)
-            order = Order(
-                name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], self._bell.descriptor, theirs.fileno(), handles
-            )
-            self._logs[name] = logs / f"{name}.log"
-            self._processes[name] = self._spawn(order, self._logs[name])
-            theirs.close()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._links[name] = link = RunnerLink(ours, bells[name], self._bell)
+                order = Order(
+                    name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], self._bell.descriptor, theirs.fileno(), handles
+                )
+                self._logs[name] = logs / f"{name}.log"
+                self._processes[name] = process = self._spawn(order, self._logs[name])
+            link.watch(self._keep(os.pidfd_open(process.pid)))
         return dict(self._links)
+
+    def _keep(self, descriptor: int) -> int:
+        self._descriptors.append(descriptor)
+        return descriptor
 
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
         passed = {order.bell, order.runner_bell, order.link}
@@ -119,7 +123,9 @@ class ProcessesLauncher(Launcher):
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "it hung up, but its process still runs"
-        how = f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with status {code}"
+        how = f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process ended with status {code}"
+        if code == -signal.SIGKILL:
+            how += " (by hand, or by the system for want of memory: see dmesg)"
         tail = self._logs[worker].read_text(errors="replace")[-_TAIL:].strip() if self._logs[worker].exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
 
@@ -133,35 +139,89 @@ class ProcessesLauncher(Launcher):
             except subprocess.TimeoutExpired:
                 kill_session(process.pid)
                 process.wait()
-            kill_session(process.pid)  # what its environment may have started
+        deadline = monotonic() + _AFTER
+        for process in self._processes.values():
+            # What its environment started, and what that left to itself (a resource tracker, say) ends by itself.
+            while _session_lives(process.pid) and monotonic() < deadline:
+                sleep(0.005)
+            kill_session(process.pid)
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
         self._processes.clear()
+        self._links.clear()
         if self._temporary is not None:
             self._temporary.cleanup()
         for log in self._logs.values():
             if log.exists() and log.stat().st_size == 0:
                 log.unlink()
+        logs = {log.parent for log in self._logs.values()}
+        for folder in logs:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # nobody had anything to say
 
 
-class BellLink(SocketLink):
-    """The runner's end: rings the worker after each message, since a worker sleeps on its bell alone."""
+class RunnerBell(EventBell):
+    """The runner's bell, also rung by links, and by the ends of processes."""
 
-    def __init__(self, connection: socket.socket, bell: int) -> None:
+    def forget(self, descriptor: int) -> None:
+        """Be woken no more by a descriptor that has hung up, and would wake for ever."""
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(descriptor)
+
+
+class RunnerLink(SocketLink):
+    """The runner's end. It rings the worker after each message, since a worker sleeps on its bell alone; and it hangs up when the worker's process is
+    dead, even where the other end of the socket is still open in what the process forked."""
+
+    def __init__(self, connection: socket.socket, bell: int, runner_bell: RunnerBell) -> None:
         super().__init__(connection)
-        self._bell = bell
+        self._worker_bell, self._runner_bell = bell, runner_bell
+        self._descriptors = [connection.fileno()]
+        self._process = select.poll()
+        runner_bell.also(connection.fileno())
+
+    def watch(self, pidfd: int) -> None:
+        """Take the process at the other end for the worker."""
+        self._process.register(pidfd, select.POLLIN)
+        self._runner_bell.also(pidfd)
+        self._descriptors.append(pidfd)
 
     def send(self, message: bytes) -> bool:
         sent = super().send(message)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._worker_bell, 1)
         return sent
+
+    def receive(self) -> list[bytes] | None:
+        dead = bool(self._process.poll(0))
+        messages = super().receive()
+        if messages is None or (dead and not messages):
+            for descriptor in self._descriptors:
+                self._runner_bell.forget(descriptor)
+            self._descriptors.clear()
+            return None
+        return messages
 
 
 def kill_session(leader: int) -> None:
     """Kill the process group that `leader` began (a worker and what its environment started)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _session_lives(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def edge_handles(worker: str, edges: list[Edge], segments: Mapping[str, int], bells: Mapping[str, int]) -> dict[str, EdgeHandle]:

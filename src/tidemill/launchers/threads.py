@@ -1,6 +1,7 @@
 """The threads launcher: every worker in a thread of this process."""
 
 import threading
+from time import monotonic
 
 from tidemill.api.experiment import Context
 from tidemill.api.launcher import Job, Launcher
@@ -41,5 +42,6 @@ class ThreadsLauncher(Launcher):
     def close(self, seconds: float) -> None:
         for link in self._links:
             link.close()
+        deadline = monotonic() + seconds
         for thread in self._threads.values():
-            thread.join(seconds)
+            thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process

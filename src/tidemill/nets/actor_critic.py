@@ -26,6 +26,8 @@ class ActorCritic(PolicyConfig):
     encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two are at least 36, and flattens the rest; ``mlp`` flattens
     all; ``nature_cnn`` is ``auto`` that refuses an observation without images."""
+    convolutions: Literal["float32", "bfloat16"] = "float32"
+    """What the convolutions compute in; weights, heads and Adam are float32 always. bfloat16 is about twice as fast on a CPU that has it."""
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images yes, else no."""
     normalise_observations: bool = False
@@ -38,7 +40,8 @@ class ActorCritic(PolicyConfig):
             raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
             raise ConfigError(f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one between -20 and 20, such as 0")
-        for name, known in (("activation", ("tanh", "relu")), ("encoder", ("auto", "mlp", "nature_cnn"))):
+        choices = {"activation": ("tanh", "relu"), "encoder": ("auto", "mlp", "nature_cnn"), "convolutions": ("float32", "bfloat16")}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}')
 

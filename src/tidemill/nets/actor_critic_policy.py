@@ -41,6 +41,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self.encoder = ObservationEncoder(spaces.observation, config.encoder)
         self.distribution = distribution_of(spaces.action)
         self.activation = config.activation
+        self.bfloat16 = config.convolutions == "bfloat16"
         shared = bool(self.encoder.images) if config.shared_critic is None else config.shared_critic
         self.towers = 1 if shared else 2
         self._rng = np.random.default_rng(sampling_seed)

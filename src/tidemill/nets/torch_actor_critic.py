@@ -68,11 +68,16 @@ class TorchActorCritic:
             image = image.unsqueeze(1)
         elif not self._policy.encoder.images[name].channels_first:
             image = image.permute(0, 3, 1, 2)
-        x = image.contiguous(memory_format=torch.channels_last).float() / 255
+        dtype = torch.bfloat16 if self._policy.bfloat16 else torch.float32
+
+        def weight(part: str) -> Tensor:
+            return self._weights[f"cnn.{name}.{part}"][tower].to(dtype)
+
+        x = image.contiguous(memory_format=torch.channels_last).to(dtype) / 255
         for i, (_, _, stride) in enumerate(CONVOLUTIONS):
-            x = functional.conv2d(x, self._weights[f"cnn.{name}.{i}.weight"][tower], self._weights[f"cnn.{name}.{i}.bias"][tower], stride).relu()
+            x = functional.conv2d(x, weight(f"{i}.weight"), weight(f"{i}.bias"), stride).relu()
         x = x.permute(0, 2, 3, 1).flatten(1)  # as it lies: nothing is copied
-        return torch.addmm(self._weights[f"cnn.{name}.out.bias"][tower], x, self._weights[f"cnn.{name}.out.weight"][tower]).relu()
+        return torch.addmm(weight("out.bias"), x, weight("out.weight")).relu().float()
 
 
 class _Hidden(torch.autograd.Function):

@@ -1,9 +1,15 @@
-"""The run's socket: `tidemill pause|start|stop RUN` speak to it. A unix socket in the run's folder, readable by its owner alone."""
+"""The run's socket: `tidemill pause|start|stop RUN` speak to it. Both ends of it belong to one user.
+
+On Linux it is an abstract unix socket, named by the folder's device and inode: nothing is left behind however the run ends. Elsewhere it is a file in
+the run's folder, readable by its owner alone.
+"""
 
 import os
 import socket
+import struct
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tidemill.core.errors import RunError
@@ -13,27 +19,36 @@ _NAME = "control.sock"
 _TIMEOUT = 10.0  # seconds that a command waits for the run's answer
 
 
-@contextmanager
-def _address(folder: Path) -> Iterator[str]:
-    """Yield a path to the socket that is short enough for the system's limit (about 100 characters)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{_NAME}"
-    finally:
-        os.close(descriptor)
+def _address(folder: Path) -> str:
+    if not sys.platform.startswith("linux"):
+        return str(folder / _NAME)
+    found = folder.stat()
+    return f"\0tidemill-{found.st_dev:x}-{found.st_ino:x}"
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """An abstract name has no permissions: whoever is at the other end must be this user, or root."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return user in (0, os.getuid())
 
 
 class ControlSocket:
     """The run's end."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _NAME
-        self._path.unlink(missing_ok=True)  # the folder's lock is held: it is a dead run's
+        address = _address(folder)
+        self._path = None if address.startswith("\0") else Path(address)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)  # the folder's lock is held: it is a dead run's
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:
-            with _address(folder) as address:
-                self._socket.bind(address)
+            self._socket.bind(address)
+        except OSError as error:
+            self._socket.close()
+            raise RunError(f"{folder}: its control socket cannot be made: {error.strerror}; name another folder with --run-dir") from None
         finally:
             os.umask(mask)
         self._socket.listen(4)
@@ -47,6 +62,9 @@ class ControlSocket:
             except BlockingIOError:
                 return
             connection.settimeout(1.0)
+            if not _same_user(connection):
+                connection.close()
+                continue
             try:
                 yield connection.recv(64).decode(errors="replace").strip(), connection
             except OSError:
@@ -62,7 +80,8 @@ class ControlSocket:
     def close(self) -> None:
         """Remove the socket."""
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 def tell(folder: Path, command: str) -> str:
@@ -70,11 +89,12 @@ def tell(folder: Path, command: str) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT)
         try:
-            with _address(folder) as address:
-                connection.connect(address)
+            connection.connect(_address(folder))
+            if not _same_user(connection):
+                raise RunError(f"{folder}: another user answers there; only the user who started a run may {command} it")
             connection.sendall(command.encode())
             return connection.recv(4096).decode(errors="replace")
         except (FileNotFoundError, ConnectionRefusedError):
-            raise RunError(f"{folder}: no run is going on there; start one with: tidemill resume {folder}") from None
+            raise RunError(f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}") from None
         except TimeoutError:
             raise RunError(f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs") from None

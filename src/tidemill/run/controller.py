@@ -1,11 +1,9 @@
 """The controller of a run: configures the workers, starts them in order, watches them, records what they report, and ends them."""
 
-import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from types import FrameType
 from typing import Any
 
 from tidemill.api.control import (
@@ -28,11 +26,13 @@ from tidemill.api.control import (
 from tidemill.api.experiment import WorkerConfig
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
-from tidemill.core.errors import RunError
+from tidemill.core.errors import RunError, TidemillError
+from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
+from tidemill.run.stall import explain_stall
 
 READY_DEADLINE = 120.0  # seconds from launch to every worker READY
-EXIT_DEADLINE = 15.0  # seconds from the order to finish to every trainer's final checkpoint
-CLOSE_DEADLINE = 5.0  # seconds that workers have to end by themselves
+EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
+CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
 
@@ -67,52 +67,113 @@ class Progress:
         return sum(self.returns) / len(self.returns) if self.returns else None
 
 
+class _Cut(Exception):
+    """The run is to end before it began."""
+
+
 class Controller:
     """Runs one job on one launcher.
 
-    record    called with each update's metrics
-    watch     called about ten times a second, for views and remote commands
+    record      called with each update's metrics
+    watch       called about ten times a second, for views and remote commands
+    interrupts  the signals that end the run
+    progress    where a resumed run goes on from
+
+    Afterwards `reason` says how the run ended, `began` whether every worker became ready, `notices` what the user should read, and `tracebacks` what
+    a developer should.
     """
 
-    def __init__(self, job: Job, launcher: Launcher, record: Callable[[dict[str, float]], None], watch: Callable[["Controller"], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        launcher: Launcher,
+        record: Callable[[dict[str, float]], None],
+        watch: Callable[["Controller"], None],
+        interrupts: Interrupts | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
-        self.progress = Progress(returns=deque(maxlen=job.experiment.limits.window))
+        self.progress = progress or Progress()
+        self.progress.returns = deque(maxlen=job.experiment.limits.window)
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
-        self.paused = False
+        self.tracebacks: list[str] = []
+        self.paused = self.began = False
         self.reason = ""
+        self.interrupted = 0
+        """The signal that ended the run, 0 for none."""
+        self._interrupts = interrupts or Interrupts()
         self._facts = Facts()
-        self._interrupts: list[int] = []
-        self._ending = False
+        self._running = False  # every worker was told to start
+        self._finishing = False  # and to finish
+        self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._last_update = monotonic()
         self._stalled = False
 
-    @property
-    def interrupted(self) -> int:
-        """The signal that ended the run, 0 for none."""
-        return self._interrupts[0] if self._interrupts else 0
-
     def run(self) -> None:
         """Run to the end. Raises `RunError` with the first cause when a worker fails; whatever happens, nothing is left behind."""
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)} if _in_main_thread() else {}
+        self._interrupts.armed = True
         try:
-            links = self._launcher.launch(self.job)
+            try:
+                self._live()
+            finally:
+                if self._interrupts.armed:
+                    self._finish()
+        except BrokenOff:
+            name = signal_name(self._interrupts.first)
+            how = f"{GRACE:.0f} s after {name}" if self._interrupts.overdue else f"by {name} for the second time"
+            self.reason = f"broken off {how}"
+            raise RunError(f"broken off {how}, without a final checkpoint") from None
+        finally:
+            self._interrupts.armed = False
+            self._launcher.close(self._patience)
+
+    def _live(self) -> None:
+        try:
+            try:
+                links = self._launcher.launch(self.job)
+            except OSError as error:
+                raise RunError(f"the workers cannot be started: {error.strerror}; free what the system lacks (ulimit -a)") from error
             configs = dict(self.job.experiment.members())
             self.members = {name: Member(configs[name], link) for name, link in links.items()}
             self._configure()
+            self.began = True
             self._start()
-            self._loop()
-        finally:
-            for member in self.members.values():
-                if member.state not in ENDED:
-                    member.link.send(pack(Exit(self.reason)))
-            self._launcher.close(CLOSE_DEADLINE)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        except _Cut:
+            return
+        self._loop()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts.append(number)
+    def _finish(self) -> None:
+        """Tell whoever still lives to finish, and wait for them. What goes wrong now is a notice: the cause came before."""
+        self._finishing = True
+        for member in self.members.values():
+            if member.state not in ENDED:
+                member.link.send(pack(Exit(self.reason)))
+        deadline = monotonic() + CLOSE_DEADLINE
+        while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
+            if monotonic() > deadline:
+                break
+            self._launcher.wait(0.1)
+            for name, member in living.items():
+                messages = member.link.receive()
+                if messages is None:
+                    member.state = State.FAILED
+                    self.notices.append(f"{name} did not finish: {self._launcher.obituary(name)}")
+                for data in messages or ():
+                    try:
+                        self._take(name, member, unpack_up(data))
+                    except TidemillError as error:
+                        self.notices.append(str(error))
+            self._look()
+        if not living:
+            self._patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
+        for name, member in living.items():
+            where = ", most likely in its environment" if member.config.owns_environment else ""
+            self.notices.append(
+                f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, and was last heard "
+                f"{monotonic() - member.heard:.0f} s ago; it was ended by force"
+            )
 
     # ---- start -------------------------------------------------------------------------------------------------------------------------------
 
@@ -133,14 +194,17 @@ class Controller:
             for name in names:
                 self._send(name, Start())
             self._await(names, State.RUNNING)
+        self._running = True
         self._last_update = monotonic()
+        if self.paused:
+            self._tell_all(Pause())
 
     def _await(self, names: list[str], state: State) -> None:
         deadline = monotonic() + READY_DEADLINE
         while not all(self.members[name].state is state for name in names):
-            if self._interrupts:
-                self.reason = _signal_name(self._interrupts[0])
-                return
+            self._look_for_signal()
+            if self.reason:
+                raise _Cut
             waiting = [name for name in names if self.members[name].state is not state]
             if monotonic() > deadline:
                 raise RunError(
@@ -158,10 +222,7 @@ class Controller:
         limited = [member for member in self.members.values() if member.config.limited]
         deadline: float | None = None
         while not all(member.state in ENDED for member in limited):
-            if len(self._interrupts) > 1:
-                raise RunError(f"{_signal_name(self._interrupts[1])} for the second time: left without a final checkpoint")
-            if self._interrupts and not self.reason:
-                self.reason = _signal_name(self._interrupts[0])
+            self._look_for_signal()
             target = self.job.experiment.limits.mean_return
             mean, full = self.progress.mean_return, len(self.progress.returns) == self.progress.returns.maxlen
             if target is not None and full and mean is not None and mean >= target and not self.reason:
@@ -172,7 +233,8 @@ class Controller:
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
             if deadline is not None and monotonic() > deadline:
-                raise RunError(f"the trainer did not finish within {EXIT_DEADLINE:.0f} s after it was told to ({self.reason})")
+                late = ", ".join(name for name, member in self.members.items() if member.config.limited and member.state not in ENDED)
+                raise RunError(f"{late} did not finish within {EXIT_DEADLINE:.0f} s after it was told to ({self.reason})")
             self._hear()
             self._look_for_stall()
 
@@ -187,9 +249,17 @@ class Controller:
                 continue
             for data in messages:
                 self._take(name, member, unpack_up(data))
+        self._look()
+
+    def _look(self) -> None:
         if monotonic() - self._last_watch >= 0.1:
             self._last_watch = monotonic()
             self._watch(self)
+
+    def _look_for_signal(self) -> None:
+        if self._interrupts.first and not self.reason:
+            self.interrupted = self._interrupts.first
+            self.reason = signal_name(self.interrupted)
 
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard = monotonic()
@@ -198,11 +268,11 @@ class Controller:
                 member.state = message.state
                 if message.state is State.FAILED:
                     if message.details:
-                        self.notices.append(message.details)
+                        self.tracebacks.append(f"{name}: {message.details}")
                     raise RunError(f"{name}: {message.error}")
                 if message.state is State.READY:
                     self._merge(name, message.facts)
-                if message.state is State.COMPLETED and not self.reason:
+                if message.state is State.COMPLETED and not self.reason and not self._finishing:
                     if not member.config.limited:
                         raise RunError(f"{name} ended before it was told to")
                     self.reason = message.reason
@@ -245,21 +315,22 @@ class Controller:
         if self.paused or self._stalled or monotonic() - self._last_update < STALL:
             return
         self._stalled = True
-        quiet = [f"{name} was last heard {monotonic() - m.heard:.0f} s ago ({m.state.value})" for name, m in self.members.items()]
-        self.notices.append(f"no update for {STALL:.0f} s; " + ", ".join(quiet))
+        self.notices.append(f"no update for {STALL:.0f} s: {explain_stall(self.job.experiment, self.members)}")
 
     # ---- commands ----------------------------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Pause every worker."""
+        """Pause every worker, or all of them as soon as they run."""
+        if not self.paused and self._running:
+            self._tell_all(Pause())
         self.paused = True
-        self._tell_all(Pause())
 
     def resume(self) -> None:
         """Start every worker again."""
+        if self.paused and self._running:
+            self._tell_all(Start())
         self.paused = False
         self._last_update = monotonic()
-        self._tell_all(Start())
 
     def stop(self, reason: str) -> None:
         """End the run cleanly, with a final checkpoint."""
@@ -274,13 +345,3 @@ class Controller:
     def _tell_all(self, message: Down) -> None:
         for name in self.members:
             self._send(name, message)
-
-
-def _signal_name(number: int) -> str:
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-
-
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()

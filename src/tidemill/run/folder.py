@@ -3,7 +3,7 @@
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
 source.json      the file that defined it, SHA-256   metrics.jsonl    a line per update (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
-logs/            what workers printed, tracebacks    control.sock     while it runs: pause, start, stop
+logs/            what workers printed, tracebacks
 """
 
 import fcntl
@@ -11,8 +11,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,8 @@ class Source:
     @classmethod
     def of(cls, path: Path) -> "Source":
         """Return the source that `path` is now."""
+        if not path.is_file():
+            raise RunError(f"there is no file {path}; say where the experiment's file is with --file FILE.py")
         return cls(str(path.resolve()), file_digest(path))
 
 
@@ -47,12 +52,16 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = -1
+        self._made: list[Path] = []  # by `create`, for `discard`; the run's own folder first, then those above it
+        self._found: set[Path] = set()
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, source: Source | None) -> "RunFolder":
         """Make a new run's folder and write what is known at the start. Raises `RunError` when it is taken or cannot be written."""
-        check_name("run", path.name)
+        check_name("run", path.resolve().name)
         folder = cls(path)
+        content = encode(experiment)  # raises for what is no plain data, before anything is made
         if (path / CONFIG).exists():
             other = folder.experiment_name()
             if other != experiment.name:
@@ -61,15 +70,27 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
         try:
+            folder._made = [p for p in (path, *path.parents) if not p.exists()]
             path.mkdir(parents=True, exist_ok=True)
+            folder._found = set(path.iterdir())
             folder.lock()
-            folder.write(CONFIG, encode(experiment))
+            folder.write(CONFIG, content)
             folder.write(VERSIONS, versions())
             if source is not None:
                 folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
         except OSError as error:
+            folder.discard()
             raise RunError(f"run folder {path} cannot be written: {error.strerror}; name another with --run-dir") from None
         return folder
+
+    def discard(self) -> None:
+        """Remove all that was made since `create`: the run never began."""
+        for path in set(self.path.iterdir()) - self._found if self.path.is_dir() else ():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        self.unlock()
+        with suppress(OSError):
+            for path in self._made:
+                path.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -81,17 +102,27 @@ class RunFolder:
         return cls(path)
 
     def lock(self) -> None:
-        """Hold the folder while this process lives. Raises `RunError` when another run does."""
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Hold the folder while this process lives, however it ends. Raises `RunError` when another run does."""
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the folder itself: no file to leave behind
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.unlock()
             raise RunError(f"{self.path} is being written by another run; stop it with: tidemill stop {self.path}") from None
+        except OSError:
+            pass  # a network share without such locks: nothing keeps two runs apart there
 
     def unlock(self) -> None:
         """Let others have the folder."""
-        os.close(self._lock)
-        (self.path / ".lock").unlink(missing_ok=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def tidy(self) -> None:
+        """Remove what writers that were killed left aside. The folder is locked and no worker lives."""
+        for path in (*self.path.glob(".*.json.*"), *self.path.glob("metrics.tmp"), *self.path.glob("checkpoints/*/.update-*")):
+            if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.update-\d+\.\d+", path.name):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def write(self, name: str, content: Any) -> None:
         """Write plain data as JSON, aside and renamed."""

@@ -1,29 +1,34 @@
 """The Python front: `train` an experiment, `resume` a run."""
 
-import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import strftime
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
-from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
+from tidemill.core.checkpoint import checkpoints, read_newest
+from tidemill.core.config import decode, encode
+from tidemill.core.errors import CheckpointError, ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run.control import ControlSocket
-from tidemill.run.controller import Controller
-from tidemill.run.folder import SUMMARY, RunFolder, Source
+from tidemill.run.controller import Controller, Progress
+from tidemill.run.folder import CONFIG, SOURCE, SUMMARY, RunFolder, Source
+from tidemill.run.interrupts import Interrupts
 from tidemill.run.live import Snapshot, View, WorkerView, make_view
-from tidemill.run.metrics import MetricsWriter
+from tidemill.run.metrics import MetricsWriter, read_metrics
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
+
+TRACEBACKS = "logs/traceback.log"
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,13 @@ def train(
     """
     launcher = make_launcher(launch)
     experiment.check()
+    decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     path = Path(run_dir) if run_dir is not None else _new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else _own_source(experiment)
-    existed = path.exists()
-    folder = RunFolder.create(path, experiment, known)
-    try:
-        return _run(folder, Job(experiment, known.file if known else None, str(path.resolve())), launcher, None, quiet)
-    except TidemillError:
-        if not existed and not folder.has_checkpoints() and not any((path / "logs").glob("*.log")):
-            shutil.rmtree(path, ignore_errors=True)  # it never began
-        raise
+    with Interrupts() as interrupts:
+        folder = RunFolder.create(path, experiment, known)
+        job = Job(experiment, known.file if known else None, str(path.resolve()))
+        return _run(folder, job, launcher, interrupts, None, quiet)
 
 
 def resume(
@@ -78,19 +80,57 @@ def resume(
     experiment, source = folder.experiment(Path(file) if file is not None else None)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
-    policies = [p.stream for c in experiment.workers.values() for p in c.ports() if p.role == "publish"]
-    names, steps = set(), 0
-    for policy in policies:
+    with Interrupts() as interrupts:
+        folder.lock()
+        try:
+            folder.tidy()
+            name, progress = _go_on_from(folder, experiment)
+            _refuse_reached(folder, experiment, progress)
+            folder.write(CONFIG, encode(experiment))
+            if source is not None:
+                folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
+        except BaseException:
+            folder.unlock()
+            raise
+        job = Job(experiment, source.file if source else None, str(folder.path.resolve()), name)
+        return _run(folder, job, launcher, interrupts, progress, quiet)
+
+
+def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress]:
+    """Return the newest good checkpoint's name and how far the run was then. Damaged ones are renamed, so that they are never counted again."""
+    progress, name = Progress(), ""
+    for policy in [p.stream for c in experiment.workers.values() for p in c.ports() if p.role == "publish"]:
         path, _, facts, warnings = read_newest(folder.checkpoints(policy))
-        names.add(path.name)
-        steps = max(steps, int(facts["steps"]))
+        newer = checkpoints(path.parent)
+        for damaged in newer[newer.index(path) + 1 :]:
+            damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
         for warning in warnings:
             print(f"warning: {warning}; going on from {path}", file=sys.stderr)
-    if len(names) != 1:
-        raise RunError(f"the policies' newest checkpoints are of different updates: {', '.join(sorted(names))}")
-    folder.lock()
-    job = Job(experiment, source.file if source else None, str(folder.path.resolve()), names.pop())
-    return _run(folder, job, launcher, steps, quiet)
+        try:
+            progress.steps = max(progress.steps, int(facts["steps"]))
+            progress.updates = max(progress.updates, int(facts["updates"]))
+            progress.dropped += int(facts["dropped"])
+            progress.seconds = max(progress.seconds, float(facts["seconds"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
+        name = path.name
+    with suppress(RunError):  # no metrics: the run ended before its first update
+        episodes = [int(r.get("episodes", 0)) for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps]
+        progress.episodes = max(episodes, default=0)
+    return name, progress
+
+
+def _refuse_reached(folder: RunFolder, experiment: Experiment, progress: Progress) -> None:
+    for setting, option, done in (
+        ("steps", "--max-steps N", progress.steps),
+        ("updates", "limits={'updates': N} (Python)", progress.updates),
+        ("seconds", "limits={'seconds': N} (Python)", progress.seconds),
+    ):
+        limit = getattr(experiment.limits, setting)
+        if limit is not None and done >= limit:
+            raise RunError(
+                f"{folder.path} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go further with a higher one: {option}"
+            )
 
 
 def make_launcher(name: str) -> Launcher:
@@ -100,54 +140,79 @@ def make_launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-def _run(folder: RunFolder, job: Job, launcher: Launcher, resume_at: int | None, quiet: bool) -> Result:
-    metrics = MetricsWriter(folder.path, resume_at)
-    control = ControlSocket(folder.path)
-    view = None if quiet else make_view(Console())
-    shown = 0
+def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts, resumed: Progress | None, quiet: bool) -> Result:
+    """Run the job in its locked folder, and unlock it. A new run that never began leaves nothing."""
+    (folder.path / SUMMARY).unlink(missing_ok=True)
+    console = Console()
+    view = None if quiet else make_view(console)
+    shown, lost = 0, resumed is None  # lost: nothing is there that is worth keeping
 
     def watch(controller: Controller) -> None:
         nonlocal shown
         _obey(control, controller)
-        for notice in controller.notices[shown:]:
-            print(f"note: {notice}", file=sys.stderr)
-        shown = len(controller.notices)
+        shown = _show_notices(controller, shown, None if view is None else console)
         if view is not None:
             view.show(_snapshot(controller))
 
-    controller = Controller(job, launcher, metrics.write, watch)
-    error: TidemillError | None = None
-    try:
-        if view is None:
-            controller.run()
-        else:
-            with view:
+    with ExitStack() as stack:
+        stack.callback(lambda: folder.discard() if lost else folder.unlock())
+        metrics = stack.enter_context(closing(MetricsWriter(folder.path, resumed.steps if resumed else None)))
+        control = stack.enter_context(closing(ControlSocket(folder.path)))
+        controller = Controller(job, launcher, metrics.write, watch, interrupts, resumed)
+        error: BaseException | None = None
+        try:
+            with view or nullcontext():
                 controller.run()
-    except TidemillError as caught:
-        error = caught
-    finally:
+        except BaseException as caught:
+            error = caught
         metrics.close()
-        control.close()
+        folder.tidy()
         summary = _summary(controller, error)
-        folder.write(SUMMARY, summary)
-        folder.unlock()
+        lost = not controller.began and resumed is None
+        if not lost:
+            folder.write(SUMMARY, summary)
+            _write_tracebacks(folder, controller)
+    _show_notices(controller, shown, None if view is None else console)
+    if isinstance(error, TidemillError):
+        raise type(error)(f"{error}{'' if lost else _cure(folder, controller)}") from error
     if error is not None:
-        for notice in controller.notices[shown:]:
-            (folder.path / "logs").mkdir(exist_ok=True)
-            with (folder.path / "logs" / "traceback.log").open("a") as log:
-                log.write(notice + "\n")
         raise error
-    if view is not None:
+    if lost:
+        print(f"{controller.reason} before the run began: nothing is kept", file=sys.stderr)
+    elif view is not None:
         _show_end(view, folder.path, summary)
     return Result(folder.path, summary)
 
 
-def _summary(controller: Controller, error: TidemillError | None) -> dict[str, Any]:
+def _show_notices(controller: Controller, shown: int, console: Console | None) -> int:
+    """Print the notices that are new: above the live view where there is one."""
+    for notice in controller.notices[shown:]:
+        if console is not None and console.is_terminal:
+            console.print(Text(f"note: {notice}"), soft_wrap=True)
+        else:
+            print(f"note: {notice}", file=sys.stderr)
+    return len(controller.notices)
+
+
+def _write_tracebacks(folder: RunFolder, controller: Controller) -> None:
+    if controller.tracebacks:
+        (folder.path / "logs").mkdir(exist_ok=True)
+        with (folder.path / TRACEBACKS).open("a") as log:
+            log.writelines(text + "\n" for text in controller.tracebacks)
+
+
+def _cure(folder: RunFolder, controller: Controller) -> str:
+    path = _display(folder.path)
+    where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks else ""
+    return where + (f"\nIts checkpoints are kept; go on from the last one by: tidemill resume {path}" if folder.has_checkpoints() else "")
+
+
+def _summary(controller: Controller, error: BaseException | None) -> dict[str, Any]:
     progress = controller.progress
     status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
     return {
         "status": status,
-        "reason": str(error) if error is not None else controller.reason,
+        "reason": (str(error) or type(error).__name__) if error is not None else controller.reason,
         "env_steps": progress.steps,
         "seconds": round(progress.seconds, 3),
         "steps_per_second": round(progress.steps / progress.seconds, 1) if progress.seconds else 0.0,

@@ -6,6 +6,7 @@ matched by number: one that nobody waits for is dropped.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tidemill.api.stream import Answer, InferenceClient, InferenceServer, Requests
 from tidemill.api.transport import Consumer, Producer
@@ -15,10 +16,19 @@ from tidemill.streams.inline import rows_of
 
 _HEADER = "header"  # int64 [4]: number, rows, version, policy
 _FLAG = "deterministic"
+_FLAGS: Schema = {_FLAG: Field((), "bool")}
 
 
 def _slot(rows: int, fields: Schema) -> dict[str, Field]:
     return {_HEADER: Field((4,), "int64"), **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()}}
+
+
+@dataclass
+class _Held:
+    """An answer slot that was taken. It goes back when it is done with, and so are all that were taken before it."""
+
+    answer: Answer | None = None
+    done: bool = False
 
 
 class ChannelInferenceClient(InferenceClient):
@@ -29,12 +39,12 @@ class ChannelInferenceClient(InferenceClient):
 
     def __init__(self, requests: Producer, answers: Consumer, observation: Schema, state: Schema, rows: int, in_flight: int) -> None:
         self._requests, self._answers = requests, answers
-        requests.offer(_slot(rows, {**observation, **state, _FLAG: Field((), "bool")}), (), 2 * in_flight)
+        self._slots = 2 * in_flight  # of each channel; there are never more requests between `flush` and the release of their answers
+        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), self._slots)
         self._posted: deque[tuple[int, Arrays, Arrays, bool | Array]] = deque()
-        self._pending: set[int] = set()
-        self._arrived: dict[int, Answer] = {}
-        self._held: deque[int] = deque()  # numbers of the answer slots taken and not yet released, in order
-        self._consumed: set[int] = set()
+        self._pending: dict[int, int] = {}  # number → rows, sent and not yet answered
+        self._arrived: dict[int, _Held] = {}
+        self._held: deque[_Held] = deque()  # in the order in which they were taken
         self._number = 0
 
     @property
@@ -47,7 +57,8 @@ class ChannelInferenceClient(InferenceClient):
         return self._number
 
     def flush(self) -> None:
-        while self._posted and (slot := self._requests.reserve()) is not None:
+        self._release()
+        while self._posted and len(self._pending) + len(self._held) < self._slots and (slot := self._requests.reserve()) is not None:
             number, observation, state, deterministic = self._posted.popleft()
             rows = rows_of(observation)
             for part in (observation, state):
@@ -55,7 +66,7 @@ class ChannelInferenceClient(InferenceClient):
                     slot[name][:rows] = array
             slot[_FLAG][:rows] = deterministic
             slot[_HEADER][:2] = number, rows
-            self._pending.add(number)
+            self._pending[number] = rows
             self._requests.commit()
 
     def is_ready(self, request: int) -> bool:
@@ -63,23 +74,28 @@ class ChannelInferenceClient(InferenceClient):
             self._receive()
         return request in self._arrived
 
-    def _receive(self) -> None:
-        while self._held and self._held[0] in self._consumed:
-            self._consumed.remove(self._held.popleft())
+    def _release(self) -> None:
+        while self._held and self._held[0].done:
+            self._held.popleft()
             self._answers.release()
+
+    def _receive(self) -> None:
+        self._release()
         while self._answers.attach() and (slot := self._answers.take()) is not None:
             number, rows, version, policy = slot[_HEADER].tolist()
-            self._held.append(number)
-            if number in self._pending:
-                self._pending.remove(number)
-                self._arrived[number] = Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
+            if number not in self._pending:
+                held = _Held(done=True)  # late or repeated: nobody waits for it
+            elif (asked := self._pending.pop(number)) != rows:
+                raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
             else:
-                self._consumed.add(number)  # late or repeated: nobody waits for it
+                held = self._arrived[number] = _Held(Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy))
+            self._held.append(held)
 
     def consume_result(self, request: int) -> Answer:
-        answer = self._arrived.pop(request)
-        self._consumed.add(request)
-        return answer
+        held = self._arrived.pop(request)
+        held.done = True
+        assert held.answer is not None
+        return held.answer
 
     def refresh(self) -> None:
         """Nothing: the policy worker takes new parameters."""
@@ -95,7 +111,10 @@ class ChannelInferenceServer(InferenceServer):
         self._channels = list(channels)
         self._fields = {**answer, **state}
         self._observation, self._state = list(observation), list(state)
+        self._asked = {**observation, **state, **_FLAGS}
         self._offered = [False] * len(self._channels)
+        self._held: list[deque[int]] = [deque() for _ in self._channels]  # per client: numbers of the request slots taken and not yet released
+        self._done: list[set[int]] = [set() for _ in self._channels]  # those of them that are answered
         self._capacity = [0] * len(self._channels)
         self._first = 0  # the client to begin with, in turn
 
@@ -104,7 +123,10 @@ class ChannelInferenceServer(InferenceServer):
         if not self._offered[client]:
             if not requests.attach():
                 return False
-            self._capacity[client] = rows = requests.schema[_FLAG].shape[0]
+            rows = max(requests.schema.get(_FLAG, Field((), "bool")).shape, default=0)
+            if dict(requests.schema) != _slot(rows, self._asked):
+                raise SchemaError(f"client {client} asks with {dict(requests.schema)}; the policy needs {_slot(rows, self._asked)}")
+            self._capacity[client] = rows
             answers.offer(_slot(rows, self._fields), (), requests.slots)
             self._offered[client] = True
         return True
@@ -123,6 +145,7 @@ class ChannelInferenceServer(InferenceServer):
                     raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
                 observation = {name: slot[name][:rows] for name in self._observation}
                 state = {name: slot[name][:rows] for name in self._state}
+                self._held[client].append(number)
                 found.append(Requests(client, number, rows, observation, state, slot[_FLAG][:rows]))
                 total += rows
         if clients:
@@ -140,5 +163,10 @@ class ChannelInferenceServer(InferenceServer):
                 slot[name][: request.rows] = answers[name][start : start + request.rows]
             slot[_HEADER][:] = request.number, request.rows, version, policy
             producer.commit()
-            consumer.release()
+            held, done = self._held[request.client], self._done[request.client]
+            if request.number in held:
+                done.add(request.number)
+            while held and held[0] in done:
+                done.remove(held.popleft())
+                consumer.release()
             start += request.rows

@@ -45,5 +45,9 @@ class ChannelSampleConsumer(SampleConsumer):
                 return sample
         return None
 
+    def capacity(self) -> int | None:
+        """Return how many samples can be held at once; None until every producer has made its slots."""
+        return sum(channel.slots for channel in self._channels) if all(channel.attach() for channel in self._channels) else None
+
     def release(self) -> None:
         self._held.popleft().release()

@@ -21,7 +21,8 @@ class LocalBell(Bell):
 
     def wait(self, seconds: float) -> bool:
         rung = self._event.wait(seconds)
-        self._event.clear()
+        if rung:  # one that came just after the time ran out is for the next wait
+            self._event.clear()
         return rung
 
 

@@ -5,6 +5,7 @@ data are written before the word that announces them. Nothing is copied, packed 
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ _LENGTH = _MAGIC + 1  # bytes of the header's description
 _DESCRIPTION = 4 * ALIGNMENT  # byte offset of the description
 _READY = 0x6C6C696D65646974  # "tidemill"
 _DESCRIPTION_LIMIT = 1 << 20
+_AXES = 32
+_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)) - {"float8"} | {"bool"}
 
 
 class _Description(msgspec.Struct):
@@ -51,13 +54,22 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
     if memory is None or len(memory) < _DESCRIPTION:
         return None
     words = memory[:_DESCRIPTION].cast("Q")
-    if words[_MAGIC] != _READY:
+    if not words[_MAGIC]:
         return None
+    if words[_MAGIC] != _READY:
+        raise SchemaError(f"a shared segment begins with {words[_MAGIC]:#x} instead of {_READY:#x}: it is none of ours")
     length = words[_LENGTH]
     if length > _DESCRIPTION_LIMIT or _DESCRIPTION + length > len(memory):
         raise SchemaError(f"a shared segment of {len(memory)} bytes claims a description of {length}")
-    packed = bytes(memory[_DESCRIPTION : _DESCRIPTION + length])
-    return memory, msgspec.msgpack.decode(packed, type=_Description), _data_start(length)
+    try:
+        description = msgspec.msgpack.decode(bytes(memory[_DESCRIPTION : _DESCRIPTION + length]), type=_Description)
+    except msgspec.DecodeError as error:
+        raise SchemaError(f"a shared segment's description cannot be read: {error}") from None
+    for name, field in description.schema.items():
+        axes = (*description.lead, *field.shape)
+        if field.dtype not in _DTYPES or min(axes, default=0) < 0 or len(axes) > _AXES or prod(max(n, 1) for n in axes) > len(memory):
+            raise SchemaError(f'a shared segment describes an impossible field "{name}": {description.lead} + {field.shape} of {field.dtype!r}')
+    return memory, description, _data_start(length)
 
 
 class SlotProducer(Producer):

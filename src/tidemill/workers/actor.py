@@ -1,6 +1,6 @@
 """The actor worker: steps environments in a ring and sends their rows as samples.
 
-One poll turns the ring up to 16 times. At each target: finish a tick whose environment has answered, or begin one when no agent waits; then flush
+One poll turns the ring up to 16 times. At each target: begin a tick when no agent waits, and finish it when its environment has answered; then flush
 the requests when enough are buffered, or when nothing can proceed.
 """
 
@@ -104,6 +104,12 @@ class Actors(WorkerConfig):
         streams = [spec.samples for spec in self.agents if spec.samples]
         if len(set(streams)) < len(streams):
             raise ConfigError(f"two agent specs use one sample stream ({', '.join(streams)}); give each its own")
+        asked: dict[str, str] = {}
+        for spec in self.agents:
+            if spec.inference != INLINE and asked.setdefault(spec.inference, spec.policy) != spec.policy:
+                raise ConfigError(
+                    f'inference stream "{spec.inference}" is asked for policies "{asked[spec.inference]}" and "{spec.policy}"; give each its own'
+                )
 
     def ports(self) -> tuple[Port, ...]:
         ports = []
@@ -141,6 +147,23 @@ def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> lis
     return groups
 
 
+def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -> None:
+    """Raise `ConfigError` for what only the environment tells is impossible."""
+    played: dict[str, tuple[AgentSpec, Spaces]] = {}
+    for spec, own in zip(config.agents, spaces, strict=True):
+        other, theirs = played.setdefault(spec.policy, (spec, own))
+        if own != theirs:
+            raise ConfigError(
+                f'agent specs "{other.match}" and "{spec.match}" play policy "{spec.policy}", but their agents have different spaces; '
+                "give each kind a policy"
+            )
+    if config.max_episode_steps and not environment.resets_any:
+        raise ConfigError(
+            f"max_episode_steps = {config.max_episode_steps}: this environment resets finished lanes by itself and no others, so that we cannot cut "
+            "its episodes; set the limit in the environment"
+        )
+
+
 def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
     """Return the fields of a row of `spec`."""
     policy = context.experiment.policies[spec.policy]
@@ -171,6 +194,7 @@ class ActorWorker(Worker):
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
+        _check(config, first, spaces)
         self._clients: dict[tuple[str, str], InferenceClient] = {}
         largest: dict[tuple[str, str], int] = {}
         for spec, group in zip(config.agents, groups, strict=True):
@@ -251,32 +275,38 @@ class ActorWorker(Worker):
     def _poll(self) -> PollResult:
         ticks, steps = self._ticks, sum(target.steps for target in self.ring.targets)
         for _ in range(MAX_POLL_STEPS):
-            before = self._ticks
+            moved = False
             for target in self.ring:
-                if target.ready_to_observe():
-                    target.observe()
-                    self._ticks += 1
                 if target.all_done():
                     target.unmask_all_info()
                     if self._config.lanes == 1:
                         self._refresh()
                     target.reset()
+                    moved = True
                 elif target.ready_to_step():
                     target.step()
-                if self._crossed or self._ticks - self._boundary_at > PULL_TICKS:
-                    self._refresh()
+                    moved = True
+                if target.ready_to_observe():
+                    target.observe()
+                    self._ticks += 1
+                    moved = True
+                    if (self._crossed and self._config.lanes > 1) or self._ticks - self._boundary_at > PULL_TICKS:
+                        self._refresh()  # as late as can be: an actor that was held back goes on with what came meanwhile
                 self._flush(self._config.flush_requests)
-            if self._ticks == before:
-                self._flush(1)
+            if not moved and not self._flush(1):
                 break
         if self._ticks > ticks:
             self._report_episodes()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
-    def _flush(self, least: int) -> None:
+    def _flush(self, least: int) -> bool:
+        """Flush where at least `least` requests are buffered. True when anything was sent."""
+        sent = False
         for client in self._clients.values():
-            if client.buffered >= least:
+            if (buffered := client.buffered) >= least:
                 client.flush()
+                sent |= client.buffered < buffered
+        return sent
 
     def _report_episodes(self) -> None:
         by_spec: dict[int, list[tuple[float, int]]] = {}

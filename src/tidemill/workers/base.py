@@ -110,6 +110,8 @@ class Worker(WorkerHandle):
 
     def turn(self) -> bool:
         """Handle the control link, poll once, report. False when nothing could be done."""
+        if self.state in ENDED:
+            return False
         try:
             if not self._obey():
                 return False
@@ -131,7 +133,10 @@ class Worker(WorkerHandle):
     def _fail(self, error: Exception) -> None:
         expected = isinstance(error, TidemillError)
         message = str(error) if expected else f"{type(error).__name__}: {error}"
-        self._enter(State.FAILED, error=message, details="" if expected else traceback.format_exc())
+        cause = error.__cause__ or (None if expected else error)
+        if cause is not None:  # something that is not ours to explain: say where
+            message += _place(cause)
+        self._enter(State.FAILED, error=message, details="" if cause is None else "".join(traceback.format_exception(error)))
         try:
             self._close()
         except Exception:
@@ -182,3 +187,9 @@ class Worker(WorkerHandle):
         time["rescues"] = self.rescues
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
         self.report(Statistics(self.polls, self._stats(), time))
+
+
+def _place(error: BaseException) -> str:
+    """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, "" when it never was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -141,6 +141,8 @@ class PolicyWorker(Worker):
 
     def _compute(self, batch: _Batch) -> _Batch:
         left = self.clock.enter("inference") if not self._threads else ""
+        if self._threads:
+            self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
         self._parameters.load_newest(self._policy)
         self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
         batch.version = self._policy.version

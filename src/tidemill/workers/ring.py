@@ -72,6 +72,8 @@ class EnvTarget:
         if self._max_steps or self._forced:
             self._lane_steps += 1
             self._lane_steps[self._reset] = 0
+            for tick in self._ticks:
+                self._lane_steps[tick.restarted.reshape(lanes, -1).any(1)] = 0
             self._cut((self._lane_steps >= self._max_steps) | self._forced)
             self._forced = False
         for agent, tick in zip(self._agents, self._ticks, strict=True):

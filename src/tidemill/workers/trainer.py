@@ -4,16 +4,18 @@ samples → queue (the stream's own slots, bounded) → batch → algorithm.upda
 """
 
 from dataclasses import dataclass, field
+from math import isinf
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from tidemill.api.algorithm import AlgorithmConfig, Sample
 from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.experiment import Context, Port, WorkerConfig
-from tidemill.core.checkpoint import checkpoint_name, read_checkpoint, write_checkpoint
+from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.parameters import ParameterPublisher
@@ -92,15 +94,15 @@ class TrainerWorker(Worker):
         config, context = self._config, self.context
         experiment, endpoints = context.experiment, context.endpoints
         producers = [edge.name for edge in experiment.edges() if edge.name.startswith(f"samples/{config.samples}/")]
-        self._facts = facts.samples[config.samples]
+        self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
         self._consumer = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
         self._batch_samples = len(producers)
         seed = derive_seed(experiment.seed, context.name)
-        policy = experiment.policies[config.policy].build(facts.spaces[config.policy], derive_seed(experiment.seed, "policy", config.policy))
+        policy = experiment.policies[config.policy].build(self._spaces, derive_seed(experiment.seed, "policy", config.policy))
         self._algorithm = config.algorithm.build(policy, seed)
         policy.version = 0
         if context.resume is not None:
-            self._restore(context.resume)
+            self._restore()
         self._policy = policy
         if any((p.stream, p.role) == (config.policy, "subscribe") for _, c in experiment.members() for p in c.ports()):
             self._publisher: ParameterPublisher | None = ParameterPublisher(endpoints.writer(f"parameters/{config.policy}"), policy)
@@ -125,16 +127,19 @@ class TrainerWorker(Worker):
 
     def _poll(self) -> PollResult:
         if not self._take():
+            if self.context.experiment.limits.seconds is not None:
+                self._count_time()
+                self._end_at_limits()
             return PollResult()
         taken, version, limit = self._taken.samples, self._policy.version, self._config.max_policy_lag
         lags = [version - oldest_version(sample, version) for sample in taken]
         samples = [sample for sample, lag in zip(taken, lags, strict=True) if limit is None or lag <= limit]
         self.counters.dropped += len(taken) - len(samples)
-        if not samples:
-            self._release(len(taken))
-            return PollResult(0, 1)
         masks = [sample.trained() for sample in samples]
         rows = int(sum(np.count_nonzero(mask) for mask in masks))
+        if not rows:
+            self._release(len(taken))
+            return PollResult(0, 1)
         lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
         left = self.clock.enter("train")
         metrics = self._algorithm.update(samples, self._progress())
@@ -153,8 +158,7 @@ class TrainerWorker(Worker):
         self._report_update({**metrics, "lag/mean": lag_sum / max(rows, 1), "lag/max": float(max(lags))})
         if monotonic() - self._last_save >= self._config.checkpoint_seconds:
             self._save()
-        if reason := self._reached():
-            self.exit(reason)
+        self._end_at_limits()
         return PollResult(rows, 1)
 
     def _take(self) -> bool:
@@ -163,6 +167,11 @@ class TrainerWorker(Worker):
         while len(taken.samples) < self._batch_samples if size is None else taken.rows < size:
             sample = self._consumer.consume()
             if sample is None:
+                if len(taken.samples) == self._consumer.capacity():
+                    raise ConfigError(
+                        f"batch_size = {size} is more than the {taken.rows} rows that all {len(taken.samples)} sample slots hold, so that no batch "
+                        "would ever be full; make it smaller, or the actors' slots, sample_steps or lanes more"
+                    )
                 return False
             taken.samples.append(sample)
             rows, seats = sample["done"].shape
@@ -178,6 +187,10 @@ class TrainerWorker(Worker):
         limits = self.context.experiment.limits
         shares = [self.counters.steps / limits.steps if limits.steps else 0.0, self.counters.updates / limits.updates if limits.updates else 0.0]
         return min(max(shares), 1.0)
+
+    def _end_at_limits(self) -> None:
+        if reason := self._reached():
+            self.exit(reason)
 
     def _reached(self) -> str:
         limits, counters = self.context.experiment.limits, self.counters
@@ -196,24 +209,25 @@ class TrainerWorker(Worker):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self, final: bool = False) -> None:
         self._last_save = monotonic()
         if self._folder is None or self._saved_update == self.counters.updates:
             return
         arrays = {"policy": self._policy.parameters(), "algorithm": self._algorithm.state()}
-        facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name}
+        spaces = _plain(msgspec.to_builtins(self._spaces))  # so that the policy can be built without its environment
+        facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name, "spaces": spaces}
         try:
             write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
         except CheckpointError as error:
-            if self.state is not State.RUNNING:
+            if final:
                 raise
             self.report(Notice(str(error)))  # training goes on; the last good checkpoint is kept
             return
         self._saved_update = self.counters.updates
 
-    def _restore(self, name: str) -> None:
+    def _restore(self) -> None:
         assert self._folder is not None
-        arrays, facts = read_checkpoint(self._folder / name)
+        _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
         self.counters = Counters(**{k: facts[k] for k in vars(Counters())})
         self._algorithm.policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
@@ -221,7 +235,16 @@ class TrainerWorker(Worker):
 
     def _on_exit(self) -> None:
         self._count_time()
-        self._save()
+        self._save(final=True)
+
+
+def _plain(value: Any) -> Any:
+    """Infinite bounds as text: JSON has no such number. `msgspec.convert` with ``strict=False`` reads them back."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and isinf(value) else value
 
 
 def oldest_version(sample: Sample, newest: int) -> int:

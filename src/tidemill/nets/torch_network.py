@@ -1,0 +1,41 @@
+"""A policy whose network is a torch module of one's own: the configuration. Imports no torch; `network` does."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemill.api.policy import PolicyConfig
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.schema import Field
+from tidemill.nets.trainable import TrainablePolicy
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchNetwork(PolicyConfig):
+    """Base of feed-forward policies with a network of one's own. Subclass it, with the network's settings as fields, and implement `network`.
+
+    Sampling, log-probabilities, parameters and checkpoints are done by the base, for every action space of `ActorCritic`.
+    """
+
+    log_std_init: float = 0.0
+    """First log-deviation of Box actions, in units of half the action's range."""
+
+    @abstractmethod
+    def network(self, spaces: Spaces, outputs: int) -> "Module":
+        """Return the network. It is called with the raw observations of n rows by leaf name (``{"obs": Tensor}`` unless the space is nested; float32,
+        or the integers that rows hold) and returns (head float32 [n, outputs], value float32 [n]). `outputs` follows from the action space: logits of
+        Discrete, MultiDiscrete and MultiBinary, means of Box actions. `value` is in units of the running deviation of returns. The module stays in
+        eval mode, so that acting and training see one function. Its weights are drawn from the run's seed."""
+
+    def answer(self, spaces: Spaces) -> dict[str, Field]:
+        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
+        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+
+    def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
+        """Return the policy. Weights and samples come from two independent streams of `seed`."""
+        from tidemill.nets.torch_network_policy import TorchNetworkPolicy
+
+        return TorchNetworkPolicy(self, spaces, seed)

@@ -1,0 +1,350 @@
+"""Evaluates a run's policies: so many episodes of the run's own environment, played by a checkpoint, and what came of them.
+
+Which episodes count is fixed before the first begins (so many per lane), never by which of them end first: those would be the short ones.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tidemill.api.environment import Environment, Tick
+from tidemill.api.experiment import Experiment
+from tidemill.core.errors import ConfigError, RunError, did_you_mean
+from tidemill.core.schema import Arrays, allocate
+from tidemill.core.seeding import derive_seed
+from tidemill.run.folder import RunFolder
+from tidemill.run.load import LoadedPolicy, load_policy
+from tidemill.workers.actor import Actors, AgentSpec, match_agents
+
+LANES = 10
+RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval move by about 2 % of its width
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode of one seat. `episode` counts the lane's episodes from 0."""
+
+    spec: int
+    lane: int
+    episode: int
+    ret: float
+    length: int
+
+
+class Player:
+    """Lets policies play an environment: the loop of an actor, without rows.
+
+    A seat's episode lasts from its first observation to its end or cut, a lane's until all of its seats are finished.
+
+    policies           one per agent spec
+    deterministic      ask every policy for its mode; False leaves it to each spec
+    max_episode_steps  a lane is cut after so many steps, 0 for no limit
+    """
+
+    def __init__(
+        self, environment: Environment, specs: Sequence[AgentSpec], policies: Sequence[LoadedPolicy], deterministic: bool, max_episode_steps: int = 0
+    ) -> None:
+        groups = match_agents(environment.agents, specs)
+        for spec, group, policy in zip(specs, groups, policies, strict=True):
+            spaces = environment.agents[group[0]].spaces
+            if spaces != policy.spaces:
+                raise RunError(
+                    f'the agents "{spec.match}" see and do something else than policy "{policy.name}" was trained on; '
+                    f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
+                )
+        self._environment, self._max_steps = environment, max_episode_steps
+        self._bell = threading.Event()
+        environment.bind(groups)
+        environment.on_ready(self._bell.set)
+        lanes = environment.lanes
+        self._ticks = [
+            Tick.allocate(policy.spaces.observation, lanes * len(group), environment.info, environment.same_step)
+            for policy, group in zip(policies, groups, strict=True)
+        ]
+        self._seats = [
+            _Seats(policy, lanes, len(group), deterministic or spec.deterministic)
+            for policy, group, spec in zip(policies, groups, specs, strict=True)
+        ]
+        self._reset = np.ones(lanes, np.bool_)
+        self._lane_steps = np.zeros(lanes, np.int64)
+        self.episodes = np.zeros(lanes, np.int64)
+        """Finished episodes of each lane."""
+        self.steps = 0
+        """Steps of all lanes; resets are none."""
+
+    def tick(self) -> list[Played]:
+        """Play one tick and return the seats' episodes that ended in it."""
+        environment, reset = self._environment, self._reset
+        environment.send([seats.actions for seats in self._seats], reset)
+        while not environment.ready():
+            self._bell.wait(0.1)
+            self._bell.clear()
+        environment.recv(self._ticks)
+        self.steps += int(np.count_nonzero(~reset))
+        if self._max_steps:
+            self._lane_steps = np.where(reset, 0, self._lane_steps + 1)
+            self._cut(self._lane_steps >= self._max_steps)
+        played = []
+        for number, (seats, tick) in enumerate(zip(self._seats, self._ticks, strict=True)):
+            for seat, ret, length in seats.end(tick):
+                lane = seat // seats.agents
+                played.append(Played(number, lane, int(seats.episode[seat]), ret, length))
+        over = np.logical_and.reduce([seats.over() for seats in self._seats])
+        self.episodes += over & ~reset
+        for seats, tick in zip(self._seats, self._ticks, strict=True):
+            seats.begin(tick, self.episodes)
+        self._reset = np.logical_and.reduce([seats.over() for seats in self._seats])
+        if environment.same_step:
+            self._lane_steps[over] = 0
+        return played
+
+    def _cut(self, lanes: NDArray[np.bool_]) -> None:
+        for seats, tick in zip(self._seats, self._ticks, strict=True):
+            tick.truncated |= np.repeat(lanes, seats.agents) & ~tick.done & ~seats.finished
+
+
+class _Seats:
+    """The seats of one agent spec, and their next actions."""
+
+    def __init__(self, policy: LoadedPolicy, lanes: int, agents: int, deterministic: bool) -> None:
+        self.agents, self._policy, self._deterministic = agents, policy, deterministic
+        count = lanes * agents
+        self._lane = np.arange(count) // agents
+        self.finished = np.ones(count, np.bool_)
+        self.episode = np.zeros(count, np.int64)  # the lane's, in which the seat's began
+        self._return = np.zeros(count, np.float64)
+        self._length = np.zeros(count, np.int64)
+        self._final = np.zeros(count, np.bool_)
+        answers = {**policy.schema, **policy.state}
+        self._out = allocate(answers, (count,))
+        self._state = allocate(policy.state, (count,))
+        self.actions: Arrays = allocate({n: f for n, f in answers.items() if n == "action" or n.startswith("action.")}, (count,))
+
+    def end(self, tick: Tick) -> list[tuple[int, float, int]]:
+        """Take in a tick's rewards and ends; return (seat, return, number of actions) of the seats whose episode is over."""
+        self._return[~self.finished] += tick.reward[~self.finished]
+        np.logical_and(tick.done | tick.truncated, ~self.finished, out=self._final)
+        self.finished[self._final] = True
+        seats = self._final.nonzero()[0]
+        return list(zip(seats.tolist(), self._return[seats].tolist(), self._length[seats].tolist(), strict=True))
+
+    def over(self) -> NDArray[np.bool_]:
+        """Return [L]: all seats of the lane are finished."""
+        over: NDArray[np.bool_] = np.logical_and.reduce(self.finished.reshape(-1, self.agents), axis=1)
+        return over
+
+    def begin(self, tick: Tick, episodes: NDArray[np.int64]) -> None:
+        """Begin the episodes that this tick begins, and ask for the next actions."""
+        present = tick.present & (~self._final | tick.restarted)
+        begins = present & self.finished
+        if begins.any():
+            self.finished[begins] = False
+            self._return[begins] = self._length[begins] = 0
+            self.episode[begins] = episodes[self._lane[begins]]
+            for state in self._state.values():
+                state[begins] = 0
+        seats = present.nonzero()[0]
+        self._length[seats] += 1
+        every = len(seats) == len(present)
+        observation = tick.observation if every else {name: array[seats] for name, array in tick.observation.items()}
+        memory = self._state if every else {name: array[seats] for name, array in self._state.items()}
+        self._policy.act_rows(observation, memory, self._deterministic, self._out)
+        for part in (self.actions, self._state):
+            for name, array in part.items():
+                array[seats] = self._out[name][: len(seats)]
+
+
+@dataclass(frozen=True)
+class SpecEvaluation:
+    """What the agents of one spec reached. Returns are undiscounted; a length is a number of actions.
+
+    interval   95 % confidence interval of the mean return, by the percentile bootstrap over whole episodes of the environment (agents of one
+               episode are not independent); None of a single one
+    """
+
+    agents: str
+    policy: str
+    update: int
+    steps: int
+    episodes: int
+    mean: float
+    deviation: float
+    interval: tuple[float, float] | None
+    min: float
+    max: float
+    length_mean: float
+    length_min: int
+    length_max: int
+    returns: list[float]
+    lengths: list[int]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found, as written into ``evaluation-<update>.json``; one entry of `specs` per agent spec. `episodes` are the environment's."""
+
+    episodes: int
+    lanes: int
+    seed: int
+    deterministic: bool
+    env_steps: int
+    seconds: float
+    specs: list[SpecEvaluation]
+
+    @property
+    def mean(self) -> float:
+        """Mean return of the first (often the only) agent spec."""
+        return self.specs[0].mean
+
+
+def evaluate(
+    run: str | Path,
+    episodes: int = 100,
+    *,
+    lanes: int = LANES,
+    seed: int | None = None,
+    deterministic: bool = True,
+    checkpoint: str | int | Path | None = None,
+    file: str | Path | None = None,
+    actor: str | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Play `episodes` episodes of the run's environment with its trained policies, and return (and write down) what they reached.
+
+    lanes          copies of the environment; each plays its share of the episodes
+    seed           of the environment and of sampling; by default the experiment's (the random streams are not those of training)
+    deterministic  act by the mode of every policy's distribution; False: as in training
+    checkpoint     see `tidemill.load`; `file` likewise
+    actor          the group of actors whose environment and agents are taken, when there are several
+    quiet          show no progress
+    """
+    for name, value in (("episodes", episodes), ("lanes", lanes)):
+        if value < 1:
+            raise ConfigError(f"{name} = {value} must be at least 1")
+    folder = RunFolder.open(Path(run))
+    experiment, _ = folder.experiment(Path(file) if file is not None else None)
+    group, actors = find_actors(experiment, actor)
+    root = experiment.seed if seed is None else seed
+    policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "evaluate"))
+    lanes = min(lanes, episodes)
+    shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
+    environment = actors.environment.build(lanes, derive_seed(root, "evaluate", group))
+    began = perf_counter()
+    try:
+        player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
+        played = _play(player, shares, quiet)
+    finally:
+        environment.close()
+    specs = [
+        _summarise(spec.match, policy, [p for p in played if p.spec == number], derive_seed(root, "evaluate", "bootstrap"))
+        for number, (spec, policy) in enumerate(zip(actors.agents, policies, strict=True))
+    ]
+    evaluation = Evaluation(episodes, lanes, root, deterministic, player.steps, round(perf_counter() - began, 3), specs)
+    try:
+        folder.write(f"evaluation-{policies[0].update}.json", evaluation)
+    except OSError as error:
+        print(f"warning: the evaluation could not be written into {folder.path}: {error.strerror}", file=sys.stderr)
+    return evaluation
+
+
+def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]:
+    """Return name and configuration of the actors called `group`, or of the only ones."""
+    known = {name: config for name, config in experiment.workers.items() if isinstance(config, Actors)}
+    if group is not None:
+        if group not in known:
+            raise RunError(f'the experiment has no actors called "{group}"; {did_you_mean(group, known)}')
+        return group, known[group]
+    if not known:
+        raise RunError("the experiment has no actors, so no environment to play in")
+    environments = [config.environment for config in known.values()]
+    if any(environment != environments[0] for environment in environments):
+        raise RunError(f"the experiment's actors play in different environments; say which of {', '.join(known)} by actor (--actor)")
+    return next(iter(known.items()))
+
+
+def load_policies(folder: RunFolder, experiment: Experiment, actors: Actors, checkpoint: str | int | Path | None, seed: int) -> list[LoadedPolicy]:
+    """Return the policy of each agent spec; specs that share one get the same."""
+    names = dict.fromkeys(spec.policy for spec in actors.agents)
+    loaded = {name: load_policy(folder, experiment, name, checkpoint, derive_seed(seed, "policy", name)) for name in names}
+    return [loaded[spec.policy] for spec in actors.agents]
+
+
+def _play(player: Player, shares: NDArray[np.int64], quiet: bool) -> list[Played]:
+    """Play until every lane has done its share, and return the seats' episodes that began within it."""
+    played: list[Played] = []
+    total = int(shares.sum())
+    with _progress(total, quiet) as show:
+        while (player.episodes < shares).any():
+            ended = [p for p in player.tick() if p.episode < shares[p.lane]]
+            if ended:
+                played += ended
+                show(int(np.minimum(player.episodes, shares).sum()), float(np.mean([p.ret for p in played])))
+    return played
+
+
+class _progress:  # noqa: N801  used as a function
+    """Shows a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Callable[[int, float], None]:
+        self._bar.start()
+        return lambda done, mean: self._bar.update(self._task, completed=done, description=f"mean return {mean:.1f}")
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+def _summarise(agents: str, policy: LoadedPolicy, played: list[Played], seed: int) -> SpecEvaluation:
+    if not played:
+        raise RunError(f'no agent of "{agents}" finished an episode; the environment never shows them')
+    played = sorted(played, key=lambda p: (p.lane, p.episode))
+    returns, lengths = np.array([p.ret for p in played]), np.array([p.length for p in played])
+    _, group = np.unique([(p.lane, p.episode) for p in played], axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    return SpecEvaluation(
+        agents=agents,
+        policy=policy.name,
+        update=policy.update,
+        steps=policy.steps,
+        episodes=len(played),
+        mean=float(returns.mean()),
+        deviation=float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+        interval=bootstrap(np.bincount(group, returns), np.bincount(group), seed),
+        min=float(returns.min()),
+        max=float(returns.max()),
+        length_mean=float(lengths.mean()),
+        length_min=int(lengths.min()),
+        length_max=int(lengths.max()),
+        returns=returns.tolist(),
+        lengths=lengths.tolist(),
+    )
+
+
+def bootstrap(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> tuple[float, float] | None:
+    """Return the 95 % percentile interval of the mean of values that come in independent groups, of which `sums` and `counts` are given.
+
+    Efron, Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3. None for a single group.
+    """
+    if len(sums) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    means = np.empty(RESAMPLES)
+    for i in range(RESAMPLES):
+        drawn = rng.integers(0, len(sums), len(sums))
+        means[i] = sums[drawn].sum() / counts[drawn].sum()
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,71 @@
+"""Signals that end a run: the first asks for a clean end, the second (or a clean end that takes too long) breaks off."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
+
+
+class BrokenOff(BaseException):
+    """Raised in the main thread, wherever it is, by the second signal. No `Exception`: nothing on the way catches it."""
+
+
+class Interrupts:
+    """Records Ctrl-C, SIGTERM and SIGHUP while it is entered, in every phase of a run. Does nothing outside the main thread.
+
+    first   the first signal, 0 while there was none
+    count   how many there were
+    overdue whether the last of them came from here, `GRACE` seconds after the first
+    armed   whether the second raises `BrokenOff`: while workers run, not while the run's last files are written
+    """
+
+    def __init__(self) -> None:
+        self.first = self.count = 0
+        self.armed = self.overdue = False
+        self._previous: dict[signal.Signals, Any] = {}
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup
+                self._previous[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.first = number
+            # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
+            self._timer = threading.Timer(GRACE, self._remind, (number,))
+            self._timer.daemon = True
+            self._timer.start()
+        elif self.armed:
+            self.armed = False
+            raise BrokenOff
+
+    def _remind(self, number: int) -> None:
+        main = threading.main_thread().ident
+        if main is not None and self.armed:
+            self.overdue = True
+            signal.pthread_kill(main, number)
+
+
+def signal_name(number: int) -> str:
+    """Return what messages call a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def exit_status(reason: str) -> int:
+    """Return the exit status that a shell expects of a run that ended by the signal of this name."""
+    number = signal.SIGINT if reason == "Ctrl-C" else getattr(signal, reason, signal.SIGTERM)
+    return 128 + int(number)

@@ -1,0 +1,168 @@
+"""Shows what a run's policies do: a video of the run's own environment."""
+
+import os
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.seeding import derive_seed
+from tidemill.run.evaluate import Player, find_actors, load_policies
+from tidemill.run.folder import RunFolder
+
+SUFFIXES = (".mp4", ".mkv", ".mov")
+SMALLEST = 336  # pixels of the shorter side; smaller pictures (Atari's are 84 × 84) are enlarged by a whole number
+
+
+@dataclass(frozen=True)
+class Video:
+    """What `play` made: the file, its frames and their rate, the returns of the first agent spec's episodes that ended in it."""
+
+    path: Path
+    frames: int
+    fps: int
+    returns: list[float]
+    cut: bool
+    """The last episode was still going on when the video was full."""
+
+
+def play(
+    run: str | Path,
+    video: str | Path | None,
+    *,
+    episodes: int = 1,
+    max_seconds: float = 120.0,
+    fps: int = 30,
+    seed: int | None = None,
+    deterministic: bool = True,
+    checkpoint: str | int | Path | None = None,
+    file: str | Path | None = None,
+    actor: str | None = None,
+) -> Video:
+    """Play `episodes` episodes with the run's trained policies and write what is seen into `video`, one frame per environment step.
+
+    max_seconds   length of the video at most
+    fps           frames per second
+    seed          of the environment and of sampling; by default the experiment's
+
+    The rest is as in `tidemill.evaluate`.
+    """
+    if video is None:
+        raise RunError(f"there is no window to play in; have a video made: tidemill play {run} --video {Path(run).name}.mp4")
+    path = Path(video)
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--video {path}: the name must end in {', '.join(SUFFIXES)}")
+    for name, value in (("episodes", episodes), ("max_seconds", max_seconds), ("fps", fps)):
+        if value <= 0:
+            raise ConfigError(f"{name} = {value} must be above 0")
+    ffmpeg = _ffmpeg()
+    _draw_without_display()
+    folder = RunFolder.open(Path(run))
+    experiment, _ = folder.experiment(Path(file) if file is not None else None)
+    group, actors = find_actors(experiment, actor)
+    root = experiment.seed if seed is None else seed
+    policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "play"))
+    environment = actors.environment.build(1, derive_seed(root, "play", group), render=True)
+    returns: list[float] = []
+    frames = 0
+    try:
+        player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
+        player.tick()
+        with _Writer(ffmpeg, path, fps) as writer:
+            writer.write(_picture(environment))
+            frames += 1
+            while player.episodes[0] < episodes and frames < max_seconds * fps:
+                returns += [p.ret for p in player.tick() if p.spec == 0]
+                writer.write(_picture(environment))
+                frames += 1
+    finally:
+        environment.close()
+    return Video(path, frames, fps, returns, bool(player.episodes[0] < episodes))
+
+
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        raise RunError(f'videos need ffmpeg, which is not installed. Install it with: pip install "tidemill[video]" ({error})') from None
+    return imageio_ffmpeg
+
+
+def _draw_without_display() -> None:
+    """Tell the libraries that draw for Gymnasium not to look for a display where there is none. They read this when they are imported."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+def _picture(environment: Environment) -> NDArray[np.uint8]:
+    try:
+        picture = environment.render()
+    except Exception as error:  # drawing is the environment's own code, and its libraries'
+        raise RunError(
+            f"the environment cannot draw: {type(error).__name__}: {error}; "
+            "MuJoCo draws without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
+        ) from error
+    if picture is None:
+        raise RunError(
+            "the environment draws no pictures: its render() gave None. One made by a function of your own must take render_mode and "
+            'honour "rgb_array"; of a vector environment, take the plain one (Gymnasium) to be seen'
+        )
+    if picture.ndim != 3 or picture.shape[2] != 3:
+        raise RunError(f"the environment's picture has shape {picture.shape}; it must be [height, width, 3]")
+    return video_frame(np.asarray(picture, np.uint8))
+
+
+def video_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the picture as video takes it: large enough to be seen, and of even height and width (the last row or column is doubled)."""
+    factor = -(-SMALLEST // min(picture.shape[:2]))
+    if factor > 1:
+        picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    height, width, _ = picture.shape
+    return np.ascontiguousarray(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+
+
+class _Writer:
+    """The video being written. It begins with the first frame, which fixes the size."""
+
+    def __init__(self, ffmpeg: Any, path: Path, fps: int) -> None:
+        self._ffmpeg, self._path, self._fps = ffmpeg, path, fps
+        self._frames: Generator[None, Any, None] | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def __enter__(self) -> "_Writer":
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.open("ab").close()
+        except OSError as error:
+            raise RunError(f"video {self._path} cannot be written: {error.strerror}") from None
+        return self
+
+    def write(self, frame: NDArray[np.uint8]) -> None:
+        """Add a frame."""
+        try:
+            if self._frames is None:
+                self._shape = frame.shape
+                height, width, _ = frame.shape
+                self._frames = self._ffmpeg.write_frames(str(self._path), (width, height), fps=self._fps, quality=8, macro_block_size=2)
+                assert self._frames is not None
+                self._frames.send(None)
+            if frame.shape != self._shape:
+                raise RunError(f"the environment's picture changed its shape from {self._shape} to {frame.shape}; a video cannot")
+            self._frames.send(frame)
+        except OSError as error:
+            raise RunError(f"video {self._path} cannot be written: {error}") from None
+
+    def __exit__(self, *exception: object) -> None:
+        if self._frames is not None:
+            self._frames.close()
+        elif self._path.stat().st_size == 0:
+            self._path.unlink()  # nothing was drawn

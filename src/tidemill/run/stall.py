@@ -1,0 +1,52 @@
+"""Who waits for whom in a run that makes no progress, in words."""
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import Protocol
+
+from tidemill.api.control import State
+from tidemill.api.experiment import Experiment, Role, WorkerConfig
+
+SILENT = 2.0  # seconds: a running worker reports four times a second
+
+_AWAITED: dict[Role, tuple[str, Role]] = {
+    "consume": ("samples of", "produce"),
+    "produce": ("room at", "consume"),
+    "ask": ("answers of", "serve"),
+    "serve": ("requests of", "ask"),
+}
+
+
+class _Member(Protocol):
+    config: WorkerConfig
+    state: State
+    shares: dict[str, float]
+    heard: float
+
+
+def explain_stall(experiment: Experiment, members: Mapping[str, _Member]) -> str:
+    """Return what each worker does, e.g. "trainer-0 waits for samples of actor-0; actor-0 is silent for 28 s, stuck in its environment".
+
+    A worker that is stuck is silent: its loop no longer turns. One that waits says so, since its loop looks again all the time.
+    """
+    return "; ".join(f"{name} {_doing(experiment, name, member)}" for name, member in members.items())
+
+
+def _doing(experiment: Experiment, name: str, member: _Member) -> str:
+    silent = monotonic() - member.heard
+    if member.state is not State.RUNNING:
+        return f"is {member.state.value}"
+    if silent > SILENT:
+        where = " in its environment" if member.config.owns_environment else ""
+        return f"is silent for {silent:.0f} s, stuck{where}"
+    busiest = max(member.shares, key=lambda place: member.shares[place], default="wait")
+    if busiest != "wait":
+        return f"works ({member.shares[busiest]:.0%} {busiest})"
+    sources = []
+    for port in member.config.ports():
+        if port.role in _AWAITED:
+            what, role = _AWAITED[port.role]
+            sources.append(f"{what} {', '.join(experiment.holders(port.stream, role))}")
+    if member.config.owns_environment:
+        sources.append("its environment")
+    return f"waits for {' or '.join(sources) or 'nobody'}"

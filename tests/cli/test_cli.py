@@ -1,0 +1,130 @@
+"""The command line, from the words typed to the words printed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tidemill.cli.main import app
+
+
+def tidemill(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    """Return the message of a command that must fail: one line, no traceback."""
+    result = tidemill(*words)
+    assert result.exit_code == 1, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.output.startswith("error: ") and "Traceback" not in result.output
+    return str(result.output)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    small = ("--set", "workers.actor.lanes=8", "--set", "workers.trainer.algorithm.epochs=1")
+    result = tidemill("train", "CartPole-v1", "--launch", "inline", "--max-steps", 2000, "--run-dir", path, *small)
+    assert result.exit_code == 0, result.output
+    assert f"tidemill eval {path}" in result.output
+    return path
+
+
+def test_eval_prints_a_table_with_an_interval(run: Path) -> None:
+    result = tidemill("eval", run, "--episodes", 5, "--seed", 3)
+    assert result.exit_code == 0, result.output
+    assert "95 % interval" in result.output
+    (file,) = run.glob("evaluation-*.json")
+    found = json.loads(file.read_bytes())
+    assert (found["episodes"], found["seed"], found["deterministic"]) == (5, 3, True)
+    mean, (low, high) = found["specs"][0]["mean"], found["specs"][0]["interval"]
+    assert all(f"{value:.2f}" in result.output for value in (mean, low, high))
+
+
+def test_eval_takes_a_checkpoint_and_draws_actions_when_told(run: Path) -> None:
+    (checkpoint,) = (run / "checkpoints" / "policy").iterdir()
+    result = tidemill("eval", run, "--episodes", 2, "--stochastic", "--checkpoint", checkpoint.name.removeprefix("update-"))
+    assert result.exit_code == 0, result.output
+    assert "no checkpoint" in refused("eval", run, "--checkpoint", "update-1000000")
+
+
+def test_eval_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
+    assert "not a run's folder" in refused("eval", tmp_path)
+    assert "episodes = 0 must be at least 1" in refused("eval", run, "--episodes", 0)
+
+
+def test_play_writes_a_video(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    result = tidemill("play", run, "--video", tmp_path / "v.mp4", "--max-seconds", 0.1)
+    assert result.exit_code == 0, result.output
+    assert "3 frames" in result.output and "cut at 0.1 s" in result.output
+    assert (tmp_path / "v.mp4").stat().st_size > 0
+
+
+def test_play_without_a_file_says_what_to_type(run: Path) -> None:
+    assert f"tidemill play {run} --video run.mp4" in refused("play", run)
+
+
+def test_check_env_passes_a_sound_environment() -> None:
+    result = tidemill("check-env", "CartPole-v1", "--seed", 1)
+    assert result.exit_code == 0, result.output
+    assert "determinism" in result.output and "fail" not in result.output
+
+
+def test_check_env_fails_for_an_unsound_one(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("""
+import gymnasium, numpy as np
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=4):
+        self.size = size
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.size, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.size, np.float32), 0.0, False, False, {}
+""")
+    result = tidemill("check-env", f"{file}:Broken")
+    assert result.exit_code == 1
+    assert "fail" in result.output and "(4,)" in result.output
+    sound = tidemill("check-env", f"{file}:Broken", "--env-arg", "size=3")
+    assert sound.exit_code == 0, sound.output
+
+
+def test_check_env_looks_at_the_environments_of_an_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("""
+from tidemill import PPO, ActorCritic, Actors, Experiment, Scripted, Trainer
+
+def environment():
+    return Scripted(agents=2)
+
+def experiment():
+    workers = {"actor": Actors(environment=environment()), "trainer": Trainer(algorithm=PPO())}
+    return Experiment(name="mine", policies={"policy": ActorCritic()}, workers=workers)
+""")
+    for name in ("experiment", "environment"):
+        result = tidemill("check-env", f"{file}:{name}")
+        assert result.exit_code == 0, result.output
+        assert "2 agent(s)" in result.output
+
+
+def test_check_env_says_what_is_wrong_with_a_name() -> None:
+    result = tidemill("check-env", "CartPole-v7")
+    assert result.exit_code == 1
+    assert "CartPole-v1" in result.output or "CartPole" in result.output
+    assert "did you mean" in refused("check-env", f"{__file__}:tidemil")
+
+
+def test_where_nothing_runs_pause_says_so(run: Path) -> None:
+    for command in ("pause", "start", "stop"):
+        assert "no run is going on there" in refused(command, run)

@@ -1,0 +1,179 @@
+"""Checkpoints: whole or not there."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tidemill.core import checkpoint
+from tidemill.core.checkpoint import MANIFEST, checkpoint_name, checkpoints, read_checkpoint, read_newest, write_checkpoint
+from tidemill.core.errors import CheckpointError
+
+ARRAYS = {
+    "policy": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "scalar": np.array(7, np.int64), "turned": np.arange(6).reshape(2, 3).T},
+    "algorithm": {"empty": np.zeros((0, 4)), "flag": np.array([True, False])},
+}
+
+
+def write(folder: Path, update: int, keep: int = 100) -> Path:
+    arrays = {file: {name: array + (update if array.dtype.kind != "b" else False) for name, array in c.items()} for file, c in ARRAYS.items()}
+    return write_checkpoint(folder, checkpoint_name(update), arrays, {"updates": update}, keep)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    arrays, facts = read_checkpoint(write_checkpoint(tmp_path, "update-3", ARRAYS, {"updates": 3, "name": "é"}, 1))
+    assert facts == {"updates": 3, "name": "é"}
+    assert {*arrays} == {*ARRAYS}
+    for file, content in ARRAYS.items():
+        assert {*arrays[file]} == {*content}
+        for name, array in content.items():
+            assert arrays[file][name].shape == array.shape and arrays[file][name].dtype == array.dtype
+            np.testing.assert_array_equal(arrays[file][name], array)
+
+
+def test_order_and_collection_are_numeric(tmp_path: Path) -> None:
+    for update in (9, 100, 10, 2, 1000):
+        write(tmp_path, update)
+    assert [p.name for p in checkpoints(tmp_path)] == ["update-2", "update-9", "update-10", "update-100", "update-1000"]
+    assert read_newest(tmp_path)[2] == {"updates": 1000}
+    write(tmp_path, 99, keep=2)
+    assert [p.name for p in checkpoints(tmp_path)] == ["update-100", "update-1000"]
+
+
+def test_the_same_name_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    write_checkpoint(tmp_path, "update-5", {"policy": {"w": np.zeros(1)}}, {"second": True}, 3)
+    ((path, arrays, facts, warnings),) = [read_newest(tmp_path)]
+    assert path.name == "update-5" and {*arrays} == {"policy"} and facts == {"second": True} and warnings == []
+
+
+def test_what_is_no_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / ".update-9.123").mkdir()
+    (tmp_path / ".update-9.123" / MANIFEST).write_text("{}")
+    for name in ("update-", "update--4", "update-x", "update-7.tmp", "other-8", "update-8"):
+        (tmp_path / name).mkdir()
+    for name in ("update-", "update--4", "update-x", "update-7.tmp", "other-8"):  # update-8 has no manifest
+        (tmp_path / name / MANIFEST).write_text("{}")
+    (tmp_path / "update-11").write_text("a file")
+    assert [p.name for p in checkpoints(tmp_path)] == ["update-1"]
+    assert checkpoints(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 100])
+def test_a_torn_file_is_noticed_and_passed_over(tmp_path: Path, size: int) -> None:
+    write(tmp_path, 1)
+    torn = write(tmp_path, 2)
+    file = torn / "policy.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(CheckpointError, match="checksum"):
+        read_checkpoint(torn)
+    path, arrays, _, warnings = read_newest(tmp_path)
+    assert path.name == "update-1" and arrays["policy"]["scalar"] == 8
+    assert len(warnings) == 1 and "update-2" in warnings[0]
+
+
+def test_one_altered_bit_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    file = path / "algorithm.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="checksum"):
+        read_checkpoint(path)
+
+
+def test_an_altered_checksum_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["sha256"]["policy.safetensors"] = "0" * 64
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="checksum"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        "{}",
+        '{"format": 99, "facts": {}, "sha256": {}}',
+        '{"format": 1, "facts": {}}',
+        '{"format": 1, "sha256": []}',
+        "\xff",
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_and_passed_over(tmp_path: Path, manifest: str) -> None:
+    write(tmp_path, 1)
+    path = write(tmp_path, 2)
+    (path / MANIFEST).write_bytes(manifest.encode("latin-1"))
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+    assert read_newest(tmp_path)[0].name == "update-1"
+
+
+@pytest.mark.parametrize("name", ["../policy.safetensors", "/etc/passwd", "a/b"])
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, 1)
+    (path / MANIFEST).write_text(json.dumps({"format": 1, "facts": {}, "sha256": {name: "0" * 64}}))
+    with pytest.raises(CheckpointError, match="lies elsewhere"):
+        read_checkpoint(path)
+
+
+def test_a_missing_file_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    (path / "policy.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="FileNotFoundError"):
+        read_checkpoint(path)
+
+
+def test_nothing_readable_is_an_error_never_a_start_from_scratch(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no readable checkpoint"):
+        read_newest(tmp_path)
+    (write(tmp_path, 1) / "policy.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no readable checkpoint.*damaged"):
+        read_newest(tmp_path)
+
+
+def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    write_synced, rename = checkpoint._write_synced, Path.rename
+
+    def written(path: Path, data: bytes) -> None:
+        assert not checkpoints(tmp_path)
+        write_synced(path, data)
+        done.append(path.name)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(f"rename {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", written)
+    monkeypatch.setattr(Path, "rename", renamed)
+    write(tmp_path, 4)
+    assert done == ["policy.safetensors", "algorithm.safetensors", MANIFEST, "rename update-4"]
+    assert os.listdir(tmp_path) == ["update-4"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    write(tmp_path, 1)
+    write_synced, count = checkpoint._write_synced, [0]
+
+    def full(path: Path, data: bytes) -> None:
+        count[0] += 1
+        if count[0] > at:
+            raise OSError(28, "No space left on device")
+        write_synced(path, data)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    with pytest.raises(CheckpointError, match="No space left on device; free space"):
+        write(tmp_path, 2)
+    assert os.listdir(tmp_path) == ["update-1"]
+    assert read_newest(tmp_path)[2] == {"updates": 1}

@@ -1,0 +1,77 @@
+"""The examples train: each for a few thousand steps in one thread."""
+
+import json
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tidemill
+from tidemill.algorithms.batch import gather
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.source import load_attribute
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SPACES = Spaces(Box((4,), "float32"), Discrete(2))
+
+
+def run(name, folder, steps, **limits):
+    file = EXAMPLES / name
+    experiment = load_attribute(f"{file}:experiment", "experiment")()
+    experiment = experiment.replace(limits=experiment.limits.replace(steps=steps, **limits))
+    result = tidemill.train(experiment, launch="inline", run_dir=folder, source=file, quiet=True)
+    assert result.summary["status"] == "completed"
+    return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["own_environment.py", "own_network.py", "own_algorithm.py", "policy_workers.py"])
+def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
+    summary, metrics = run(name, tmp_path / "run", 40_000, mean_return=None, window=300)
+    assert 40_000 <= summary["env_steps"] < 49_000  # a batch more at most
+    wrong = {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
+    assert not wrong
+    returns = [line["return/mean"] for line in metrics if "return/mean" in line]
+    assert summary["mean_return"] > returns[0] + (0.3 if name == "own_environment.py" else 20)
+    policy = tidemill.load(tmp_path / "run")
+    assert policy.act(np.zeros(3 if name == "own_environment.py" else 4, np.float32)) in range(3)
+
+
+def test_the_algorithm_goes_on_from_its_moments():
+    config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
+    one, other = (config.build(tidemill.ActorCritic().build(SPACES, 1), 1) for _ in range(2))
+    sample = rows()
+    one.update([sample], 0.0)
+    other.policy.load(one.policy.parameters(), 1)
+    other.load_state(one.state())
+    for learner in (one, other):
+        learner.update([sample], 0.0)
+    for name, array in one.policy.parameters().items():
+        np.testing.assert_array_equal(array, other.policy.parameters()[name])
+
+
+def test_the_algorithm_s_returns_are_those_of_gae_with_lambda_1():
+    sample = rows()
+    config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
+    learner = config.build(tidemill.ActorCritic().build(SPACES, 1), 1)
+    np.testing.assert_allclose(learner.returns(sample)[sample.trained()], gather([sample], config.gamma, 1.0).target, rtol=1e-5)
+
+
+def rows():
+    """7 rows of 3 seats: one goes on, one ends at row 3, one is cut at row 4."""
+    rng = np.random.default_rng(5)
+    shape = (7, 3)
+    done, truncated = np.zeros(shape, bool), np.zeros(shape, bool)
+    done[3, 1] = truncated[4, 2] = True
+    sample = tidemill.Sample(
+        obs=rng.standard_normal((*shape, 4)).astype(np.float32),
+        action=rng.integers(0, 2, shape),
+        log_prob=np.full(shape, -0.7, np.float32),
+        value=np.where(done, 0, rng.standard_normal(shape)).astype(np.float32),
+        reward=np.where(done | truncated, 0, rng.standard_normal(shape)).astype(np.float32),
+        version=np.where(done, -1, 0),
+        done=done,
+        truncated=truncated,
+    )
+    sample.burn_in, sample.bootstrap = 0, 1
+    return sample

@@ -1,0 +1,203 @@
+"""Experiments for the tests of runs: real workers, and a policy and an algorithm of numpy alone, so that a run starts in half a second."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Scripted, Trainer
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.spaces import Discrete, Spaces
+from tidemill.core.schema import Array, Arrays, Field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByObservation(PolicyConfig):
+    """Its actions depend on the observation alone, whatever its parameters."""
+
+    def answer(self, spaces: Spaces) -> dict[str, Field]:
+        return {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+
+    def build(self, spaces: Spaces, seed: int) -> Policy:
+        assert isinstance(spaces.action, Discrete)
+        return _ByObservation(spaces.action.n)
+
+
+class _ByObservation(Policy):
+    def __init__(self, actions: int) -> None:
+        self.actions, self.w = actions, np.zeros(64)
+
+    def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
+        obs = observation["obs"]
+        total = np.floor(1000 * (obs.astype(np.float64) * np.arange(1, 1 + obs.shape[1])).sum(axis=1))
+        out["action"][: len(obs)] = total.astype(np.int64) % 7 % self.actions
+        out["log_prob"][: len(obs)] = -np.arange(1, 1 + obs.shape[1]) @ obs.T / 1000
+        out["value"][: len(obs)] = total / 1000
+
+    def parameters(self) -> Arrays:
+        return {"w": self.w}
+
+    def load(self, parameters: Mapping[str, Array], version: int) -> None:
+        self.w[:], self.version = parameters["w"], version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder(AlgorithmConfig):
+    """Adds 1 to every weight. `record` is a folder for the samples it gets, `seconds` how long an update takes, `save_seconds` a checkpoint."""
+
+    record: str | None = None
+    seconds: float = 0.005
+    save_seconds: float = 0.0
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Recorder(self, policy)
+
+
+class _Recorder(Algorithm):
+    def __init__(self, config: Recorder, policy: Policy) -> None:
+        self.config, self.policy, self.count = config, policy, 0
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        for sample in samples:
+            if self.config.record is not None:
+                np.savez(f"{self.config.record}-{self.count}.npz", **sample)
+            self.count += 1
+        time.sleep(self.config.seconds)
+        self.policy.parameters()["w"][...] += 1
+        return {"loss": 1.0}
+
+    def state(self) -> Arrays:
+        if self.config.save_seconds:
+            Path("saving").touch()
+            time.sleep(self.config.save_seconds)
+        return {"count": np.array(self.count)}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self.count = int(state["count"])
+
+
+def experiment(environment: EnvironmentConfig, lanes: int = 4, inference: str = "inline", sample_steps: int = 16, **trainer: Any) -> Experiment:
+    servers = {} if inference == "inline" else {"server": PolicyWorkers(stream=inference)}
+    return Experiment(
+        name="test",
+        policies={"policy": ByObservation()},
+        workers={
+            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(inference=inference, sample_steps=sample_steps),)),
+            **servers,
+            "trainer": Trainer(**{"algorithm": Recorder(), "checkpoint_seconds": 0.1, **trainer}),
+        },
+        limits=Limits(updates=1_000_000),
+    )
+
+
+def cartpole() -> Experiment:
+    """Actor, policy worker and trainer, in processes of their own."""
+    return experiment(Gymnasium(id="CartPole-v1"), inference="inference")
+
+
+def slow_saving() -> Experiment:
+    return experiment(Gymnasium(id="CartPole-v1"), algorithm=Recorder(save_seconds=1.0))
+
+
+def warming_up() -> Experiment:
+    """Its first sample is a long time off."""
+    return experiment(Gymnasium(make=f"{__file__}:Talker"), lanes=1, sample_steps=1_000_000)
+
+
+def raises() -> Experiment:
+    return experiment(Gymnasium(make=f"{__file__}:Raises"), lanes=1)
+
+
+def grandchild() -> Experiment:
+    return experiment(Gymnasium(make=f"{__file__}:Grandchild"), lanes=1)
+
+
+def hangs() -> Experiment:
+    return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
+
+
+class Talker(gymnasium.Env[Any, Any]):
+    """Says that it was stepped."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 1:
+            Path("stepped").touch()
+        return np.zeros(2, np.float32), 1.0, self.steps % 10 == 0, False, {}
+
+
+class Raises(Talker):
+    """Raises after a second or so of training."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 2000:
+            raise ValueError("the arm is broken")
+        return super().step(action)
+
+
+class Grandchild(Talker):
+    """Leaves a process of its own to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process = subprocess.Popen(["sleep", "1000"])
+
+
+class Hangs(Talker):
+    """Never comes back from step 200."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 200:
+            Path("hanging").touch()
+            while True:
+                time.sleep(1000)
+        return super().step(action)
+
+
+def rows() -> Experiment:
+    """Two kinds of agents in 8 lanes that end at different ticks; every sample is written to $ROWS."""
+    folder = os.environ["ROWS"]
+    kinds = ("red", "blue")
+    return Experiment(
+        name="rows",
+        policies={kind: ByObservation() for kind in kinds},
+        workers={
+            "actor": Actors(
+                environment=Scripted(agents=3, kinds=2, deaths=True),
+                lanes=8,
+                agents=tuple(AgentSpec(match=f"{kind}_.*", policy=kind, samples=kind, sample_steps=12, bootstrap=1) for kind in kinds),
+            ),
+            **{f"trainer-{kind}": Trainer(policy=kind, samples=kind, algorithm=Recorder(record=f"{folder}/{kind}", seconds=0)) for kind in kinds},
+        },
+        limits=Limits(updates=6),
+    )
+
+
+def ppo() -> Experiment:
+    return Experiment(
+        name="ppo",
+        policies={"policy": ActorCritic()},
+        workers={
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(AgentSpec(sample_steps=16),)),
+            "trainer": Trainer(algorithm=PPO(epochs=2, minibatch_size=64)),
+        },
+        limits=Limits(updates=8),
+    )

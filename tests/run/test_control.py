@@ -1,0 +1,132 @@
+"""The socket that `tidemill pause|start|stop` speak to."""
+
+import os
+import socket as sockets
+import stat
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import tidemill
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Scripted, Trainer
+from tidemill.core.errors import RunError
+from tidemill.run.control import ControlSocket, _address, tell
+
+LINUX = sys.platform.startswith("linux")
+DEADLINE = 60.0  # seconds; nothing here takes a tenth of it
+
+
+def until(future: "Future[str]", socket: ControlSocket) -> list[str]:
+    """Serve the socket until the answer has arrived; return the commands that came."""
+    seen, deadline = [], time.monotonic() + DEADLINE
+    while not future.done() and time.monotonic() < deadline:
+        for command, connection in socket.commands():
+            seen.append(command)
+            ControlSocket.reply(connection, f"did {command}")
+    return seen
+
+
+def test_commands_arrive_and_are_answered(tmp_path: Path) -> None:
+    socket = ControlSocket(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        for command in ("pause", "start", "stop"):
+            answer = pool.submit(tell, tmp_path, command)
+            assert until(answer, socket) == [command]
+            assert answer.result(DEADLINE) == f"did {command}"
+    socket.close()
+
+
+@pytest.mark.skipif(not LINUX or os.getuid() != 0, reason="only root can become another user")
+def test_nobody_else_may_speak_to_a_run(tmp_path: Path) -> None:
+    socket = ControlSocket(tmp_path)
+    code = """
+import os, socket, sys
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(chr(0) + sys.argv[1])
+connection.sendall(b"stop")
+print("connected", flush=True)
+connection.recv(9)
+"""
+    stranger = subprocess.Popen([sys.executable, "-c", code, _address(tmp_path)[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert stranger.stdout is not None and stranger.stdout.readline() == b"connected\n"
+    assert list(socket.commands()) == []
+    stranger.communicate(timeout=DEADLINE)
+    socket.close()
+
+
+def test_elsewhere_than_on_linux_the_socket_is_a_file_of_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.run.control.sys.platform", "darwin")
+    monkeypatch.chdir(tmp_path)  # a path to a socket must be short
+    before = os.umask(0)
+    try:
+        socket = ControlSocket(Path())
+    finally:
+        os.umask(before)
+    mode = (tmp_path / "control.sock").stat().st_mode
+    assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+    socket._socket.close()  # as kill -9 does: the file stays
+    with pytest.raises(RunError, match="no run is going on there"):
+        tell(Path(), "stop")
+    ControlSocket(Path()).close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere it is a file")
+def test_on_linux_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
+    ControlSocket(tmp_path)._socket.close()  # as kill -9 does
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RunError, match="no run is going on there"):
+        tell(tmp_path, "stop")
+
+
+def test_one_folder_has_one_socket(tmp_path: Path) -> None:
+    socket = ControlSocket(tmp_path)
+    if LINUX:
+        with pytest.raises(RunError, match="cannot be made"):
+            ControlSocket(tmp_path)
+    socket.close()
+    ControlSocket(tmp_path).close()
+
+
+def test_where_nothing_runs_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run is going on there; go on with it by: tidemill resume"):
+        tell(tmp_path, "pause")
+
+
+def test_who_hangs_up_before_the_answer_does_no_harm(tmp_path: Path) -> None:
+    socket = ControlSocket(tmp_path)
+    with sockets.socket(sockets.AF_UNIX) as hasty:
+        hasty.connect(_address(tmp_path))
+        hasty.sendall(b"pause")
+    ((command, connection),) = socket.commands()
+    ControlSocket.reply(connection, "paused")
+    assert command == "pause"
+    assert list(socket.commands()) == []
+    socket.close()
+
+
+def test_a_run_is_paused_started_and_stopped(tmp_path: Path) -> None:
+    actors = Actors(environment=Scripted(), lanes=4, agents=(AgentSpec(sample_steps=8),))
+    workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(epochs=1))}
+    experiment = Experiment(name="told", policies={"policy": ActorCritic()}, workers=workers)  # without a limit: it ends when it is told to
+    results = []
+    run = threading.Thread(target=lambda: results.append(tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)))
+    run.start()
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + DEADLINE
+    while not (metrics.exists() and metrics.stat().st_size):  # until the first update
+        assert time.monotonic() < deadline and run.is_alive()
+        time.sleep(0.01)
+    answers = [tell(tmp_path / "run", command) for command in ("pause", "start", "nonsense", "stop")]
+    run.join(DEADLINE)
+    assert answers == ["paused", "running", 'unknown command "nonsense"', "stopping: a final checkpoint is written"]
+    summary = results[0].summary
+    assert (summary["status"], summary["reason"]) == ("completed", "tidemill stop")
+    assert len(list((tmp_path / "run" / "checkpoints" / "policy").glob("update-*"))) == 1
+    with pytest.raises(RunError, match="no run is going on"):
+        tell(tmp_path / "run", "pause")

@@ -1,0 +1,118 @@
+"""Run folders: nothing is written over, and what has changed is noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Trainer
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.run.folder import CONFIG, SOURCE, RunFolder, Source
+
+
+def experiment(name: str = "one") -> Experiment:
+    workers = {"actor": Actors(environment=Gymnasium(id="CartPole-v1")), "trainer": Trainer(algorithm=PPO())}
+    return Experiment(name=name, policies={"policy": ActorCritic()}, workers=workers)
+
+
+def test_an_experiment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", experiment(), None).unlock()
+    assert RunFolder.open(tmp_path / "run").experiment() == (experiment(), None)
+    assert RunFolder.open(tmp_path / "run").read("versions.json")["packages"]["tidemill"]
+    assert not list((tmp_path / "run").glob(".*"))  # no lock, nothing half written
+
+
+def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", experiment(), None).unlock()
+    with pytest.raises(RunError, match="already holds a run; go on with it by: tidemill resume"):
+        RunFolder.create(tmp_path / "run", experiment(), None)
+    with pytest.raises(RunError, match=r'another experiment \("one", not "two"\).*--run-dir'):
+        RunFolder.create(tmp_path / "run", experiment("two"), None)
+    assert RunFolder.open(tmp_path / "run").experiment_name() == "one"
+
+
+def test_two_runs_cannot_write_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment(), None)
+    with pytest.raises(RunError, match="being written by another run; stop it with: tidemill stop"):
+        RunFolder.open(tmp_path / "run").lock()
+    folder.unlock()
+    second = RunFolder.open(tmp_path / "run")
+    second.lock()
+    second.unlock()
+
+
+def test_what_never_began_leaves_nothing(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "new" / "run", experiment(), None).discard()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").touch()
+    RunFolder.create(tmp_path / "old", experiment(), None).discard()
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["notes.txt"]
+
+
+def test_what_killed_writers_left_aside_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment(), None)
+    kept = {path.name for path in folder.path.iterdir()} | {".mine"}
+    for name in (".mine", ".summary.json.123", "metrics.tmp"):
+        (folder.path / name).touch()
+    (folder.checkpoints("policy") / ".update-7.123").mkdir(parents=True)
+    (folder.checkpoints("policy") / "update-6").mkdir()
+    folder.tidy()
+    assert {path.name for path in folder.path.iterdir()} == kept | {"checkpoints"}
+    assert [path.name for path in folder.checkpoints("policy").iterdir()] == ["update-6"]
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file is a file, not a folder; name another with --run-dir"):
+        RunFolder.create(tmp_path / "file", experiment(), None)
+    with pytest.raises(RunError, match=r"cannot be written: Not a directory; name another with --run-dir"):
+        RunFolder.create(tmp_path / "file" / "run", experiment(), None)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where nobody can make a folder, root included")
+def test_an_unwritable_place_is_named() -> None:
+    with pytest.raises(RunError, match=r"/proc/run cannot be written: .*; name another with --run-dir"):
+        RunFolder.create(Path("/proc/run"), experiment(), None)
+
+
+def test_a_folder_that_is_no_run_names_the_runs_inside(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"not a run's folder \(it has no config.json\)$"):
+        RunFolder.open(tmp_path)
+    RunFolder.create(tmp_path / "inside", experiment(), None).unlock()
+    with pytest.raises(RunError, match=r"there are runs in it: .*inside"):
+        RunFolder.open(tmp_path)
+
+
+def test_names_that_are_no_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'run ".hidden" is not a name'):
+        RunFolder.create(tmp_path / ".hidden", experiment(), None)
+
+
+def test_a_changed_source_asks_for_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("VALUE = 1\n")
+    folder = RunFolder.create(tmp_path / "run", experiment(), Source.of(file))
+    assert folder.experiment() == (experiment(), Source.of(file))
+    file.write_text("VALUE = 2\n")
+    with pytest.raises(RunError, match=r"mine\.py, which defined this run, has changed or is gone.*--file"):
+        folder.experiment()
+    assert folder.experiment(file) == (experiment(), Source.of(file))
+    file.unlink()
+    with pytest.raises(RunError, match="has changed or is gone"):
+        folder.experiment()
+    with pytest.raises(RunError, match=r"no file .*mine\.py"):
+        folder.experiment(file)
+
+
+def test_torn_files_are_named(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment(), None)
+    folder.write(SOURCE, {"something": "else"})
+    with pytest.raises(RunError, match=r"source\.json does not name a file; say which with --file"):
+        folder.experiment()
+    (folder.path / SOURCE).unlink()
+    folder.write(CONFIG, {"kind": "Experiment", "nmae": "one"})
+    with pytest.raises(RunError, match=r'config\.json: .*"nmae"; did you mean "name"'):
+        folder.experiment()
+    (folder.path / CONFIG).write_text("{")
+    with pytest.raises(RunError, match=r"config\.json cannot be read"):
+        folder.experiment()

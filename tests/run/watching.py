@@ -1,0 +1,137 @@
+"""Runs as a user starts them, and everything that they hold: processes (orphans too), descriptors, files."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tidemill.run.folder import RunFolder
+
+EXPERIMENTS = Path(__file__).with_name("experiments.py")
+MARK = "TIDEMILL_TEST_RUN"
+
+
+def wait_until(true: Callable[[], Any], seconds: float, what: str) -> None:
+    """Poll until it is true; fail after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.005)
+
+
+class Run:
+    """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's foreground group) and an empty folder."""
+
+    def __init__(self, folder: Path, function: str, *arguments: str, launch: str = "processes") -> None:
+        self.path, self.temporary = folder / "run", folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.output = (folder / "output.txt").open("w+b")
+        what = f"{EXPERIMENTS}:{function}"
+        command = [sys.executable, "-m", "tidemill.cli.main", "train", what, "--run-dir", "run", "--launch", launch, *arguments]
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        self.main = subprocess.Popen(command, cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that this run started, also what lost its parent; itself included while it lives."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def wait_for_worker(self, name: str) -> psutil.Process:
+        """Return a worker's process, as soon as there is one."""
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            assert self.main.poll() is None, self.ended()
+            found[:] = [p for p in psutil.Process(self.main.pid).children() if worker_name(p) == name]
+            return bool(found)
+
+        wait_until(look, 30, f"{name} starts")
+        return found[0]
+
+    def wait_for_updates(self) -> None:
+        self.wait_for_file(self.path / "metrics.jsonl", "the first update")
+
+    def wait_for_file(self, path: Path, what: str) -> None:
+        """Wait until there is something in a file (or it is a flag), while the run goes on."""
+
+        def look() -> bool:
+            assert self.main.poll() is None, self.ended()
+            return path.exists() and (path.suffix == "" or path.stat().st_size > 0)
+
+        wait_until(look, 60, what)
+
+    def ended(self, seconds: float = 20.0) -> tuple[int, str]:
+        """Return exit status and output. Everything is gone by then."""
+        try:
+            status = self.main.wait(seconds)
+        finally:
+            for process in self.processes():
+                if self.main.poll() is None:
+                    process.kill()
+            self.output.seek(0)
+        text = self.output.read().decode()
+        self.output.close()
+        return status, text
+
+    def nothing_is_left(self, seconds: float = 5.0) -> None:
+        wait_until(lambda: not self.processes(), seconds, "no process of the run is left")
+        assert list(self.temporary.iterdir()) == []
+        assert leftovers(self.path) == []
+
+    def summary(self) -> Any:
+        return RunFolder(self.path).read("summary.json")
+
+    def signal_group(self, number: int) -> None:
+        os.killpg(self.main.pid, number)
+
+    def kill_all(self) -> None:
+        """For a test that failed: leave nothing to the others."""
+        for process in self.processes():
+            process.send_signal(signal.SIGKILL)
+        self.main.wait()
+
+
+def worker_name(process: psutil.Process) -> str:
+    """Return which worker a process is: its output goes to the log of that name."""
+    try:
+        return Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem
+    except OSError:
+        return ""
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return sockets and half-written things in a run's folder."""
+    return [p for p in folder.rglob("*") if p.is_socket() or p.name.startswith(".") or p.name.endswith(".tmp")]
+
+
+def links(pid: int) -> Iterator[str]:
+    """Yield what a process's descriptors point to."""
+    for descriptor in list(Path(f"/proc/{pid}/fd").iterdir()):
+        try:
+            yield os.readlink(descriptor)
+        except OSError:
+            continue
+
+
+def segments(pid: int) -> int:
+    """Return the number of shared-memory segments that a process holds."""
+    return sum("memfd:tidemill" in link for link in links(pid))
+
+
+def bells(pid: int) -> int:
+    """Return the number of eventfds and pidfds that a process holds."""
+    return sum("eventfd" in link or "pidfd" in link for link in links(pid))

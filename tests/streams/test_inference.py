@@ -1,0 +1,401 @@
+"""The inference stream: each answer reaches the request that it answers, once, whole."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.api.policy import Policy
+from tidemill.api.stream import Answer, Requests
+from tidemill.api.transport import Bell
+from tidemill.core.clock import Clock
+from tidemill.core.errors import SchemaError
+from tidemill.core.memory import LocalSegment
+from tidemill.core.schema import Field, poison
+from tidemill.streams.inference import ChannelInferenceClient, ChannelInferenceServer
+from tidemill.streams.inline import InlineInferenceClient
+from tidemill.streams.parameters import ParameterSubscriber
+from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+OBSERVATION = {"obs": Field((2,), "float32")}
+STATE = {"state.h": Field((), "float32")}
+ANSWER = {"action": Field((), "int64")}
+ROWS = 4
+
+
+class Silent(Bell):
+    def ring(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError("nothing waits here")
+
+
+def joined(clients: int, in_flight: int) -> tuple[list[ChannelInferenceClient], ChannelInferenceServer, list[tuple[SlotConsumer, SlotProducer]]]:
+    ends, channels = [], []
+    for _ in range(clients):
+        requests, answers = LocalSegment(), LocalSegment()
+        asking = SlotProducer(requests, Silent()), SlotConsumer(answers, Silent())
+        ends.append(ChannelInferenceClient(*asking, OBSERVATION, STATE, ROWS, in_flight))
+        channels.append((SlotConsumer(requests, Silent()), SlotProducer(answers, Silent())))
+    return ends, ChannelInferenceServer(channels, OBSERVATION, STATE, ANSWER), channels
+
+
+def request(identity: int, rows: int) -> tuple[dict, dict, np.ndarray]:
+    """Arrays that say whose they are: row i of request 7 is 7·10 + i."""
+    numbers = identity * 10 + np.arange(rows)
+    return {"obs": np.stack([numbers, -numbers], 1).astype(np.float32)}, {"state.h": numbers.astype(np.float32)}, numbers % 2 == 1
+
+
+def echo(requests: list[Requests]) -> dict:
+    """The answers: each row's own number and, as the next state, its deterministic flag."""
+    for r in requests:
+        assert (r.observation["obs"][:, 0] == -r.observation["obs"][:, 1]).all()
+        assert (r.observation["obs"][:, 0] == r.state["state.h"]).all()
+        assert len(r.deterministic) == r.rows
+    numbers = np.concatenate([r.observation["obs"][:, 0] for r in requests]).astype(np.int64)
+    assert (np.concatenate([r.deterministic for r in requests]) == (numbers % 2 == 1)).all()
+    return {"action": numbers, "state.h": numbers.astype(np.float32) + 0.5}
+
+
+def check(answer: Answer, identity: int, rows: int, version: int | None = None) -> None:
+    expected = identity * 10 + np.arange(rows)
+    assert (answer.fields["action"][:rows] == expected).all()
+    assert (answer.fields["state.h"][:rows] == expected + 0.5).all()
+    if version is not None:
+        assert answer.version == version
+
+
+def test_nothing_leaves_before_flush() -> None:
+    (client,), server, _ = joined(1, 2)
+    number = client.post_request(*request(1, 2))
+    assert client.buffered == 1
+    assert server.poll_requests(100) == []
+    assert not client.is_ready(number)
+    client.flush()
+    assert client.buffered == 0
+    assert [r.number for r in server.poll_requests(100)] == [number]
+
+
+def test_requests_of_many_clients_make_one_batch() -> None:
+    clients, server, _ = joined(3, 2)
+    numbers = [client.post_request(*request(i, 1 + i)) for i, client in enumerate(clients)]
+    for client in clients:
+        client.flush()
+    batch = server.poll_requests(100)
+    assert [(r.client, r.rows) for r in batch] == [(0, 1), (1, 2), (2, 3)]
+    server.respond(batch, echo(batch), 7, 3)
+    for i, (client, number) in enumerate(zip(clients, numbers, strict=True)):
+        assert client.is_ready(number)
+        answer = client.consume_result(number)
+        check(answer, i, 1 + i, 7)
+        assert answer.policy == 3
+
+
+def test_a_batch_is_bounded_and_clients_take_turns() -> None:
+    clients, server, _ = joined(3, 2)
+    for i, client in enumerate(clients):
+        client.post_request(*request(i, 2))
+        client.flush()
+    firsts = []
+    for _ in clients:
+        (only,) = server.poll_requests(1)  # one request at least
+        firsts.append(only.client)
+        server.respond([only], echo([only]), 0, 0)
+        clients[only.client].post_request(*request(9, 2))
+        clients[only.client].flush()
+    assert sorted(firsts) == [0, 1, 2]
+
+
+def test_an_answer_is_consumed_once() -> None:
+    (client,), server, _ = joined(1, 2)
+    number = client.post_request(*request(1, 2))
+    with pytest.raises(KeyError):
+        client.consume_result(number)
+    client.flush()
+    batch = server.poll_requests(100)
+    server.respond(batch, echo(batch), 0, 0)
+    with pytest.raises(KeyError):
+        client.consume_result(number + 1)
+    assert client.is_ready(number)
+    client.consume_result(number)
+    assert not client.is_ready(number)
+    with pytest.raises(KeyError):
+        client.consume_result(number)
+
+
+def test_an_answer_that_comes_twice_is_dropped() -> None:
+    """And does not give back the slot of the first, which may still be read."""
+    (client,), server, channels = joined(1, 2)
+    first, second = client.post_request(*request(1, 3)), client.post_request(*request(2, 3))
+    client.flush()
+    batch = server.poll_requests(100)
+    for _ in range(2):
+        server.respond(batch[:1], echo(batch[:1]), 0, 0)
+    assert client.is_ready(first)
+    assert not client.is_ready(second)  # looks for answers again
+    assert channels[0][1].reserve() is not None
+    for _ in range(2):
+        slot = channels[0][1].reserve()
+        if slot is not None:
+            poison(slot)
+            slot["header"][:] = 99, 3, 0, 0  # late: nobody asks for it any more
+            channels[0][1].commit()
+    assert not client.is_ready(second)
+    check(client.consume_result(first), 1, 3)
+    with pytest.raises(KeyError):
+        client.consume_result(first)
+    assert not client.is_ready(99)
+    server.respond(batch[1:], echo(batch[1:]), 0, 0)
+    assert client.is_ready(second)
+    check(client.consume_result(second), 2, 3)
+
+
+def test_an_answer_of_another_size_is_an_error() -> None:
+    (client,), server, _ = joined(1, 2)
+    number = client.post_request(*request(1, 3))
+    client.flush()
+    (asked,) = server.poll_requests(100)
+    asked.rows = 2
+    server.respond([asked], {"action": np.zeros(2), "state.h": np.zeros(2)}, 0, 0)
+    with pytest.raises(SchemaError, match="of 3 rows was answered with 2"):
+        client.is_ready(number)
+
+
+@pytest.mark.parametrize("rows", [0, -1, ROWS + 1, 1 << 40])
+def test_a_request_that_lies_about_its_rows_is_an_error(rows: int) -> None:
+    (client,), server, channels = joined(1, 2)
+    client.post_request(*request(1, 2))
+    client.flush()
+    assert channels[0][0].attach()
+    channels[0][0]._views[0]["header"][1] = rows
+    with pytest.raises(SchemaError, match="rows in a slot of 4"):
+        server.poll_requests(100)
+
+
+def test_a_client_with_other_spaces_is_refused() -> None:
+    segment = LocalSegment()
+    ChannelInferenceClient(SlotProducer(segment, Silent()), SlotConsumer(LocalSegment(), Silent()), {"obs": Field((3,), "float32")}, STATE, ROWS, 1)
+    server = ChannelInferenceServer([(SlotConsumer(segment, Silent()), SlotProducer(LocalSegment(), Silent()))], OBSERVATION, STATE, ANSWER)
+    with pytest.raises(SchemaError, match="the policy needs"):
+        server.poll_requests(1)
+
+
+@pytest.mark.parametrize("in_flight", [2, 3])
+def test_a_request_that_is_answered_late_keeps_its_slot(in_flight: int) -> None:
+    (client,), server, _ = joined(1, in_flight)
+    late = client.post_request(*request(1, 2))
+    client.flush()
+    (held,) = server.poll_requests(100)
+    identity = 1
+    for _ in range(10):
+        if client.buffered == 0:
+            identity += 1
+            number = client.post_request(*request(identity, 2))
+            client.flush()
+        if batch := server.poll_requests(100):
+            server.respond(batch, echo(batch), 0, 0)
+            assert client.is_ready(number)
+            check(client.consume_result(number), identity, 2)
+        assert echo([held])["action"].tolist() == [10, 11]
+    server.respond([held], echo([held]), 0, 0)
+    assert client.is_ready(late)
+    check(client.consume_result(late), 1, 2)
+
+
+def test_one_answer_that_nobody_fetches_holds_up_only_its_client() -> None:
+    """Its slot is not free for others, so the client sends no more than its channel can answer; nothing fails."""
+    (client,), server, _ = joined(1, 2)
+    left = client.post_request(*request(1, 1))
+    client.flush()
+    others: list[int] = []
+    for n in range(10):
+        if client.buffered == 0:
+            others.append(client.post_request(*request(2 + n, 1)))
+        client.flush()
+        batch = server.poll_requests(100)
+        if batch:
+            server.respond(batch, echo(batch), 0, 0)
+        for number in list(others):
+            if client.is_ready(number):
+                others.remove(number)
+                client.consume_result(number)
+    assert client.buffered == 1
+    assert client.is_ready(left)
+    check(client.consume_result(left), 1, 1)
+    client.flush()
+    assert client.buffered == 0
+
+
+@dataclass
+class Side:
+    client: ChannelInferenceClient
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)  # number → identity, rows
+    reading: list[tuple[Answer, int, int]] = field(default_factory=list)
+
+
+MOVES = st.tuples(
+    st.sampled_from(["post", "flush", "poll", "respond", "newest", "again", "consume", "consume"]),
+    st.integers(0, 1),
+    st.integers(1, ROWS),
+    st.integers(0, 5),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(MOVES, max_size=120), st.integers(1, 3))
+def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int, int, int]], in_flight: int) -> None:
+    """Requests carry their identity, answers echo it. Batches are answered in any order, some twice."""
+    clients, server, channels = joined(2, in_flight)
+    sides = [Side(client) for client in clients]
+    polled: list[Requests] = []
+    answered: list[Requests] = []
+    identity = version = 0
+    for move, which, rows, pick in moves:
+        side = sides[which]
+        if move == "post" and len(side.waiting) < in_flight:
+            identity += 1
+            side.reading.clear()  # valid until the next post
+            side.waiting[side.client.post_request(*request(identity, rows))] = identity, rows
+        elif move == "flush":
+            side.client.flush()
+        elif move == "poll":
+            polled += server.poll_requests(rows * 3)
+        elif move in ("respond", "newest") and polled:
+            one = polled.pop(-1 if move == "newest" else pick % len(polled))
+            version += 1
+            server.respond([one], echo([one]), version, 0)
+            one.observation, one.state = {}, {}
+            answered.append(one)
+        elif move == "again" and answered:  # a repeated answer, with nonsense in it, while there is room for it
+            one = answered[pick % len(answered)]
+            answers = channels[one.client][1]
+            if answers._head - answers._words[16] + len(sides[one.client].waiting) < answers._count:
+                server.respond([one], {"action": np.full(ROWS, -5), "state.h": np.full(ROWS, -5)}, -5, 0)
+        elif move == "consume" and side.waiting:
+            number = list(side.waiting)[pick % len(side.waiting)]
+            if side.client.is_ready(number):
+                asked, of = side.waiting.pop(number)
+                answer = side.client.consume_result(number)
+                check(answer, asked, of)
+                assert 0 < answer.version <= version
+                side.reading.append((answer, asked, of))
+        for requests in polled:
+            echo([requests])  # still what was asked
+        for each in sides:
+            for answer, asked, of in each.reading:
+                check(answer, asked, of)
+    for _ in range(20 * in_flight):  # everything that was posted is answered in the end
+        for side in sides:
+            side.client.flush()
+        polled += server.poll_requests(1000)
+        if polled:
+            server.respond(polled, echo(polled), version, 0)
+            polled = []
+        for side in sides:
+            for number in [n for n in side.waiting if side.client.is_ready(n)]:
+                check(side.client.consume_result(number), *side.waiting.pop(number))
+    assert not sides[0].waiting and not sides[1].waiting
+
+
+# ---- inline ------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Echo(Policy):
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, object]] = []
+        self.version = 3
+        self.w = np.zeros(1)
+
+    def act(self, observation, state, deterministic, out) -> None:
+        rows = len(observation["obs"])
+        numbers = observation["obs"][:, 0].astype(np.int64)
+        assert (observation["obs"][:, 0] == state["state.h"]).all()
+        flags = np.broadcast_to(deterministic, rows)
+        self.calls.append((rows, deterministic))
+        assert (flags == (numbers % 2 == 1)).all() or not np.ndim(deterministic)
+        out["action"][:rows] = numbers
+        out["state.h"][:rows] = numbers + 0.5
+
+    def parameters(self):
+        return {"w": self.w}
+
+    def load(self, parameters, version) -> None:
+        self.w[:] = parameters["w"]
+        self.version = version
+
+
+def inline(rows: int = 16) -> tuple[InlineInferenceClient, Echo, SlotWriter]:
+    cell = LocalSegment()
+    policy = Echo()
+    client = InlineInferenceClient(policy, 2, ParameterSubscriber(SlotReader(cell)), ANSWER, STATE, OBSERVATION, rows, Clock())
+    return client, policy, SlotWriter(cell, [])
+
+
+def test_inline_nothing_is_computed_before_flush() -> None:
+    client, policy, _ = inline()
+    client.flush()
+    number = client.post_request(*request(1, 4))
+    assert client.buffered == 1 and not client.is_ready(number) and not policy.calls
+    client.flush()
+    assert client.buffered == 0 and client.is_ready(number) and len(policy.calls) == 1
+    answer = client.consume_result(number)
+    check(answer, 1, 4, 3)
+    assert answer.policy == 2
+    with pytest.raises(KeyError):
+        client.consume_result(number)
+
+
+def test_inline_requests_are_joined_into_one_batch() -> None:
+    client, policy, _ = inline()
+    posted = {client.post_request(*request(i, 1 + i)): (i, 1 + i) for i in range(4)}
+    client.flush()
+    assert [rows for rows, _ in policy.calls] == [10]
+    for number in reversed(posted):
+        check(client.consume_result(number), *posted[number])
+
+
+def test_inline_flags_are_each_request_s_own() -> None:
+    client, policy, _ = inline()
+    client.post_request(*request(1, 2)[:2], True)
+    client.post_request(*request(2, 3)[:2], False)
+    policy_flags: list[np.ndarray] = []
+    policy.act = lambda o, s, d, out: policy_flags.append(np.array(d))  # type: ignore[method-assign]
+    client.flush()
+    assert policy_flags[0].tolist() == [True, True, False, False, False]
+
+
+def test_inline_takes_newer_parameters_when_told() -> None:
+    client, policy, writer = inline()
+    client.refresh()
+    assert policy.version == 3
+    writer.offer({"w": Field((1,), "float64")})
+    for version, after in ((1, 3), (4, 4), (9, 9)):
+        writer.write({"w": np.full(1, version)}, version)
+        client.refresh()
+        assert policy.version == after
+    assert policy.w[0] == 9
+    number = client.post_request(*request(1, 1))
+    client.flush()
+    assert client.consume_result(number).version == 9
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["post", "flush", "consume"]), st.integers(1, 4), st.integers(0, 5)), max_size=80))
+def test_inline_buffers_are_not_rewritten_before_they_are_read(moves: list[tuple[str, int, int]]) -> None:
+    client, _, _ = inline()
+    waiting: dict[int, tuple[int, int]] = {}
+    identity = 0
+    for move, rows, pick in moves:
+        if move == "post" and sum(r for _, r in waiting.values()) + rows <= 16:
+            identity += 1
+            waiting[client.post_request(*request(identity, rows))] = identity, rows
+        elif move == "flush":
+            client.flush()
+        elif move == "consume" and waiting:
+            number = list(waiting)[pick % len(waiting)]
+            if client.is_ready(number):
+                check(client.consume_result(number), *waiting.pop(number))
+    assert len(client._free) <= 16

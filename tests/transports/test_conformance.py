@@ -1,0 +1,421 @@
+"""What every transport must keep to: the same tests over local and shared memory."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.api.transport import Bell, Link
+from tidemill.core.errors import SchemaError
+from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
+from tidemill.core.schema import Field
+from tidemill.transports.local import LocalBell, LocalLink
+from tidemill.transports.shared import EventBell, SocketLink
+from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+SCHEMA = {"number": Field((), "int64"), "data": Field((3,), "float32")}
+needs_linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memfd and eventfd are Linux's")
+
+
+class Counting(Bell):
+    """A bell that counts."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+
+    def wait(self, seconds: float) -> bool:
+        raise NotImplementedError
+
+
+@dataclass
+class Kind:
+    """Makes two ends of everything; what it opens is closed after the test."""
+
+    name: str
+    _descriptors: list[int] = field(default_factory=list)
+
+    def segments(self) -> tuple[Segment, Segment]:
+        if self.name == "local":
+            both = LocalSegment()
+            return both, both
+        self._descriptors.append(os.memfd_create("test", os.MFD_CLOEXEC))
+        return MemfdSegment(self._descriptors[-1]), MemfdSegment(self._descriptors[-1])
+
+    def bells(self) -> tuple[Bell, Bell]:
+        """One bell, as its owner and as the others have it."""
+        if self.name == "local":
+            bell = LocalBell()
+            return bell, bell
+        self._descriptors.append(os.eventfd(0, os.EFD_CLOEXEC))
+        return EventBell(self._descriptors[-1]), EventBell(self._descriptors[-1])
+
+    def links(self) -> tuple[Link, Link]:
+        if self.name == "local":
+            return LocalLink.pair(LocalBell(), LocalBell())
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return SocketLink(one), SocketLink(other)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture(params=["local", pytest.param("shared", marks=needs_linux)])
+def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    made = Kind(request.param)
+    yield made
+    made.close()
+
+
+class TestChannel:
+    def make(self, kind: Kind, slots: int = 3) -> tuple[SlotProducer, SlotConsumer, Counting, Counting]:
+        one, other = kind.segments()
+        to_consumer, to_producer = Counting(), Counting()
+        producer, consumer = SlotProducer(one, to_consumer), SlotConsumer(other, to_producer)
+        assert not consumer.attach()
+        producer.offer(SCHEMA, (2,), slots)
+        assert to_consumer.rings == 1
+        assert consumer.attach() and consumer.attach()
+        return producer, consumer, to_consumer, to_producer
+
+    def test_the_consumer_learns_what_is_offered(self, kind: Kind) -> None:
+        _, consumer, _, _ = self.make(kind)
+        assert (consumer.schema, consumer.lead, consumer.slots, consumer.waiting()) == (SCHEMA, (2,), 3, 0)
+        assert consumer.take() is None
+
+    def test_values_are_seen_in_place(self, kind: Kind) -> None:
+        producer, consumer, _, _ = self.make(kind)
+        views = producer.reserve()
+        assert views is not None and views["data"].shape == (2, 3) and not views["data"].any()
+        views["data"][:] = 7
+        assert consumer.take() is None  # reserved is not committed
+        producer.commit()
+        taken = consumer.take()
+        assert taken is not None and (taken["data"] == 7).all()
+        views["data"][0, 0] = 8  # the same memory
+        assert taken["data"][0, 0] == 8
+
+    def test_reserving_again_gives_the_same_slot(self, kind: Kind) -> None:
+        producer, _, _, _ = self.make(kind)
+        assert producer.reserve() is producer.reserve()
+
+    def test_each_commit_and_each_release_rings(self, kind: Kind) -> None:
+        producer, consumer, to_consumer, to_producer = self.make(kind)
+        for n in range(3):
+            producer.reserve()
+            producer.commit()
+            assert to_consumer.rings == 2 + n
+        for n in range(3):
+            consumer.take()
+            consumer.release()
+            assert to_producer.rings == 1 + n
+
+    def test_a_release_needs_a_slot_held(self, kind: Kind) -> None:
+        _, consumer, _, _ = self.make(kind)
+        with pytest.raises(SchemaError, match="without a slot held"):
+            consumer.release()
+
+    @needs_linux
+    def test_a_reservation_that_is_never_committed_is_void(self, kind: Kind) -> None:
+        producer, consumer, _, _ = self.make(kind)
+        views = producer.reserve()
+        assert views is not None
+        views["number"][:] = 9
+        del producer  # it died
+        assert consumer.take() is None and consumer.waiting() == 0
+
+    @settings(max_examples=40, deadline=None)
+    @given(slots=st.integers(1, 4), moves=st.lists(st.sampled_from(["reserve", "commit", "take", "release"]), max_size=80))
+    @pytest.mark.parametrize("name", ["local", pytest.param("shared", marks=needs_linux)])
+    def test_order_and_bound_hold_and_nothing_is_lost(self, name: str, slots: int, moves: list[str]) -> None:
+        kind = Kind(name)
+        producer, consumer, _, _ = self.make(kind, slots)
+        sent = received = released = 0
+        reserved = False
+        held: deque[tuple[int, dict]] = deque()
+        for move in moves:
+            if move == "reserve":
+                views = producer.reserve()
+                assert (views is None) == (sent - released >= slots)
+                reserved = views is not None
+                if views is not None:
+                    views["number"][:] = sent
+                    views["data"][:] = sent
+            elif move == "commit" and reserved:
+                producer.commit()
+                sent, reserved = sent + 1, False
+            elif move == "take":
+                assert consumer.waiting() == sent - received
+                taken = consumer.take()
+                assert (taken is None) == (received == sent)
+                if taken is not None:
+                    held.append((received, taken))
+                    received += 1
+            elif move == "release" and held:
+                held.popleft()
+                consumer.release()
+                released += 1
+            for number, views in held:  # nobody writes what is held
+                assert (views["number"] == number).all() and (views["data"] == number).all()
+        kind.close()
+
+
+class TestCell:
+    def make(self, kind: Kind, readers: int = 1) -> tuple[SlotWriter, list[SlotReader], Counting]:
+        one, other = kind.segments()
+        bell = Counting()
+        writer, ends = SlotWriter(one, [bell]), [SlotReader(other) for _ in range(readers)]
+        assert not any(end.attach() for end in ends)
+        writer.offer(SCHEMA)
+        assert all(end.attach() and end.attach() for end in ends)
+        return writer, ends, bell
+
+    def test_the_newest_value_wins(self, kind: Kind) -> None:
+        writer, readers, bell = self.make(kind, readers=2)
+        into = {"number": np.zeros((), np.int64), "data": np.zeros(3, np.float32)}
+        for reader in readers:
+            assert reader.schema == SCHEMA
+            assert reader.newest() == -1 and reader.read(into) == -1
+        for version in (0, 1, 5, 6, 7, 8, 9):
+            rings = bell.rings
+            writer.write({"number": np.array(version), "data": np.full(3, version)}, version)
+            assert bell.rings == rings + 1
+            if version == 6:
+                continue
+            for reader in readers:
+                assert reader.newest() == version
+                assert reader.read(into) == reader.read(into) == version
+                assert into["number"] == version and (into["data"] == version).all()
+
+    def test_values_are_copies(self, kind: Kind) -> None:
+        writer, (reader,), _ = self.make(kind)
+        value = {"number": np.array(1), "data": np.ones(3, np.float32)}
+        into = {"number": np.zeros((), np.int64), "data": np.zeros(3, np.float32)}
+        writer.write(value, 0)
+        value["data"][:] = 2
+        reader.read(into)
+        writer.write(value, 1)
+        assert (into["data"] == 1).all()
+
+
+class TestBell:
+    def test_a_ring_before_the_wait_ends_it_at_once(self, kind: Kind) -> None:
+        owner, other = kind.bells()
+        other.ring()
+        other.ring()
+        assert owner.wait(60)
+        assert not owner.wait(0)
+
+    def test_nobody_rings(self, kind: Kind) -> None:
+        owner, _ = kind.bells()
+        assert not owner.wait(0)
+
+
+class TestLink:
+    def test_messages_come_in_order(self, kind: Kind) -> None:
+        one, other = kind.links()
+        assert one.receive() == []
+        messages = [bytes([i]) * (1 + 100 * i) for i in range(20)]
+        assert all(other.send(m) for m in messages)
+        other.send(b"last")
+        assert one.receive() == [*messages, b"last"]
+        assert one.send(b"back") and other.receive() == [b"back"]
+
+    def test_a_sender_ahead_of_its_reader_loses_nothing(self, kind: Kind) -> None:
+        one, other = kind.links()
+        messages = [i.to_bytes(4, "little") * 2000 for i in range(500)]
+        for message in messages:
+            assert one.send(message)
+        got: list[bytes] = []
+        while len(got) < len(messages):
+            got += other.receive() or []
+            assert one.receive() == []  # sends what is left
+        assert got == messages
+
+    def test_what_was_sent_is_read_before_the_end(self, kind: Kind) -> None:
+        one, other = kind.links()
+        one.send(b"a")
+        one.send(b"b")
+        one.close()
+        assert other.receive() == [b"a", b"b"]
+        assert other.receive() is None and other.receive() is None
+        assert not other.send(b"c") and not other.send(b"d")
+
+
+# ---- headers that lie --------------------------------------------------------------------------------------------------------------------------
+
+
+def described(description: object, memory: int = 1 << 16, length: int | None = None, magic: bytes = b"tidemill") -> LocalSegment:
+    packed = description if isinstance(description, bytes) else msgspec.msgpack.encode(description)
+    segment = LocalSegment()
+    data = segment.create(memory)
+    data[256 : 256 + len(packed)] = packed
+    data[8:16] = (len(packed) if length is None else length).to_bytes(8, "little")
+    data[:8] = magic
+    return segment
+
+
+def plain(dtype: str = "int64", shape: object = (), lead: object = (), slots: object = 2) -> dict:
+    return {"schema": {"a": {"shape": shape, "dtype": dtype}}, "lead": lead, "slots": slots}
+
+
+ENDS: list[Callable[[Segment], SlotConsumer | SlotReader]] = [lambda s: SlotConsumer(s, Counting()), SlotReader]
+LIES = {
+    "another magic": described(plain(), magic=b"notmine!"),
+    "a huge description": described(plain(), length=1 << 40),
+    "a description beyond the memory": described(plain(), length=1 << 17),
+    "no msgpack": described(b"\xc1\xff\x00"),
+    "nothing": described(b"", length=0),
+    "another structure": described([1, 2, 3]),
+    "no schema": described({"lead": (), "slots": 1}),
+    "strings for numbers": described(plain(slots="2")),
+    "an unknown dtype": described(plain("quaternion")),
+    "objects": described(plain("object")),
+    "a structured dtype": described(plain("i4,O")),
+    "a negative axis": described(plain(shape=(-4,))),
+    "a negative lead": described(plain(lead=(-1, 2))),
+    "fields that do not fit": described(plain(shape=(1 << 14,))),
+    "an overflowing shape": described(plain(shape=(1 << 31, 1 << 31, 1 << 31))),
+    "nothing of a lot": described(plain(shape=(0, 1 << 62, 1 << 62))),
+    "very many axes": described(plain(shape=(1,) * 100)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["channel", "cell"])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_is_refused(lie: str, end: Callable[[Segment], SlotConsumer | SlotReader]) -> None:
+    with pytest.raises(SchemaError):
+        end(LIES[lie]).attach()
+
+
+@pytest.mark.parametrize("slots", [0, -1, 1 << 12, 1 << 20, 1 << 60])
+def test_slots_that_do_not_fit_are_refused(slots: int) -> None:
+    with pytest.raises(SchemaError, match="do not fit"):
+        SlotConsumer(described(plain(slots=slots)), Counting()).attach()
+
+
+@given(st.binary(min_size=1, max_size=80), st.integers(0, 1 << 63))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_are_refused(description: bytes, length: int) -> None:
+    for end in ENDS:
+        for size in (None, length):
+            with pytest.raises(SchemaError):
+                end(described(description, length=size)).attach()
+
+
+@pytest.mark.parametrize("size", [1, 64, 255])
+def test_a_segment_without_room_for_a_header_is_not_there_yet(size: int) -> None:
+    segment = LocalSegment()
+    segment.create(size)
+    assert not any(end(segment).attach() for end in ENDS)
+
+
+# ---- between processes -------------------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, numpy as np
+from tidemill.core.memory import MemfdSegment
+from tidemill.core.schema import Field
+from tidemill.transports.slots import SlotWriter
+writer = SlotWriter(MemfdSegment(int(sys.argv[1])), [])
+writer.offer({"a": Field((20000,), "float32"), "b": Field((77,), "int64")})
+a, b = np.empty(20000, np.float32), np.empty(77, np.int64)
+for version in range(int(sys.argv[2])):
+    a.fill(version); b.fill(version)
+    writer.write({"a": a, "b": b}, version)
+"""
+
+
+@needs_linux
+def test_a_cell_is_never_torn() -> None:
+    descriptor = os.memfd_create("cell")
+    last = 20_000
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(descriptor), str(last)], pass_fds=[descriptor])
+    try:
+        reader = SlotReader(MemfdSegment(descriptor))
+        while not reader.attach():
+            assert writer.poll() in (None, 0)
+        into = {"a": np.empty(20000, np.float32), "b": np.empty(77, np.int64)}
+        seen, before = set(), -1
+        while before < last - 1:
+            version = reader.read(into)
+            if version < 0:
+                continue
+            assert version >= before, "an older value after a newer one"
+            assert (into["a"] == version).all() and (into["b"] == version).all(), f"version {version} is a mixture"
+            before = version
+            seen.add(version)
+            assert writer.poll() in (None, 0)
+        assert seen
+    finally:
+        writer.kill()
+        writer.wait()
+        os.close(descriptor)
+
+
+PONG = """
+import sys
+from tidemill.core.memory import MemfdSegment
+from tidemill.core.schema import Field
+from tidemill.transports.shared import EventBell
+from tidemill.transports.slots import SlotConsumer, SlotProducer
+there, back, own, peer, rounds = map(int, sys.argv[1:])
+bell, other = EventBell(own), EventBell(peer)
+consumer, producer = SlotConsumer(MemfdSegment(there), other), SlotProducer(MemfdSegment(back), other)
+producer.offer({"n": Field((), "int64")}, (), 2)
+while not consumer.attach():
+    bell.wait(5.0)
+for n in range(rounds):
+    while (views := consumer.take()) is None:
+        if not bell.wait(5.0):
+            sys.exit(f"round {n}: nobody rang")
+    value = int(views["n"])
+    consumer.release()
+    producer.reserve()["n"][...] = value + 1
+    producer.commit()
+"""
+
+
+@needs_linux
+def test_no_ring_is_lost_between_processes() -> None:
+    rounds = 20_000
+    there, back = os.memfd_create("there"), os.memfd_create("back")
+    own, peer = os.eventfd(0), os.eventfd(0)
+    descriptors = [there, back, peer, own]
+    other = subprocess.Popen([sys.executable, "-c", PONG, *map(str, descriptors), str(rounds)], pass_fds=descriptors)
+    rescues = 0
+    try:
+        bell, wake = EventBell(own), EventBell(peer)
+        producer, consumer = SlotProducer(MemfdSegment(there), wake), SlotConsumer(MemfdSegment(back), wake)
+        producer.offer({"n": Field((), "int64")}, (), 2)
+        while not consumer.attach():
+            assert bell.wait(30.0)
+        for n in range(rounds):
+            slot = producer.reserve()
+            assert slot is not None
+            slot["n"][...] = n
+            producer.commit()
+            while (views := consumer.take()) is None:
+                rescues += not bell.wait(5.0)
+                assert other.poll() in (None, 0)
+            assert views["n"] == n + 1
+            consumer.release()
+        assert other.wait(10) == 0
+    finally:
+        other.kill()
+        other.wait()
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert rescues == 0

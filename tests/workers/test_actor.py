@@ -1,0 +1,287 @@
+"""The actor worker: its ring, when it takes parameters, how it is held back, and which agents its specs match."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.workers.world import OFFSET, Known, Marked, World, check_samples
+
+from tidemill.api.environment import AgentInfo
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.errors import ConfigError
+from tidemill.envs.scripted import ScriptedEnvironment
+from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
+
+EDGE = "samples/s/actor-0/0"
+
+
+def spec(**changes: Any) -> AgentSpec:
+    return AgentSpec(**{"policy": "p", "samples": "s", "sample_steps": 4, **changes})
+
+
+def world_of(environment: Marked | None = None, agents: tuple[AgentSpec, ...] | None = None, remote: bool = False, **actors: Any) -> World:
+    environment = environment or Marked(shortest=3, longest=9)
+    return World(Actors(environment=environment, agents=agents or (spec(inference="ask-p" if remote else "inline"),), **actors), remote=remote)
+
+
+def play(world: World, until: Callable[[], bool], most: int = 300) -> None:
+    for _ in range(most):
+        world.poll()
+        world.drain()
+        if until():
+            return
+    raise AssertionError(f"not so after {most} polls")
+
+
+# ---- the ring ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_target_that_is_not_ready_holds_up_no_other(remote: bool) -> None:
+    world = world_of(lanes=2, ring=3, slots=1, remote=remote)
+    world.begin()
+    slow = Marked.built[1]
+    slow.stalled = True
+    play(world, lambda: len(world.got.get("samples/s/actor-0/0", ())) >= 4 and len(world.got.get("samples/s/actor-0/2", ())) >= 4)
+    assert (slow.sends, slow.receipts) == (1, 0)
+    assert "samples/s/actor-0/1" not in world.got
+    slow.stalled = False
+    play(world, lambda: len(world.got.get("samples/s/actor-0/1", ())) >= 2)
+    assert check_samples(world)
+
+
+def test_targets_take_turns() -> None:
+    world = world_of(lanes=1, ring=4, slots=4)
+    world.begin()
+    for _ in range(20):
+        world.poll()
+        world.drain()
+        receipts = [env.receipts for env in Marked.built]
+        assert max(receipts) - min(receipts) <= 1
+
+
+def test_a_poll_does_at_most_so_many_steps_at_a_target() -> None:
+    world = world_of(lanes=1, slots=1000)
+    world.begin()
+    assert world.actor._poll().batch_count == MAX_POLL_STEPS
+
+
+def test_a_plain_environment_is_stepped_and_received_in_one_poll() -> None:
+    """Or the worker would go to sleep in between, with nobody to wake it."""
+    world = world_of(lanes=2, remote=True)
+    world.begin()
+    for tick in range(1, 6):
+        assert world.actor._poll().batch_count == 1
+        assert world.actor._poll().batch_count == 0  # waits for the answer
+        assert Marked.built[0].receipts == tick
+        assert world.servers[0]._poll().batch_count == 1
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("flush", [1, 2, 3, 7, 100])
+def test_a_ring_smaller_than_its_flush_goes_on(flush: int, remote: bool) -> None:
+    world = world_of(lanes=2, ring=2, flush_requests=flush, remote=remote)
+    world.begin()
+    for _ in range(20):
+        assert world.poll() + world.poll() > 0
+        world.drain()
+    assert check_samples(world)
+
+
+def test_requests_are_joined_until_there_are_enough() -> None:
+    world = world_of(lanes=1, ring=4, flush_requests=4)
+    world.begin()
+    sizes: list[int] = []
+    (policy,) = Known.built
+    act = policy.act
+    policy.act = lambda o, s, d, out: (sizes.append(len(o["obs"])), act(o, s, d, out))  # type: ignore[method-assign]
+    world.actor._poll()
+    assert sizes[0] == 4
+
+
+# ---- parameters --------------------------------------------------------------------------------------------------------------------------------
+
+
+def versions_by_episode(world: World) -> dict[tuple[int, int], list[int]]:
+    asked: dict[tuple[int, int], list[int]] = {}
+    for policy in Known.built:
+        for identity, versions in policy.asked.items():
+            asked.setdefault((identity[0], identity[2]), []).extend(versions)
+    return asked
+
+
+def test_one_lane_takes_parameters_before_each_reset() -> None:
+    """One version per episode, the newest at its reset, though samples end in the middle."""
+    world = world_of(Marked(shortest=6, longest=6), lanes=1, slots=1)
+    world.begin()
+    newest: dict[int, int] = {}
+    inner = Marked.built[0].inner
+    send = inner.send
+
+    def watched(actions: Any, reset: Any) -> None:
+        send(actions, reset)
+        newest.setdefault(int(inner._episode[0, 0]), world.version)
+
+    inner.send = watched  # type: ignore[method-assign]
+    for _ in range(60):
+        world.poll()
+        world.publish()
+        world.drain()
+    asked = versions_by_episode(world)
+    assert len(asked) > 20 and len({min(versions) for versions in asked.values()}) > 20
+    for (_, episode), versions in asked.items():
+        assert {*versions} == {newest[episode]}
+
+
+def test_many_lanes_take_parameters_at_sample_boundaries() -> None:
+    world = world_of(lanes=3, slots=1)
+    world.begin()
+    for _ in range(40):
+        world.poll()
+        world.publish()
+        world.drain()
+    stamps = [sample["version"] for sample in world.got[EDGE]]
+    assert len(stamps) == 40
+    for number, stamp in enumerate(stamps):
+        # The first row was answered before the boundary; all others are of the newest version, though it came while the actor was held back.
+        assert {*stamp[1:][stamp[1:] >= 0].tolist()} == {number}
+        assert {*stamp[0].tolist()} <= {-1, number - 1, 0}
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_actor_without_boundaries_pulls_all_the_same(lanes: int) -> None:
+    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None),), lanes=lanes)
+    world.begin()
+    world.publish()
+    for _ in range(PULL_TICKS // MAX_POLL_STEPS + 2):
+        world.poll()
+    assert Known.built[0].version == 1
+
+
+def test_parameters_are_there_before_the_first_row() -> None:
+    world = world_of(lanes=2)
+    world.begin()
+    world.poll()
+    assert min(v for versions in Known.built[0].asked.values() for v in versions) == 0
+
+
+# ---- held back ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environment", [Marked(), Marked(same_step=True), Marked(agents=3, turns=3)], ids=["in step", "same step", "by index"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(environment: Marked, remote: bool) -> None:
+    world = world_of(environment, lanes=2, slots=2, remote=remote)
+    world.begin()
+    for _ in range(200):
+        world.poll()
+    taken = []
+    consumer = world.consumers[EDGE]
+    while (views := consumer.take()) is not None:
+        taken.append({n: a.copy() for n, a in views.items()})
+    assert len(taken) == 2
+    counts = Marked.built[0].sends, Marked.built[0].receipts, sum(len(v) for v in Known.built[0].asked.values())
+    for _ in range(20):
+        result = world.actor._poll()
+        assert (result.sample_count, result.batch_count) == (0, 0)  # so that the worker sleeps
+    assert counts == (Marked.built[0].sends, Marked.built[0].receipts, sum(len(v) for v in Known.built[0].asked.values()))
+    world.got[EDGE] = taken
+    for _ in taken:
+        consumer.release()
+    play(world, lambda: len(world.got[EDGE]) > 8)
+    assert check_samples(world)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_sample_is_sent_when_its_last_row_is_answered(remote: bool) -> None:
+    world = world_of(Marked(shortest=50, longest=50), lanes=2, remote=remote)
+    world.begin()
+    consumer = world.consumers[EDGE]
+    if not remote:
+        world.actor._poll()
+        assert consumer.waiting() == 2  # of 5 rows each, then held back
+        return
+    for row in range(5):
+        world.actor._poll()
+        assert Marked.built[0].receipts == row + 1
+        assert consumer.waiting() == 0  # row 4 is there, its answer is not
+        world.servers[0]._poll()
+    Marked.built[0].stalled = True
+    world.actor._poll()
+    assert consumer.waiting() == 1  # and the reward of its last row is not waited for
+    assert Marked.built[0].receipts == 5
+
+
+# ---- specs -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def agents(*names: str, wide: tuple[str, ...] = ()) -> list[AgentInfo]:
+    return [AgentInfo(name, Spaces(Box((3 if name in wide else 2,), "float32"), Discrete(2))) for name in names]
+
+
+def test_the_first_spec_that_matches_wins_by_name_or_index() -> None:
+    some = agents("red_0", "red_1", "blue_0", "green")
+    assert match_agents(some, [spec(match="red_1"), spec(match="red.*|2"), spec()]) == [[1], [0, 2], [3]]
+    assert match_agents(some, [spec(match=r"\d")]) == [[0, 1, 2, 3]]
+    with pytest.raises(ConfigError, match=r'no agent spec .* matches agent 0 "red_0"'):
+        match_agents(some, [spec(match="red")])  # the whole name must match
+
+
+@pytest.mark.parametrize(
+    ("specs", "wide", "message"),
+    [
+        ([spec(match="red.*")], (), 'matches agent 2 "blue_0"'),
+        ([spec(), spec(match="blue.*")], (), 'agent spec "blue.*" matches no agent that an earlier spec left'),
+        ([spec()], ("blue_0",), 'agents "red_0" and "blue_0" have different spaces'),
+    ],
+)
+def test_specs_that_do_not_fit_are_refused_by_name(specs: list[AgentSpec], wide: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        match_agents(agents("red_0", "red_1", "blue_0", wide=wide), specs)
+    assert message in str(caught.value)
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    for changes in ({"match": "("}, {"sample_steps": 0}, {"bootstrap": 0}, {"burn_in": -1}):
+        with pytest.raises(ConfigError):
+            spec(**changes)
+    for changes in ({"lanes": 0}, {"ring": 0}, {"max_episode_steps": -1}, {"flush_requests": 0}, {"slots": 0}, {"agents": ()}):
+        with pytest.raises(ConfigError):
+            Actors(**{"environment": Marked(), **changes})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="two agent specs use one sample stream"):
+        Actors(environment=Marked(), agents=(spec(match="a"), spec(match="b")))
+    with pytest.raises(ConfigError, match='inference stream "i" is asked for policies "p" and "q"'):
+        Actors(environment=Marked(), agents=(spec(match="a", inference="i"), spec(match="b", inference="i", policy="q", samples="t")))
+
+
+def test_one_policy_for_different_spaces_is_refused() -> None:
+    two = spec(match="red.*"), spec(match="blue.*", samples="t")
+    with pytest.raises(ConfigError, match='play policy "p", but their agents have different spaces'):
+        world_of(Marked(agents=2, kinds=2), two).begin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfResetting(Marked):
+    def build(self, lanes: int, seed: int, render: bool = False) -> Any:
+        environment = ScriptedEnvironment(self, lanes)
+        environment.resets_any = False
+        return environment
+
+
+def test_a_limit_needs_an_environment_that_can_be_cut() -> None:
+    with pytest.raises(ConfigError, match="set the limit in the environment"):
+        world_of(SelfResetting(), max_episode_steps=5).begin()
+
+
+def test_two_specs_share_one_policy_and_one_batch() -> None:
+    two = spec(match="red_0"), spec(match="red_1", samples="t", sample_steps=3, burn_in=1)
+    world = world_of(Marked(agents=2, deaths=True), two, lanes=2, ring=2, flush_requests=4)
+    facts = world.begin()
+    assert {name: (f.seats_per_lane, f.burn_in, f.bootstrap) for name, f in facts.samples.items()} == {"s": (1, 0, 1), "t": (1, 1, 1)}
+    play(world, lambda: len(world.got) == 4 and min(map(len, world.got.values())) >= 3)
+    assert len(Known.built) == 1
+    assert {int(s["obs"][-1, :, 0].max()) // OFFSET for samples in world.got.values() for s in samples} == {0, 1}
+    assert np.unique([s["obs"][-1, :, 1].max() for s in world.got["samples/t/actor-0/0"]]).tolist() == [1]
+    assert check_samples(world)

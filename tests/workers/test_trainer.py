@@ -1,0 +1,362 @@
+"""The trainer worker: what enters training, what is dropped, when it ends, and what a resumed one goes on from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from tests.workers.world import Known, KnownPolicy
+
+from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
+from tidemill.api.control import Facts, Notice, SampleFacts, State, Statistics, Status, unpack_up
+from tidemill.api.experiment import Context, Experiment, Limits, Port, WorkerConfig
+from tidemill.api.policy import Policy
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.checkpoint import checkpoints, read_newest
+from tidemill.core.errors import ConfigError
+from tidemill.transports.local import local_endpoints
+from tidemill.transports.slots import SlotProducer
+from tidemill.workers.trainer import Trainer, TrainerWorker, oldest_version
+
+SPACES = Spaces(Box((5,), "float32"), Discrete(4))
+ROWS, SEATS = 5, 2  # per sample: 4 trained rows of each seat, and one that lends its value
+TRAINED = (ROWS - 1) * SEATS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adding(AlgorithmConfig):
+    """Adds 1 to the policy's parameters in each update, and remembers what it was given."""
+
+    def build(self, policy: Policy, seed: int) -> "Adder":
+        return Adder(policy)
+
+
+class Adder(Algorithm):
+    built: ClassVar[list["Adder"]] = []
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.seen: list[list[float]] = []
+        self.progress: list[float] = []
+        self.moment = np.zeros(2)
+        self.built.append(self)
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        self.seen.append([float(sample["reward"][0, 0]) for sample in samples])
+        self.progress.append(progress)
+        self.policy.parameters()["w"][:] += 1  # type: ignore[index]
+        self.moment += 10
+        return {"loss/policy": 0.5}
+
+    def state(self) -> dict[str, Any]:
+        return {"moment": self.moment}
+
+    def load_state(self, state: Any) -> None:
+        self.moment[:] = state["moment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(WorkerConfig):
+    """Stands where actors do."""
+
+    outlets: int = 1
+
+    def ports(self) -> tuple[Port, ...]:
+        return Port("samples", "produce", outlets=self.outlets), Port("policy", "subscribe")
+
+
+class Bench:
+    """A trainer with producers that the test holds."""
+
+    def __init__(
+        self, outlets: int = 1, slots: int = 4, limits: Limits | None = None, folder: Path | None = None, resume: str | None = None, **settings: Any
+    ):
+        Adder.built.clear()
+        Known.built.clear()
+        config = Trainer(algorithm=Adding(), **settings)
+        workers: dict[str, WorkerConfig] = {"source": Source(outlets=outlets), "trainer": config}
+        experiment = Experiment(name="bench", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits())
+        ends = local_endpoints(["source-0", "trainer-0"], experiment.edges())
+        source = ends["source-0"][0]
+        self.link = ends["trainer-0"][1]
+        self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}") for i in range(outlets)]
+        for producer in self.producers:
+            producer.offer(ROW_FIELDS, (ROWS, SEATS), slots)
+        self.reader = source.reader("parameters/policy")
+        context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
+        self.worker = TrainerWorker(context, config)
+        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)}))
+        (self.algorithm,) = Adder.built
+        self.worker.start()
+        self.told: list[Any] = []
+
+    def send(self, mark: float, version: int = 0, outlet: int = 0, **cells: Any) -> bool:
+        """Send a sample whose every row was made by `version`."""
+        block = self.producers[outlet].reserve()
+        if block is None:
+            return False
+        for array in block.values():
+            array[...] = np.zeros((), array.dtype)
+        block["reward"][:] = mark
+        block["version"][:] = version
+        for name, (index, value) in cells.items():
+            block[name][index] = value
+        self.producers[outlet].commit()
+        return True
+
+    def poll(self) -> tuple[int, int]:
+        result = self.worker._poll()
+        return result.sample_count, result.batch_count
+
+    def heard(self) -> list[Any]:
+        self.told += [unpack_up(m) for m in self.link.receive() or []]
+        return self.told
+
+    def updates(self) -> list[Statistics]:
+        return [m for m in self.heard() if isinstance(m, Statistics) and m.update]
+
+    def published(self) -> tuple[int, float]:
+        assert self.reader.attach()
+        into = {"w": np.zeros(3)}
+        return self.reader.read(into), float(into["w"][0])
+
+
+def test_version_0_is_published_before_anything_is_trained() -> None:
+    bench = Bench()
+    assert bench.published() == (0, 0.0)
+    assert bench.poll() == (0, 0)
+
+
+def test_each_update_is_one_version() -> None:
+    bench = Bench()
+    for update in range(1, 4):
+        assert bench.send(update, version=update - 1)
+        assert bench.poll() == (TRAINED, 1)
+        assert bench.published() == (update, float(update))
+    assert bench.algorithm.seen == [[1.0], [2.0], [3.0]]
+    assert [(s.values["update"], s.values["step"], s.values["lag/max"], s.values["loss/policy"]) for s in bench.updates()] == [
+        (1.0, 8.0, 0.0, 0.5), (2.0, 16.0, 0.0, 0.5), (3.0, 24.0, 0.0, 0.5),
+    ]  # fmt: skip
+
+
+def test_a_batch_is_one_sample_of_each_producer() -> None:
+    bench = Bench(outlets=3)
+    bench.send(1, outlet=0)
+    bench.send(2, outlet=2)
+    assert bench.poll() == (0, 0)
+    bench.send(3, outlet=1)
+    assert bench.poll() == (3 * TRAINED, 1)
+    assert sorted(bench.algorithm.seen[0]) == [1.0, 2.0, 3.0]
+
+
+def test_producers_are_served_in_turn() -> None:
+    bench = Bench(outlets=2, batch_size=1)
+    for mark in range(3):
+        bench.send(mark, outlet=0)
+        bench.send(10 + mark, outlet=1)
+    for _ in range(6):
+        bench.poll()
+    assert bench.algorithm.seen == [[0.0], [10.0], [1.0], [11.0], [2.0], [12.0]]
+
+
+def test_a_batch_is_so_many_rows_at_least() -> None:
+    bench = Bench(batch_size=2 * TRAINED + 1)
+    for mark in range(3):
+        assert bench.poll() == (0, 0)
+        bench.send(mark)
+    assert bench.poll() == (3 * TRAINED, 1)
+
+
+def test_slots_are_given_back_after_the_update_only() -> None:
+    bench = Bench(slots=2, batch_size=2 * TRAINED)
+    assert bench.send(1)
+    assert bench.poll() == (0, 0)
+    assert bench.send(2)
+    assert not bench.send(3)  # both are held, the first for the batch under way
+    assert bench.poll() == (2 * TRAINED, 1)
+    assert bench.send(3) and bench.send(4)
+
+
+def test_a_batch_that_no_slots_can_hold_is_an_error() -> None:
+    """Else the trainer would wait for actors that wait for it."""
+    bench = Bench(slots=2, batch_size=2 * TRAINED + 1)
+    bench.send(1)
+    assert bench.poll() == (0, 0)
+    bench.send(2)
+    with pytest.raises(ConfigError, match="batch_size = 17 is more than the 16 rows"):
+        bench.poll()
+
+
+# ---- staleness ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_that_lag_too_far_are_dropped_and_counted() -> None:
+    bench = Bench(max_policy_lag=2)
+    for version in range(4):
+        bench.send(version, version)
+        bench.poll()
+    assert bench.worker.counters.updates == 4
+    bench.send(100, version=1)  # 3 behind
+    assert bench.poll() == (0, 1)
+    assert bench.published()[0] == 4
+    bench.send(101, version=2)
+    assert bench.poll() == (TRAINED, 1)
+    assert bench.worker.counters.dropped == 1
+    assert [s[0] for s in bench.algorithm.seen][-1] == 101
+    assert bench.updates()[-1].values["dropped"] == 1
+    for mark in range(4):
+        assert bench.send(mark), "dropped samples were not given back"
+
+
+def test_part_of_a_batch_is_dropped() -> None:
+    bench = Bench(outlets=2, max_policy_lag=0)
+    bench.send(1, 0, outlet=0)
+    bench.send(2, 0, outlet=1)
+    bench.poll()
+    bench.send(3, 1, outlet=0)
+    bench.send(4, 0, outlet=1)
+    assert bench.poll() == (TRAINED, 1)
+    assert bench.algorithm.seen[-1] == [3.0]
+    assert (bench.worker.counters.dropped, bench.worker.counters.rows) == (1, 3 * TRAINED)
+
+
+def test_a_batch_without_a_row_to_train_is_no_update() -> None:
+    bench = Bench(slots=1)
+    for _ in range(3):
+        assert bench.send(0, done=(slice(None), True))
+        assert bench.poll() == (0, 1)
+    assert bench.algorithm.seen == [] and bench.published()[0] == 0
+    assert bench.worker.counters.dropped == 0
+
+
+def test_lag_counts_only_rows_that_enter_the_loss() -> None:
+    sample = Sample({name: np.zeros((6, 1), field.dtype) for name, field in ROW_FIELDS.items()})
+    sample.burn_in = 1
+    sample["version"][:, 0] = [0, 5, -1, 6, 7, 2]  # burn-in, row, ended, cut, row, bootstrap
+    sample["done"][2] = sample["truncated"][3] = True
+    assert oldest_version(sample, 9) == 5
+    sample["version"][:] = -1
+    assert oldest_version(sample, 9) == 9
+
+
+def test_steps_are_rows_that_were_trained() -> None:
+    bench = Bench()
+    bench.send(0, done=((2, 0), True), truncated=((1, 1), True))
+    assert bench.poll() == (TRAINED - 2, 1)
+    assert bench.worker.counters.steps == TRAINED - 2
+
+
+# ---- limits ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "updates", "reason"),
+    [
+        (Limits(updates=3), 3, "3 updates done"),
+        (Limits(steps=2 * TRAINED + 1), 3, "24 env steps trained"),
+        (Limits(steps=TRAINED), 1, "8 env steps trained"),
+    ],
+)
+def test_the_run_ends_at_its_limits(limits: Limits, updates: int, reason: str) -> None:
+    bench = Bench(limits=limits)
+    for update in range(updates):
+        assert bench.worker.state is State.RUNNING
+        bench.send(0, update)
+        bench.poll()
+    assert bench.worker.state is State.COMPLETED
+    (end,) = (m for m in bench.heard() if isinstance(m, Status) and m.state is State.COMPLETED)
+    assert end.reason == reason
+    assert bench.algorithm.progress == sorted(bench.algorithm.progress)
+    assert bench.algorithm.progress[0] == 0 and bench.algorithm.progress[-1] < 1
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_time_ends_a_run_even_if_no_sample_comes(samples: bool) -> None:
+    bench = Bench(limits=Limits(seconds=1000.0))
+    bench.poll()
+    assert bench.worker.state is State.RUNNING
+    bench.worker._started -= 1001
+    if samples:
+        bench.send(0)
+    bench.poll()
+    assert bench.worker.state is State.COMPLETED
+
+
+def test_a_pause_costs_no_time() -> None:
+    bench = Bench()
+    bench.worker._started -= 10
+    bench.worker.pause()
+    assert 10 <= bench.worker.counters.seconds < 20
+    bench.worker._started -= 1000
+    bench.worker.start()
+    bench.worker.exit()
+    assert bench.worker.counters.seconds < 20
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, limits=Limits(updates=2), max_policy_lag=0)
+    bench.send(0, 0)
+    bench.poll()
+    bench.send(1, 0)
+    assert bench.poll() == (0, 1)  # dropped
+    bench.send(2, 1)
+    bench.worker._started -= 50
+    bench.poll()
+    assert bench.worker.state is State.COMPLETED
+    (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")
+    assert saved.name == "update-2"
+    again = Bench(folder=tmp_path, resume=saved.name)
+    assert vars(again.worker.counters) == vars(bench.worker.counters)
+    counters = again.worker.counters
+    assert counters.dropped == 1
+    assert (counters.updates, counters.rows, counters.steps) == (2, 2 * TRAINED, 2 * TRAINED) and counters.seconds >= 50
+    assert again.published() == (2, 2.0)
+    assert again.algorithm.moment.tolist() == [20.0, 20.0]
+    again.send(3, 2)
+    again.poll()
+    assert again.published() == (3, 3.0)
+    again.worker.exit()
+    assert read_newest(tmp_path / "checkpoints" / "policy")[2]["updates"] == 3
+
+
+def test_checkpoints_are_kept_in_numeric_order(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, checkpoints=2)
+    for update in range(12):
+        bench.send(0, update)
+        bench.poll()
+        bench.worker._save()
+    assert [p.name for p in checkpoints(tmp_path / "checkpoints" / "policy")] == ["update-11", "update-12"]
+
+
+def test_one_update_is_saved_once(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path)
+    bench.send(0)
+    bench.poll()
+    bench.worker._save()
+    (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")
+    before = (saved / "manifest.json").stat().st_ino
+    bench.worker._save()
+    bench.worker.exit()
+    assert (saved / "manifest.json").stat().st_ino == before
+
+
+def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9)
+    bench.send(0)
+    bench.poll()
+    bench.send(1)
+    bench.poll()
+    assert bench.worker.state is State.RUNNING and bench.worker.counters.updates == 2
+    assert len([m for m in bench.heard() if isinstance(m, Notice)]) == 2
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    for changes in ({"batch_size": 0}, {"max_policy_lag": -1}, {"checkpoints": 0}, {"checkpoint_seconds": 0}, {"count": 2}):
+        with pytest.raises(ConfigError):
+            Trainer(algorithm=Adding(), **changes)

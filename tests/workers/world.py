@@ -1,0 +1,364 @@
+"""A world in which every number is known beforehand: an environment, a policy, what joins them, and what the rows must be."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tidemill.api.control import Facts, unpack_up
+from tidemill.api.environment import Environment
+from tidemill.api.experiment import Context, Experiment, Port, WorkerConfig
+from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.spaces import Spaces
+from tidemill.core.schema import Field, poison, schema_of
+from tidemill.envs.scripted import Scripted, ScriptedEnvironment, reward_of
+from tidemill.transports.local import LocalEndpoints, LocalLink, local_endpoints
+from tidemill.workers.actor import Actors
+from tidemill.workers.policy import PolicyWorkers
+
+OFFSET = 8  # lanes of the second target are numbered from here on
+LUMP = 4.0  # reward that an absent seat is given in every tick
+Identity = tuple[int, ...]  # (lane, agent, episode, row, tick)
+
+
+def code_of(lane: Any, agent: Any, episode: Any, row: Any) -> Any:
+    return ((lane * 4 + agent) * 16 + episode % 16) * 32 + row % 32
+
+
+def answer_of(identity: Any, version: int, deterministic: Any) -> dict[str, Any]:
+    """What the policy answers."""
+    lane, agent, episode, row, tick = identity
+    code = code_of(lane, agent, episode, row)
+    return {"action": (code + tick + 2 * version + deterministic) % 4, "log_prob": -1.0 - code, "value": 8.0 * code + version % 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownPolicy(PolicyConfig):
+    recurrent: bool = False
+
+    def answer(self, spaces: Spaces) -> dict[str, Field]:
+        return {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+
+    def state(self, spaces: Spaces) -> dict[str, Field]:
+        return {"state.count": Field((), "float32"), "state.code": Field((2,), "float32")} if self.recurrent else {}
+
+    def build(self, spaces: Spaces, seed: int) -> "Known":
+        return Known(self)
+
+
+class Known(Policy):
+    """Remembers what it was asked, and with which version it answered."""
+
+    built: ClassVar[list["Known"]] = []
+
+    def __init__(self, config: KnownPolicy) -> None:
+        self.config, self.version = config, -1
+        self.asked: dict[Identity, list[int]] = {}
+        self._parameters = {"w": np.zeros(3)}
+        self.built.append(self)
+
+    def act(self, observation, state, deterministic, out) -> None:
+        rows = np.array(observation["obs"][:, :5], np.int64)
+        assert np.isfinite(observation["obs"]).all()
+        assert (self._parameters["w"] == self.version).all()
+        for identity in map(tuple, rows.tolist()):
+            self.asked.setdefault(identity, []).append(self.version)
+        for name, value in answer_of(rows.T, self.version, np.asarray(deterministic, np.int64)).items():
+            out[name][: len(rows)] = value
+        if self.config.recurrent:
+            assert np.isfinite(state["state.count"]).all()
+            out["state.count"][: len(rows)] = state["state.count"] + 1
+            out["state.code"][: len(rows)] = code_of(*rows.T[:4])[:, None] * (1, -1)
+
+    def parameters(self):
+        return self._parameters
+
+    def load(self, parameters, version) -> None:
+        self._parameters["w"][:] = parameters["w"]
+        self.version = version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked(Scripted):
+    """`Scripted`, with infos, a reward for absence, and targets that can be told apart.
+
+    stalls   looks at `ready` in vain after each send
+    """
+
+    stalls: int = 0
+    built: ClassVar[list["MarkedEnvironment"]] = []
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "MarkedEnvironment":
+        self.built.append(MarkedEnvironment(self, lanes, OFFSET * len(self.built)))
+        return self.built[-1]
+
+
+class MarkedEnvironment(Environment):
+    def __init__(self, config: Marked, lanes: int, offset: int) -> None:
+        self.inner = ScriptedEnvironment(config, lanes)
+        self.config, self.offset = config, offset
+        self.agents, self.lanes, self.same_step = self.inner.agents, lanes, config.same_step
+        self.info = {"code": Field((), "int64")}
+        self.sends = self.receipts = self.looks = 0
+        self.stalled = False
+        self.bell: Any = None
+
+    def bind(self, groups) -> None:
+        self._groups = [list(group) for group in groups]
+        self.inner.bind(groups)
+
+    def send(self, actions, reset) -> None:
+        assert self.sends == self.receipts
+        self.sends += 1
+        self.looks = self.config.stalls
+        self.inner.send(actions, reset)
+        for given in actions:
+            poison(given)  # they were to be read before send returned
+
+    def ready(self) -> bool:
+        assert self.sends == self.receipts + 1
+        if self.stalled or self.looks > 0:
+            self.looks -= 1
+            return False
+        return True
+
+    def recv(self, ticks) -> None:
+        self.receipts += 1
+        for tick in ticks:
+            poison(tick.final)
+            poison(vars(tick) | {"observation": tick.reward, "info": tick.reward, "final": tick.reward})
+        self.inner.recv(ticks)
+        inner = self.inner
+        for group, tick in zip(self._groups, ticks, strict=True):
+            for leaves in (tick.observation, tick.final):
+                for leaf in leaves.values():
+                    leaf[:, 0] += self.offset
+            tick.reward[~tick.present] += LUMP
+            count = np.repeat(np.where(inner._restarted.any(1), inner._final_tick[:, 0], inner._tick[:, 0]), len(group))
+            seat = (inner._lane * 16 + inner._agent)[:, group].reshape(-1)
+            tick.info["code"][:] = seat * 1000 + count
+
+    def on_ready(self, ring) -> None:
+        self.bell = ring
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink(WorkerConfig):
+    """Stands where trainers do."""
+
+    streams: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+
+    def ports(self) -> tuple[Port, ...]:
+        return tuple(Port(s, "consume") for s in self.streams) + tuple(Port(p, "publish") for p in self.policies)
+
+
+@dataclass
+class World:
+    """An actor (and policy workers), polled by the test, and the other ends of all of its streams."""
+
+    actors: Actors
+    recurrent: bool = False
+    remote: bool = False  # by policy workers
+    threaded: bool = False  # these have threads
+
+    def __post_init__(self) -> None:
+        Known.built.clear()
+        Marked.built.clear()
+        self.policies = tuple(dict.fromkeys(spec.policy for spec in self.actors.agents))
+        self.streams = tuple(spec.samples for spec in self.actors.agents if spec.samples)
+        workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": Sink(streams=self.streams, policies=self.policies)}
+        if self.remote:
+            workers |= {f"server-{p}": PolicyWorkers(stream=f"ask-{p}", policy=p, threaded=self.threaded) for p in self.policies}
+        self.experiment = Experiment(name="world", policies={p: KnownPolicy(recurrent=self.recurrent) for p in self.policies}, workers=workers)
+        edges = self.experiment.edges()
+        self.ends: dict[str, tuple[LocalEndpoints, LocalLink]] = local_endpoints([name for name, _ in self.experiment.members()], edges)
+        self.actor = self._build("actor-0")
+        self.servers = [self._build(f"server-{p}-0") for p in self.policies] if self.remote else []
+        self.version = -1
+        self.got: dict[str, list[dict[str, np.ndarray]]] = {}
+        sink = self.ends["sink-0"][0]
+        self.consumers = {e.name: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")}
+        self.writers = [sink.writer(f"parameters/{p}") for p in self.policies]
+        for writer in self.writers:
+            writer.offer(schema_of({"w": np.zeros(3)}))
+
+    def _build(self, name: str) -> Any:
+        return dict(self.experiment.members())[name].build(Context(self.experiment, name, self.actors, self.ends[name][0]))
+
+    def begin(self) -> Facts:
+        """Configure and start everything, with poisoned slots."""
+        facts: Facts = self.actor._configure(Facts())
+        for consumer in self.consumers.values():
+            assert consumer.attach()
+            for slot in consumer._views:
+                poison(slot)
+        self.publish()
+        for server in self.servers:
+            server._configure(facts)
+            server.start()
+        self.actor.start()
+        return facts
+
+    def publish(self) -> None:
+        self.version += 1
+        for writer in self.writers:
+            writer.write({"w": np.full(3, self.version)}, self.version)
+
+    def poll(self) -> int:
+        """Poll everyone once; return how many ticks the actor did."""
+        ticks: int = self.actor._poll().batch_count
+        for server in self.servers:
+            server._poll()
+        return ticks
+
+    def drain(self) -> None:
+        """Take every sample, keep a copy, poison the slot, give it back."""
+        for name, consumer in self.consumers.items():
+            while (views := consumer.take()) is not None:
+                self.got.setdefault(name, []).append({n: a.copy() for n, a in views.items()})
+                poison(views)
+                consumer.release()
+
+    def sent(self) -> list[Any]:
+        """What the actor told the runner."""
+        return [unpack_up(m) for m in self.ends["actor-0"][1].receive() or []]
+
+
+# ---- what the rows must be ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seat:
+    """One seat's rows, made the slow way."""
+
+    environment: Marked
+    lane: int  # as the environment counts
+    agent: int
+    offset: int
+    limit: int
+    policy: int
+    asked: dict[Identity, list[int]]
+    deterministic: bool
+    fillers: int
+    recurrent: bool
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    told: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._used: dict[Identity, int] = {}
+        self._episode = 0
+        blank = {"obs": None, **self._nothing(), "on_reset": False, "done": False, "truncated": False, "reward": 0.0}
+        if self.recurrent:
+            blank |= {"state.count": 0.0, "state.code": (0.0, 0.0)}
+        self.rows += [blank] * self.fillers
+
+    def _nothing(self) -> dict[str, Any]:
+        unacted = {"version": -1, "policy": -1, "action": 0, "log_prob": 0.0, "value": 0.0}
+        return {**unacted, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
+
+    def _answer(self, identity: Identity) -> dict[str, Any]:
+        number = self._used.get(identity, 0)
+        versions = self.asked.get(identity, [])
+        if number >= len(versions):
+            return {}  # not asked yet: such a row is in no sample
+        self._used[identity] = number + 1
+        version = versions[number]
+        return {**answer_of(identity, version, self.deterministic), "version": version, "policy": self.policy}
+
+    def upto(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` rows."""
+        while len(self.rows) < count:
+            self._play()
+        return self.rows[:count]
+
+    def _play(self) -> None:
+        env, lane, agent, episode = self.environment, self.lane, self.agent, self._episode
+        self._episode += 1
+        natural, death = int(env.length(lane, episode)), int(env.death(lane, agent, episode))
+        end = min(natural, death, self.limit or 10**9)
+        dies = death <= end
+        done = dies or (natural == end and not env.cut(lane, episode))
+        rows: list[dict[str, Any]] = []
+        for tick in range(end + 1):
+            final, on_turn = tick == end, tick % env.turns == agent % env.turns
+            present = on_turn or (final and dies)
+            if not present and rows:
+                rows[-1]["reward"] += LUMP
+            if not present and not final:
+                continue
+            acted = len(rows)
+            seen = (lane + self.offset, agent, episode, acted, tick) if present else rows[-1]["obs"]
+            row = {"obs": seen, **self._nothing(), "on_reset": not rows, "done": final and done, "truncated": final and not done, "reward": 0.0}
+            if self.recurrent:
+                last = code_of(*rows[-1]["obs"][:4]) if rows else 0
+                row |= {"state.count": float(acted), "state.code": (float(last), -float(last))}
+            if not row["done"]:
+                row |= self._answer(seen)
+            if not final:
+                row["reward"] = float(reward_of(lane, agent, episode, acted, row["action"]))
+            elif not present and self.limit == end and not dies and natural != end:
+                # our own limit: the environment, which knows nothing of it, had no occasion to pay
+                rows[-1]["reward"] -= float(reward_of(lane, agent, episode, acted - 1, rows[-1]["action"]))
+            rows.append(row)
+        self.told.append((sum(row["reward"] for row in rows), len(rows) - 1))
+        rows[-2] |= {"info_mask": True, "info.return": self.told[-1][0], "info.length": len(rows) - 1}
+        rows[-2] |= {"info.code": (lane * 16 + agent) * 1000 + end}
+        self.rows += rows
+
+
+def check_samples(world: World) -> dict[tuple[int, int], Seat]:
+    """Compare every cell of every sample that came with what it must be. Return the seats that had any."""
+    actors = world.actors
+    environment = actors.environment
+    assert isinstance(environment, Marked)
+    specs = {spec.samples: spec for spec in actors.agents}
+    asked: dict[Identity, list[int]] = {}
+    for policy in Known.built:
+        asked |= policy.asked
+    seats: dict[tuple[int, int], Seat] = {}
+    counts: dict[tuple[int, int], int] = {}
+    for edge, samples in world.got.items():
+        spec = specs[edge.split("/")[1]]
+        for sample in samples:
+            T, N = sample["done"].shape
+            assert spec.rows == T
+            for column in range(N):
+                cells = {name: array[:, column] for name, array in sample.items()}
+                lane, agent = (int(v) for v in cells["obs"][-1][:2])
+                key = lane, agent
+                if key not in seats:
+                    offset = lane // OFFSET * OFFSET
+                    policy = world.policies.index(spec.policy)
+                    seats[key] = Seat(
+                        environment, lane - offset, agent, offset, actors.max_episode_steps, policy, asked, spec.deterministic, spec.burn_in,
+                        world.recurrent,
+                    )  # fmt: skip
+                number = counts[key] = counts.get(key, -1) + 1
+                start = number * spec.sample_steps
+                expected = [dict(row) for row in seats[key].upto(start + T)[start:]]
+                expected[-1] |= {"reward": 0.0, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
+                for t, row in enumerate(expected):
+                    place = f"{edge} sample {number} row {t} of lane {lane} agent {agent}"
+                    assert {*row} == {*cells}, place
+                    for name, value in row.items():
+                        cell = cells[name][t]
+                        if name == "obs":
+                            wanted = 0 if value is None else (*value, *[1] * (len(cell) - 5))
+                            assert (cell == wanted).all(), f"{place}: obs {cell} is not {wanted}"
+                        else:
+                            assert (cell == value).all(), f"{place}: {name} is {cell}, not {value}"
+    # Nobody asked for what needs no answer: each identity asked was one acting row, or one final row that was cut.
+    for (lane, agent, *_), _versions in asked.items():
+        assert (lane, agent) in seats or not world.got
+    for seat in seats.values():
+        own = {identity: versions for identity, versions in asked.items() if identity[:2] == (seat.lane + seat.offset, seat.agent)}
+        while seat._episode <= max(identity[2] for identity in own) + 1:
+            seat._play()
+        for identity, versions in own.items():
+            assert seat._used.get(identity, 0) == len(versions), f"{identity} was asked for {len(versions)} times, not {seat._used.get(identity, 0)}"
+            assert versions == sorted(versions)
+    return seats
