@@ -107,10 +107,15 @@ class Run:
 
 def worker_name(process: psutil.Process) -> str:
     """Return which worker a process is: its output goes to the log of that name."""
+    return log_of(process).stem
+
+
+def log_of(process: psutil.Process) -> Path:
+    """Return where a process's output goes."""
     try:
-        return Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem
+        return Path(os.readlink(f"/proc/{process.pid}/fd/1"))
     except OSError:
-        return ""
+        return Path()
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -128,8 +133,8 @@ def links(pid: int) -> Iterator[str]:
 
 
 def segments(pid: int) -> int:
-    """Return the number of shared-memory segments that a process holds."""
-    return sum("memfd:tidemill" in link for link in links(pid))
+    """Return the number of shared-memory segments that a process holds (a mapping keeps a descriptor of its own)."""
+    return len({link for link in links(pid) if "memfd:tidemill" in link})
 
 
 def bells(pid: int) -> int:

@@ -38,11 +38,13 @@ def check_name(what: str, name: str) -> None:
 @dataclass(frozen=True)
 class Port:
     """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
-    policy's parameter stream published and subscribed to. A worker that fills several blocks at a time has that many `outlets`."""
+    policy's parameter stream published and subscribed to. A worker that fills several blocks at a time has that many `outlets`. The ends of an
+    inference stream say which `policy` they mean."""
 
     stream: str
     role: Role
     outlets: int = 1
+    policy: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,13 @@ class Experiment(Config):
         if not any(config.limited for config in self.workers.values()):
             raise ConfigError("the experiment has no trainer, so nothing would ever end it; add one to workers")
         self.edges()
+        for name, config in self.members():
+            for port in config.ports():
+                if port.role == "ask":
+                    servers = ((server, p.policy) for server, c in self.members() for p in c.ports() if (p.stream, p.role) == (port.stream, "serve"))
+                    for server, policy in servers:
+                        if policy != port.policy:
+                            raise ConfigError(f'{name} asks stream "{port.stream}" for policy "{port.policy}", but {server} serves "{policy}" there')
 
 
 _FAMILY: dict[Role, str] = {

@@ -116,7 +116,7 @@ class Actors(WorkerConfig):
         for spec in self.agents:
             if spec.samples is not None:
                 ports.append(Port(spec.samples, "produce", outlets=self.ring))
-            ports.append(Port(spec.policy, "subscribe") if spec.inference == INLINE else Port(spec.inference, "ask"))
+            ports.append(Port(spec.policy, "subscribe") if spec.inference == INLINE else Port(spec.inference, "ask", policy=spec.policy))
         return tuple(dict.fromkeys(ports))
 
     def build(self, context: Context) -> "ActorWorker":

@@ -45,7 +45,7 @@ class PolicyWorkers(WorkerConfig):
             raise ConfigError(f"most_rows = {self.most_rows} must be at least 1")
 
     def ports(self) -> tuple[Port, ...]:
-        return Port(self.stream, "serve"), Port(self.policy, "subscribe")
+        return Port(self.stream, "serve", policy=self.policy), Port(self.policy, "subscribe")
 
     def build(self, context: Context) -> "PolicyWorker":
         return PolicyWorker(context, self)
