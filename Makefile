@@ -17,7 +17,7 @@ test: .venv/ready-to-test
 	$(BIN)/pytest -n 2
 
 .venv/ready-to-train: $(PINS)
-	./install.sh $(PYTHON)
+	./install.sh $(PYTHON) plot,video
 	@touch $@
 
 .venv/ready-to-test: $(PINS)

@@ -12,7 +12,7 @@ Shapes: L lanes, A agents in a group, N = L·A seats in lane-major order (seat =
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,7 +109,7 @@ class Environment(ABC):
     def close(self) -> None:
         """Free everything. May be called twice."""
 
-    def on_ready(self, ring: object) -> None:
+    def on_ready(self, wake: Callable[[], None]) -> None:
         """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it."""
 
     def render(self) -> NDArray[np.uint8] | None:

@@ -119,7 +119,7 @@ class WorkerConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Config):
-    """See the module's text. `seed` is the root of every random stream; `config_file` the file that defined it, if any, as FILE.py:FUNCTION."""
+    """See the module's text. `seed` is the root of every random stream."""
 
     name: str
     policies: dict[str, PolicyConfig]

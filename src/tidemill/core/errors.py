@@ -5,7 +5,6 @@ TidemillError
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 ├── DeadlineError      a wait that ran out: says who should have woken it
-├── PeerLost           the other end of a link or stream is gone
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
 └── RunError           a run that cannot start or ended in failure
 """
@@ -32,10 +31,6 @@ class EnvironmentFault(TidemillError):
 
 class DeadlineError(TidemillError):
     """A wait ended without being woken. The text says what was awaited, how long, and who should have woken it."""
-
-
-class PeerLost(TidemillError):
-    """The process or thread at the other end is gone."""
 
 
 class CheckpointError(TidemillError):

@@ -125,7 +125,7 @@ class ScriptedEnvironment(Environment):
         self._due = 0.0
         self._count = -1
         self._closed = threading.Event()
-        self._ring: Callable[[], None] | None = None
+        self._wake: Callable[[], None] | None = None
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._groups = [slice(None) if list(group) == list(range(self.config.agents)) else list(group) for group in groups]
@@ -171,17 +171,16 @@ class ScriptedEnvironment(Environment):
         self._acts = present & self._alive
         if self.config.delay > 0:
             self._due = time.monotonic() + self.config.delay
-            if self._ring is not None:
-                timer = threading.Timer(self.config.delay, self._ring)
+            if self._wake is not None:
+                timer = threading.Timer(self.config.delay, self._wake)
                 timer.daemon = True
                 timer.start()
 
     def ready(self) -> bool:
         return not self._hangs() and (self.config.delay <= 0 or time.monotonic() >= self._due)
 
-    def on_ready(self, ring: object) -> None:
-        if callable(ring):
-            self._ring = ring
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         if self._hangs():

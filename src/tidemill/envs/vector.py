@@ -140,7 +140,7 @@ class VectorLanes(Environment):
         self._halves = halves
         self._waiter = ThreadPoolExecutor(1, f"{name} waiter") if halves else None
         self._pending: Future[Any] | None = None
-        self._ring: Callable[[], None] | None = None
+        self._wake: Callable[[], None] | None = None
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         """Take the one group that there can be."""
@@ -173,17 +173,17 @@ class VectorLanes(Environment):
             return
         self._ask("stepping", lambda: self.env.send(given))
         self._pending = self._waiter.submit(lambda: self._step(self.env.recv(), mask))
-        if self._ring is not None:
-            ring = self._ring
-            self._pending.add_done_callback(lambda _: ring())
+        if self._wake is not None:
+            wake = self._wake
+            self._pending.add_done_callback(lambda _: wake())
 
     def ready(self) -> bool:
         """True when the step is done, or when nobody asked to be rung: then `recv` waits for it."""
-        return self._pending is None or self._ring is None or self._pending.done()
+        return self._pending is None or self._wake is None or self._pending.done()
 
-    def on_ready(self, ring: object) -> None:
-        if self._halves and callable(ring):
-            self._ring = ring
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        if self._halves:
+            self._wake = wake
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the environment returned. Raises `EnvironmentFault` for what its spaces forbid."""

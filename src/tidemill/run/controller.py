@@ -111,6 +111,13 @@ class Controller:
         self._last_update = monotonic()
         self._stalled = False
 
+    @property
+    def phase(self) -> str:
+        """What the run does: starting, running, paused or ending."""
+        if self.reason or self._finishing:
+            return "ending"
+        return "starting" if not self._running else "paused" if self.paused else "running"
+
     def run(self) -> None:
         """Run to the end. Raises `RunError` with the first cause when a worker fails; whatever happens, nothing is left behind."""
         self._interrupts.armed = True

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Experiment
-from tidemill.core.errors import ConfigError, RunError, did_you_mean
+from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
@@ -26,6 +26,7 @@ from tidemill.run.load import LoadedPolicy, load_policy
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 
 LANES = 10
+TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval move by about 2 % of its width
 
 
@@ -85,7 +86,10 @@ class Player:
         """Play one tick and return the seats' episodes that ended in it."""
         environment, reset = self._environment, self._reset
         environment.send([seats.actions for seats in self._seats], reset)
+        deadline = monotonic() + TICK_DEADLINE
         while not environment.ready():
+            if monotonic() > deadline:
+                raise EnvironmentFault(f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its server is away")
             self._bell.wait(0.1)
             self._bell.clear()
         environment.recv(self._ticks)

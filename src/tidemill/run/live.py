@@ -21,7 +21,7 @@ from rich.text import Text
 
 SHARES = {"environment": "green", "inference": "cyan", "train": "magenta", "copy": "yellow", "python": "blue", "wait": "bright_black"}
 """Where a worker's time goes, in the order and the colours in which it is drawn."""
-STATES = {"running": "green", "paused": "yellow", "error": "red", "lost": "red"}
+STATES = {"running": "green", "paused": "yellow", "failed": "red"}
 LINE_EVERY = 5.0  # seconds between plain lines
 DRAW_EVERY = 0.2  # seconds between frames on a terminal
 

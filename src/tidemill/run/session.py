@@ -202,9 +202,9 @@ def _write_tracebacks(folder: RunFolder, controller: Controller) -> None:
 
 
 def _cure(folder: RunFolder, controller: Controller) -> str:
-    path = _display(folder.path)
+    path, kept = _display(folder.path), controller.progress.updates > 0 and folder.has_checkpoints()
     where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks else ""
-    return where + (f"\nIts checkpoints are kept; go on from the last one by: tidemill resume {path}" if folder.has_checkpoints() else "")
+    return where + (f"\nIts checkpoints are kept; go on from the last one by: tidemill resume {path}" if kept else "")
 
 
 def _summary(controller: Controller, error: BaseException | None) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _snapshot(controller: Controller) -> Snapshot:
         lag=progress.metrics.get("lag/mean"),
         dropped=progress.dropped,
         workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()),
-        state="paused" if controller.paused else "running",
+        state=controller.phase,
     )
 
 

@@ -25,7 +25,6 @@ from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.schema import Arrays, Schema, allocate
 
 Seats = NDArray[np.intp]
-_CLEARED = ("reward", "info_mask")  # besides all "info.…": written when the next tick tells them
 
 
 class Agent:
