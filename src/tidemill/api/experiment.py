@@ -160,7 +160,8 @@ class Experiment(Config):
                     continue  # a trainer whose policy nobody plays: legal
                 known = [s for f, s in streams if f == family and self.holders(s, missing)]
                 raise ConfigError(
-                    f'{family} stream "{stream}": {", ".join(held)} {present}s it, but nobody {missing}s it; {did_you_mean(stream, known)}'
+                    f'{family} stream "{stream}": {", ".join(held)} {present}s it, but nobody {missing}s it; '
+                    + (did_you_mean(stream, known) if known else f'add a worker that {missing}s "{stream}"')
                 )
             if family == "parameters":
                 if len(sources) > 1:

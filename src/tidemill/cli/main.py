@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import isfunction, signature
 from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated, Any, ParamSpec
 
 import msgspec
@@ -74,7 +75,13 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
     source, colon, _ = what.rpartition(":")
     if colon and source.endswith(".py"):
         made = load_attribute(what, "experiment")
-        experiment = made() if callable(made) else made
+        try:
+            experiment = made() if callable(made) else made
+        except TidemillError:
+            raise
+        except Exception as error:
+            line = extract_tb(error.__traceback__)[-1].lineno
+            raise ConfigError(f"{what} raised {type(error).__name__}: {error} (line {line}); it is called without arguments") from error
         if not isinstance(experiment, Experiment):
             raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
         if env_args:
@@ -159,6 +166,13 @@ def pause(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> Non
 def start(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """Start a paused run again."""
     _tell(run, "start")
+
+
+@app.command()
+@friendly
+def save(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Write a checkpoint of a run that is going on, now."""
+    _tell(run, "save")
 
 
 @app.command()
@@ -278,6 +292,34 @@ def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig
 def _print_table(table: Table) -> None:
     console = Console()
     console.print(table, crop=False) if console.is_terminal else Console(width=200).print(table)
+
+
+@app.command()
+@friendly
+def bench(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
+    seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")] = None,
+) -> None:
+    """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
+    from tidemill.bench.measure import bench as measure
+    from tidemill.bench.table import tables
+
+    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
+    for path, text in pairs("--set", set_ or []).items():
+        experiment = set_path(experiment, path, text)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
+    found = measure(experiment, source, seconds, lambda text: print(text, file=sys.stderr))
+    for part in tables(found):
+        Console().print(part)
+    if json_file is not None:
+        try:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
 
 
 @app.command()

@@ -11,8 +11,9 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import msgspec
 
@@ -33,7 +34,7 @@ def main() -> None:
     _leave_signals_to_runner()
     runner = os.getppid()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    descriptors = {order.bell, order.runner_bell, order.link}
+    descriptors = {order.bell, order.link}
     for handle in order.edges.values():
         descriptors |= {handle.segment, *handle.wake}
     for descriptor in descriptors:
@@ -54,8 +55,13 @@ def main() -> None:
         link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
         return
     worker.run()
-    if os.getppid() != runner:
-        _end_session()
+    if _hung_up(order.link, 0) and _has_company():
+        # A dying runner closes its links a moment before it is dead. One that lives on ends the session itself.
+        deadline = monotonic() + 0.5
+        while os.getppid() == runner and monotonic() < deadline:
+            sleep(0.005)
+        if os.getppid() != runner:
+            _end_session()
 
 
 def _leave_signals_to_runner() -> None:
@@ -82,6 +88,15 @@ def _hung_up(link: int, milliseconds: int | None) -> bool:
     poll = select.poll()
     poll.register(link, 0)  # hang-up is always reported
     return bool(poll.poll(milliseconds))
+
+
+def _has_company() -> bool:
+    """True when something that the environment started is still there."""
+    for name in os.listdir("/proc"):
+        with suppress(ProcessLookupError, PermissionError):
+            if name.isdigit() and int(name) != os.getpid() and os.getsid(int(name)) == os.getsid(0):
+                return True
+    return False
 
 
 def _end_session() -> None:

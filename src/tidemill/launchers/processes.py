@@ -42,7 +42,6 @@ class Order(msgspec.Struct, frozen=True):
     spin: float
     threads: int
     bell: int
-    runner_bell: int
     link: int
     edges: dict[str, EdgeHandle]
 
@@ -78,9 +77,7 @@ class ProcessesLauncher(Launcher):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._links[name] = link = RunnerLink(ours, bells[name], self._bell)
-                order = Order(
-                    name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], self._bell.descriptor, theirs.fileno(), handles
-                )
+                order = Order(name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], theirs.fileno(), handles)
                 self._logs[name] = logs / f"{name}.log"
                 self._processes[name] = process = self._spawn(order, self._logs[name])
             link.watch(self._keep(os.pidfd_open(process.pid)))
@@ -91,7 +88,7 @@ class ProcessesLauncher(Launcher):
         return descriptor
 
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
-        passed = {order.bell, order.runner_bell, order.link}
+        passed = {order.bell, order.link}
         for handle in order.edges.values():
             passed |= {handle.segment, *handle.wake}
         threads = str(order.threads)

@@ -1,4 +1,4 @@
-"""The run's socket: `tidemill pause|start|stop RUN` speak to it. Both ends of it belong to one user.
+"""The run's socket: `tidemill pause|start|save|stop RUN` speak to it. Both ends of it belong to one user.
 
 On Linux it is an abstract unix socket, named by the folder's device and inode: nothing is left behind however the run ends. Elsewhere it is a file in
 the run's folder, readable by its owner alone.
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tidemill.core.errors import RunError
 
-COMMANDS = ("pause", "start", "stop")
 _NAME = "control.sock"
 _TIMEOUT = 10.0  # seconds that a command waits for the run's answer
 

@@ -46,7 +46,6 @@ class Member:
     shares: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0
     heard: float = field(default_factory=monotonic)
-    polls: int = -1
 
 
 @dataclass
@@ -284,7 +283,6 @@ class Controller:
                         raise RunError(f"{name} ended before it was told to")
                     self.reason = message.reason
             case Statistics():
-                member.polls = message.polls
                 if message.update:
                     self._record_update(name, message)
                 else:
@@ -301,7 +299,13 @@ class Controller:
             known = self._facts.spaces.setdefault(policy, spaces)
             if known != spaces:
                 raise RunError(f'{name} plays policy "{policy}" in spaces that differ from those of another worker:\n{spaces}\n{known}')
-        self._facts.samples.update(facts.samples)
+        for stream, blocks in facts.samples.items():
+            other = self._facts.samples.setdefault(stream, blocks)
+            if other != blocks:
+                raise RunError(
+                    f'{name} fills sample stream "{stream}" with {blocks}, another worker with {other}; '
+                    "one stream has one shape of samples: give each kind of actors a stream"
+                )
 
     def _record_update(self, name: str, message: Statistics) -> None:
         progress = self.progress

@@ -202,7 +202,7 @@ def _write_tracebacks(folder: RunFolder, controller: Controller) -> None:
 
 
 def _cure(folder: RunFolder, controller: Controller) -> str:
-    path, kept = _display(folder.path), controller.progress.updates > 0 and folder.has_checkpoints()
+    path, kept = _display(folder.path), folder.has_checkpoints()
     where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks else ""
     return where + (f"\nIts checkpoints are kept; go on from the last one by: tidemill resume {path}" if kept else "")
 
@@ -232,6 +232,9 @@ def _obey(control: ControlSocket, controller: Controller) -> None:
             case "start":
                 controller.resume()
                 control.reply(connection, "running")
+            case "save":
+                controller.save()
+                control.reply(connection, "saving: a checkpoint is written")
             case "stop":
                 controller.stop("tidemill stop")
                 control.reply(connection, "stopping: a final checkpoint is written")

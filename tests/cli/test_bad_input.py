@@ -1,0 +1,199 @@
+"""What users get wrong: one error each that names value, cause and cure; status 1, no traceback, nothing left behind."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner, Result
+
+from tidemill.cli.main import app
+from tidemill.core.checkpoint import read_newest
+
+FILE = """
+from dataclasses import dataclass
+from typing import Any
+import gymnasium, numpy as np
+import tidemill
+from tidemill import *
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault="", at=0):
+        self.fault, self.at, self.steps = fault, at, 0
+        if fault == "init":
+            raise OSError("no simulator at port 7")
+
+    def reset(self, *, seed=None, options=None):
+        if self.fault == "reset":
+            raise ValueError("no such level")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward = np.zeros(2, np.float32), 1.0
+        if self.steps > self.at:
+            if self.fault == "step":
+                raise ZeroDivisionError("division by zero")
+            if self.fault == "shape":
+                observation = np.zeros(3, np.float32)
+            if self.fault == "nan":
+                observation[1] = np.nan
+            if self.fault == "reward":
+                reward = np.inf
+        return observation, reward, self.steps % 10 == 0, False, {}
+
+def made(agents=(AgentSpec(sample_steps=8),), policies=("policy",), trainers=None, **kwargs):
+    return Experiment(
+        name="bad",
+        policies={name: ActorCritic() for name in policies},
+        workers={
+            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Env", kwargs=kwargs), lanes=2, agents=agents),
+            **(trainers if trainers is not None else {"trainer": Trainer(algorithm=PPO(minibatch_size=16), checkpoint_seconds=1e-3)}),
+        },
+        limits=Limits(updates=3),
+    )
+
+def good(): return made()
+def init(): return made(fault="init")
+def reset(): return made(fault="reset")
+def step(): return made(fault="step")
+def late_step(): return made(fault="step", at=20)
+def late_nan(): return made(fault="nan", at=20)
+def shape(): return made(fault="shape")
+def nan(): return made(fault="nan")
+def reward(): return made(fault="reward")
+def a_lambda(): return made(at=lambda: 3)
+def nothing(): return 3
+def raises(): return {}["missing"]
+def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
+def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
+def no_consumer(): return made(agents=(AgentSpec(samples="smples"),))
+def no_trainer(): return made(trainers={}, agents=(AgentSpec(samples=None),))
+def no_server(): return made(agents=(AgentSpec(inference="inference"),))
+"""
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")
+    (tmp_path / "bad.py").write_text(FILE)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments))
+
+    return invoke
+
+
+def refused(result: Result, *parts: str) -> None:
+    """One error with all these parts, status 1 or (of the option parser) 2, no traceback."""
+    assert result.exit_code in (1, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    errors = [line for line in result.output.splitlines() if re.match(r"error: |.*(Invalid value|No such option)", line)]
+    assert len(errors) == 1, result.output
+    assert "Traceback" not in result.output
+    for part in parts:
+        assert part in errors[0], (part, errors[0])
+
+
+def nothing_left(folder: Path) -> None:
+    assert {p.name for p in folder.iterdir()} <= {"bad.py", "__pycache__", "taken", "file"}
+    assert psutil.Process().children(recursive=True) == []
+
+
+NEVER_BEGAN = {
+    "unknown environment": (["CartPol-v1"], ['"CartPol-v1"', "CartPole"]),
+    "unknown module": (["no_such_module:Env-v0"], ["no_such_module", "install it"]),
+    "unknown launcher": (["CartPole-v1", "--launch", "proceses"], ["proceses", 'did you mean "processes"?']),
+    "misspelt key": (["CartPole-v1", "--set", "workers.trainer.algorithm.epoch=3"], ['"epoch"', 'did you mean "epochs"?']),
+    "misspelt group": (["CartPole-v1", "--set", "workers.trainr.algorithm.epochs=3"], ['"trainr"', 'did you mean "trainer"?']),
+    "wrong type": (["CartPole-v1", "--set", "workers.trainer.algorithm.epochs=many"], ["epochs", "many", "int"]),
+    "out of range": (["CartPole-v1", "--set", "workers.trainer.algorithm.gamma=1.5"], ["gamma", "1.5", "0.99 is usual"]),
+    "no value": (["CartPole-v1", "--set", "seed"], ["--set seed", "NAME=VALUE"]),
+    "negative limit": (["CartPole-v1", "--max-steps", "-5"], ["steps", "-5", "must be above 0"]),
+    "negative seconds": (["CartPole-v1", "--set", "limits.seconds=-1"], ["seconds", "-1", "must be above 0"]),
+    "negative seed": (["CartPole-v1", "--seed", "-1"], ["seed", "-1", "must not be negative"]),
+    "no lanes": (["CartPole-v1", "--set", "workers.actor.lanes=0"], ["lanes", "0", "at least 1"]),
+    "misspelt env arg": (["CartPole-v1", "--env-arg", "suton_barto_reward=true"], ["suton_barto_reward", 'did you mean "sutton_barto_reward"?']),
+    "unwritable folder": (["CartPole-v1", "--run-dir", "/proc/here/run"], ["/proc/here/run", "cannot be written", "--run-dir"]),
+    "a folder below a file": (["CartPole-v1", "--run-dir", "bad.py/run"], ["bad.py/run", "cannot be written", "--run-dir"]),
+    "a file as folder": (["CartPole-v1", "--run-dir", "bad.py"], ["bad.py is a file", "--run-dir"]),
+    "a name that is none": (["CartPole-v1", "--run-dir", "my run"], ['"my run"', "letters, digits"]),
+    "no such file": (["absent.py:f"], ["absent.py"]),
+    "no such function": (["bad.py:goood"], ['"goood"', 'did you mean "good"?']),
+    "a function of something else": (["bad.py:nothing"], ["gives a int", "Experiment"]),
+    "a function that raises": (["bad.py:raises"], ["bad.py:raises raised KeyError", "missing"]),
+    "a lambda": (["bad.py:a_lambda"], ["workers.actor.environment.kwargs.at", "lambda", "plain data", "FILE.py:NAME"]),
+    "a spec that matches nothing": (["bad.py:unmatched"], ["robot_.*", "agent"]),
+    "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),
+    "a stream without a consumer": (["bad.py:no_consumer"], ['"smples"', "actor-0", "nobody"]),
+    "a stream without a server": (["bad.py:no_server"], ['"inference"', "actor-0", "nobody"]),
+    "no trainer": (["bad.py:no_trainer"], ["no trainer", "add one"]),
+    "an environment that cannot be made": (["bad.py:init"], ["OSError", "no simulator at port 7"]),
+}
+
+
+@pytest.mark.parametrize("case", NEVER_BEGAN)
+def test_what_cannot_begin_says_why_and_leaves_nothing(cli: Callable[..., Result], tmp_path: Path, case: str) -> None:
+    arguments, parts = NEVER_BEGAN[case]
+    extra = [] if "--run-dir" in arguments else ["--run-dir", "below/run"]
+    launch = [] if "--launch" in arguments else ["--launch", "inline"]
+    refused(cli("train", *arguments, *extra, *launch), *parts)
+    nothing_left(tmp_path)
+
+
+FAULTS = {
+    "reset": ["ValueError", "no such level", "bad.py", "in reset"],
+    "step": ["ZeroDivisionError", "division by zero", "bad.py", "in step"],
+    "shape": ["(3,)", "(2,)"],
+    "nan": ["obs", "not finite", "nan"],
+    "reward": ["reward", "not finite", "inf"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_environment_that_goes_wrong_ends_the_run_with_one_error(cli: Callable[..., Result], tmp_path: Path, fault: str) -> None:
+    refused(cli("train", f"bad.py:{fault}", "--run-dir", "run", "--launch", "inline"), "actor-0", "lane", *FAULTS[fault])
+    assert '"status": "failed"' in (tmp_path / "run" / "summary.json").read_text()
+
+
+@pytest.mark.parametrize("fault", ["late_step", "late_nan"])
+def test_the_last_checkpoint_stays_good(cli: Callable[..., Result], tmp_path: Path, fault: str) -> None:
+    result = cli("train", f"bad.py:{fault}", "--run-dir", "run", "--launch", "inline")
+    refused(result, "actor-0", "lane")
+    assert "tidemill resume run" in result.output
+    path, _, facts, warnings = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    assert facts["updates"] >= 1 and warnings == [] and path.is_dir()
+
+
+def test_processes_say_the_same_and_leave_nothing(cli: Callable[..., Result], tmp_path: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    refused(cli("train", "CartPol-v1", "--run-dir", "below/run"), "actor-0", '"CartPol-v1"')
+    nothing_left(tmp_path)
+    refused(cli("train", "bad.py:unmatched", "--run-dir", "below/run"), "actor-0", "robot_.*")
+    nothing_left(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_folder_that_holds_a_run_is_not_written_to(cli: Callable[..., Result], tmp_path: Path) -> None:
+    assert cli("train", "bad.py:good", "--run-dir", "taken", "--launch", "inline").exit_code == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "taken").rglob("*") if p.is_file()}
+    refused(cli("train", "bad.py:good", "--run-dir", "taken", "--launch", "inline"), "already holds a run", "tidemill resume taken")
+    refused(cli("train", "CartPole-v1", "--run-dir", "taken", "--launch", "inline"), "another experiment", '"bad"', "--run-dir")
+    refused(cli("resume", "taken", "--launch", "inline"), "already reached its limit of 3 updates")
+    refused(cli("stop", "taken"), "no run is going on", "tidemill resume taken")
+    refused(cli("resume", "nowhere"), "nowhere", "not a run's folder")
+    assert {p: p.read_bytes() for p in (tmp_path / "taken").rglob("*") if p.is_file()} == before
+    (tmp_path / "bad.py").write_text(FILE + "\n# changed\n")
+    refused(cli("resume", "taken", "--launch", "inline"), "bad.py", "has changed", "--file")
+
+
+def test_an_empty_folder_of_the_users_stays(cli: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    refused(cli("train", "CartPol-v1", "--run-dir", "taken", "--launch", "inline"), "CartPol-v1")
+    assert list((tmp_path / "taken").iterdir()) == []

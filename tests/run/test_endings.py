@@ -1,0 +1,294 @@
+"""However a run ends, nothing is left behind, and what it says about its end is true."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.run.watching import EXPERIMENTS, MARK, Run, bells, leftovers, links, log_of, segments, wait_until, worker_name
+
+from tidemill.core.checkpoint import read_newest
+from tidemill.core.errors import RunError
+from tidemill.core.source import load_file
+from tidemill.run.folder import RunFolder
+from tidemill.run.session import Result, train
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"),
+]
+experiments = load_file(EXPERIMENTS, "test")
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """This process holds the same before and after, and has no children."""
+
+    def held() -> dict[str, int]:
+        return {
+            "descriptors": len(list(links(os.getpid()))),
+            "segments": segments(os.getpid()),
+            "bells": bells(os.getpid()),
+            "sockets": sum("socket:" in link for link in links(os.getpid())),
+            "children": len(psutil.Process().children(recursive=True)),
+            "threads": threading.active_count(),
+        }
+
+    before = held()
+    yield
+    assert held() == before
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(function: str, *arguments: str, launch: str = "processes") -> Run:
+        runs.append(Run(tmp_path / str(len(runs)), function, *arguments, launch=launch))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill_all()
+
+
+def ended_well(folder: Path, status: str, reason: str) -> None:
+    """A complete summary, and a final checkpoint of the last update."""
+    summary = RunFolder(folder).read("summary.json")
+    assert {"status", "env_steps", "seconds", "steps_per_second", "updates", "mean_return", "episodes", "dropped"} <= set(summary)
+    assert (summary["status"], reason in summary["reason"]) == (status, True), summary
+    path, arrays, facts, warnings = read_newest(folder / "checkpoints" / "policy")
+    assert warnings == [] and path.name == f"update-{summary['updates']}" and facts["steps"] == summary["env_steps"]
+    assert (arrays["policy"]["w"] == summary["updates"]).all()
+    assert leftovers(folder) == []
+
+
+LIMITS = {
+    "updates": ({"updates": 5}, "5 updates"),
+    "steps": ({"steps": 300}, "env steps"),
+    "seconds": ({"seconds": 0.2}, "s of training"),
+    "return": ({"mean_return": 1.0, "window": 3}, "mean return"),
+}
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_a_run_that_reaches_a_limit_leaves_nothing(tmp_path: Path, launch: str) -> None:
+    made = experiments.cartpole()
+    for name, (limits, reason) in LIMITS.items():
+        with nothing_left():
+            result: Result = train(
+                made.replace(limits=made.limits.replace(**{"updates": None, **limits})),
+                launch=launch,
+                run_dir=tmp_path / name,
+                source=EXPERIMENTS,
+                quiet=True,
+            )
+        ended_well(result.folder, "completed", reason)
+        assert list((tmp_path / name).glob("logs/*")) == []
+
+
+def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Callable[..., Run]) -> None:
+    run = start("cartpole")
+    run.wait_for_updates()
+    workers = {worker_name(p): p.pid for p in psutil.Process(run.main.pid).children()}
+    # actor → trainer samples, actor ⇄ server requests and answers, trainer → server parameters
+    assert {name: segments(pid) for name, pid in workers.items()} == {"actor-0": 3, "server-0": 3, "trainer-0": 2}
+    assert segments(run.main.pid) == 4
+    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "pause", "run"], cwd=run.folder, capture_output=True).stdout == b"paused\n"
+    held = (run.path / "metrics.jsonl").read_bytes
+    size = [-1, -2]
+    wait_until(lambda: size.append(len(held())) or time.sleep(0.2) or size[-1] == size[-2], 10, "updates stop in a pause")
+    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "start", "run"], cwd=run.folder, capture_output=True).stdout == b"running\n"
+    wait_until(lambda: len(held()) > size[-1], 10, "updates go on after a pause")
+    second = subprocess.run([sys.executable, "-m", "tidemill.cli.main", "resume", "run"], cwd=run.folder, capture_output=True, text=True)
+    assert second.returncode == 1 and "is being written by another run" in second.stderr
+    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "stop", "run"], cwd=run.folder, capture_output=True).returncode == 0
+    status, _ = run.ended()
+    assert status == 0
+    ended_well(run.path, "completed", "tidemill stop")
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("phase", "number", "group"),
+    [
+        ("training", signal.SIGINT, False),
+        ("training", signal.SIGINT, True),
+        ("training", signal.SIGTERM, False),
+        ("training", signal.SIGTERM, True),
+        ("training", signal.SIGHUP, False),
+        ("warming up", signal.SIGINT, False),
+        ("saving", signal.SIGTERM, False),
+    ],
+)
+def test_a_signal_ends_a_run_with_a_final_checkpoint(start: Callable[..., Run], phase: str, number: signal.Signals, group: bool) -> None:
+    run = start({"training": "cartpole", "warming up": "warming_up", "saving": "slow_saving"}[phase])
+    if phase == "training":
+        run.wait_for_updates()
+    else:
+        run.wait_for_file(run.folder / {"warming up": "stepped", "saving": "saving"}[phase], phase)
+    began = time.monotonic()
+    run.signal_group(number) if group else run.main.send_signal(number)
+    status, text = run.ended()
+    assert time.monotonic() - began < 20
+    assert status == 128 + number, text
+    assert "Traceback" not in text
+    ended_well(run.path, "interrupted", {2: "Ctrl-C", 15: "SIGTERM", 1: "SIGHUP"}[number])
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_run_starts_leaves_no_folder(start: Callable[..., Run], number: signal.Signals) -> None:
+    run = start("cartpole")
+    run.wait_for_worker("actor-0")
+    run.main.send_signal(number)
+    status, text = run.ended()
+    assert status == 128 + number, text
+    assert "Traceback" not in text and "before the run began: nothing is kept" in text
+    assert not run.path.exists()
+    run.nothing_is_left()
+
+
+def test_an_environment_that_raises_ends_the_run_with_one_error(start: Callable[..., Run]) -> None:
+    run = start("raises")
+    status, text = run.ended(60)
+    assert status == 1
+    assert "Traceback" not in text and text.count("error:") == 1
+    assert "actor-0" in text and "ValueError" in text and "the arm is broken" in text and "in step)" in text and "tidemill resume run" in text
+    assert "ValueError: the arm is broken" in (run.path / "logs" / "traceback.log").read_text()
+    ended_well(run.path, "failed", "the arm is broken")
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])
+def test_what_an_environment_started_ends_with_the_run(start: Callable[..., Run], ending: str) -> None:
+    run = start("grandchild", *(["--max-steps", "200"] if ending == "clean" else []))
+    run.wait_for_updates()
+    if ending == "kill main":
+        run.main.kill()
+    elif ending == "kill actor":
+        run.wait_for_worker("actor-0").kill()
+    run.ended()
+    run.nothing_is_left()
+
+
+def test_an_environment_that_hangs_is_named_and_ended_by_force(start: Callable[..., Run]) -> None:
+    run = start("hangs")
+    run.wait_for_file(run.folder / "hanging", "the environment hangs")
+    began = time.monotonic()
+    run.main.terminate()
+    status, text = run.ended()
+    assert time.monotonic() - began < 20
+    assert status == 143, text
+    assert "actor-0 hangs, most likely in its environment" in text
+    ended_well(run.path, "interrupted", "SIGTERM")
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("launch", ["inline", "processes"])
+def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], launch: str) -> None:
+    run = start("hangs", launch=launch)
+    run.wait_for_file(run.folder / "hanging", "the environment hangs")
+    run.main.send_signal(signal.SIGINT)
+    time.sleep(0.2)  # two signals of one number that are pending together are one
+    run.main.send_signal(signal.SIGINT)
+    status, text = run.ended(5)
+    assert status == 1 and "Ctrl-C for the second time" in text and "Traceback" not in text, text
+    assert run.summary()["status"] == "failed"
+    run.nothing_is_left()
+
+
+def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..., Run]) -> None:
+    """Ten points from before the first worker to well into training; the last run is then resumed."""
+    draw = random.Random(1)
+
+    def one(delay: float) -> Run:
+        run = start("cartpole")
+        time.sleep(delay)
+        run.main.kill()
+        run.ended()
+        run.nothing_is_left(5.0)
+        return run
+
+    runs = [one(delay) for delay in [draw.uniform(0.2, 2.0) for _ in range(9)]]
+    run = start("cartpole")
+    runs.append(run)
+    run.wait_for_updates()
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    run.main.kill()
+    run.ended()
+    run.nothing_is_left(5.0)
+    for run in runs:
+        if (run.path / "checkpoints").exists():
+            assert read_newest(run.path / "checkpoints" / "policy")[3] == []  # the newest is whole
+    again = RunFolder.open(runs[-1].path)
+    again.lock()  # nobody holds it
+    again.unlock()
+
+
+@pytest.mark.parametrize("worker", ["actor-0", "server-0", "trainer-0"])
+def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path, worker: str) -> None:
+    draw = random.Random(worker)
+    made = experiments.cartpole()
+    made = made.replace(limits=made.limits.replace(seconds=60))
+
+    def kill_after(path: Path, delay: float) -> None:
+        def mine() -> list[psutil.Process]:
+            return [p for p in psutil.Process().children() if log_of(p) == path / "logs" / f"{worker}.log"]
+
+        wait_until(mine, 30, f"{worker} starts")
+        time.sleep(delay)
+        for process in mine():
+            process.kill()
+
+    def one(number: int) -> None:
+        path = tmp_path / str(number)
+        killer = threading.Thread(target=kill_after, args=(path, draw.uniform(0, 1.2)))
+        killer.start()
+        with pytest.raises(RunError) as caught:
+            train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+        killer.join()
+        assert f"{worker} is gone: its process was killed by SIGKILL" in str(caught.value)
+        if path.exists():  # it had begun
+            summary = RunFolder(path).read("summary.json")
+            assert summary["status"] == "failed" and worker in summary["reason"]
+            assert leftovers(path) == []
+            if RunFolder(path).has_checkpoints():
+                assert read_newest(path / "checkpoints" / "policy")[3] == []
+                assert "tidemill resume" in str(caught.value)
+
+    with nothing_left(), ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(10)))
+
+
+def test_the_mark_finds_orphans() -> None:
+    """The tests above are worth what this is."""
+    run = subprocess.Popen(["sh", "-c", "sleep 1000 & exit"], env={**os.environ, MARK: "orphan"})
+    run.wait()
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        found[:] = [p for p in psutil.process_iter() if _mark(p) == "orphan"]
+        return [p.name() for p in found] == ["sleep"]
+
+    try:
+        wait_until(look, 10, "the orphan is found")
+    finally:
+        for process in found:
+            process.kill()
+
+
+def _mark(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:
+        return None

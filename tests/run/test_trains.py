@@ -1,0 +1,46 @@
+"""The whole system learns: CartPole-v1 to 475 in separate processes, with inline inference and with a policy worker."""
+
+import json
+
+import pytest
+
+import tidemill
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+
+
+def cartpole(**workers):
+    trainer = Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=1024), batch_size=4096)
+    limits = Limits(steps=600_000, mean_return=475.0)
+    return Experiment(name="cartpole", policies={"policy": ActorCritic()}, workers={**workers, "trainer": trainer}, limits=limits)
+
+
+INLINE = cartpole(actor=Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)))
+SERVED = cartpole(
+    actor=Actors(environment=Gymnasium(id="CartPole-v1"), lanes=32, ring=2, agents=(AgentSpec(sample_steps=64, inference="inference"),)),
+    policy=PolicyWorkers(),
+)
+
+
+@pytest.mark.parametrize("experiment", [INLINE, SERVED], ids=["inline", "policy worker"])
+def test_cartpole_reaches_475_in_separate_processes(experiment, tmp_path):
+    result = tidemill.train(experiment, run_dir=tmp_path / "run", quiet=True)
+    assert result.summary["status"] == "completed"
+    assert result.summary["mean_return"] >= 460  # episodes that ended after the mark was reached count, too
+    assert result.summary["reason"].startswith("mean return"), result.summary["reason"]
+    assert result.summary["dropped"] == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
+
+
+def test_a_trained_policy_plays(tmp_path):
+    result = tidemill.train(INLINE, run_dir=tmp_path / "run", quiet=True)
+    assert tidemill.evaluate(result.folder, episodes=20, seed=7).specs[0].mean >= 450
+    policy = tidemill.load(result.folder)
+    import gymnasium
+
+    environment = gymnasium.make("CartPole-v1")
+    observation, _ = environment.reset(seed=5)
+    steps, over = 0, False
+    while not over:
+        observation, _, terminated, truncated, _ = environment.step(policy.act(observation))
+        steps, over = steps + 1, terminated or truncated
+    assert steps >= 400
