@@ -1,0 +1,60 @@
+"""Three experiments that one thing each holds back, to see whether `bench` says so.
+
+tidemill bench benchmarks/synthetic.py:slow_environment
+tidemill bench benchmarks/synthetic.py:slow_network
+tidemill bench benchmarks/synthetic.py:slow_learner
+"""
+
+from time import perf_counter
+
+import gymnasium
+import numpy as np
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+
+
+class Burn(gymnasium.Env):
+    """Each step computes for 200 µs; an episode has 50."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        until = perf_counter() + 200e-6
+        while perf_counter() < until:
+            pass
+        self.steps += 1
+        return np.full(4, action, np.float32), 1.0, self.steps == 50, False, {}
+
+
+def _experiment(name, environment, policy, algorithm, lanes, sample_steps):
+    return Experiment(
+        name=name,
+        policies={"policy": policy},
+        workers={
+            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)),
+            "trainer": Trainer(algorithm=algorithm),
+        },
+        limits=Limits(steps=1_000_000),
+    )
+
+
+def slow_environment():
+    """An environment that computes 200 µs a step, an easy network, one epoch."""
+    return _experiment("slow-environment", Gymnasium(make=f"{__file__}:Burn"), ActorCritic(), PPO(epochs=1, minibatch_size=256), 8, 32)
+
+
+def slow_network():
+    """A big network that acts for two lanes at a time, which uses it badly, and learns from each row once, in large minibatches."""
+    policy = ActorCritic(hidden=(1024, 1024))
+    return _experiment("slow-network", Gymnasium(id="CartPole-v1"), policy, PPO(epochs=1, minibatch_size=512), 2, 256)
+
+
+def slow_learner():
+    """A quick environment, an easy network, and forty epochs of small minibatches."""
+    return _experiment("slow-learner", Gymnasium(id="CartPole-v1"), ActorCritic(), PPO(epochs=40, minibatch_size=128), 16, 64)

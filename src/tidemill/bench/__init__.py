@@ -1,0 +1,1 @@
+"""How fast an experiment runs, how fast this machine could run it, and what holds it back."""

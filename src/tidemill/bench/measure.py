@@ -1,0 +1,245 @@
+"""Measures an experiment's bare costs, the bound that they set on this machine, and how near to it the experiment runs."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
+from tidemill.core.clock import PLACES
+from tidemill.core.config import encode
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.run.folder import versions
+from tidemill.run.metrics import read_metrics
+from tidemill.run.session import train
+from tidemill.workers.actor import Actors
+from tidemill.workers.policy import PolicyWorkers
+
+PARTS = ("env", "infer", "train")
+ROUNDS = 3  # before the run, and as many after it: what the machine does meanwhile is in the medians
+MOST_DROPPED = 0.01  # share of steps; more, and steps/s is not what the experiment is meant to reach
+MOST_LOAD = 1.15  # wall seconds per processor second of computing; more, and somebody else uses the cores
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one unit of a part costs, in the cheapest of the ways in which the reference does it: medians over copies and rounds.
+
+    core  processor seconds per unit: env step, row acted on, row and epoch
+    wall  seconds per unit that passed in one copy
+    each  every single measurement, core
+    ways  way → core, of all ways where there are several
+    """
+
+    core: float
+    wall: float
+    each: tuple[float, ...]
+    ways: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the run reached after its start-up. `seconds` and `updates` are those measured; shares are averages over them."""
+
+    steps_per_second: float
+    seconds: float
+    updates: int
+    dropped: float
+    workers: tuple[WorkerShares, ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that `bench` found. `facts` says what was measured (see `reference.parts_of`), `notes` what a reader must know besides."""
+
+    experiment: str
+    cores: int
+    facts: dict[str, Any]
+    costs: dict[str, Cost]
+    bound: float
+    run: Run
+    efficiency: float
+    advice: Advice
+    notes: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything as plain data, with the versions of what it depends on."""
+        return {**asdict(self), "versions": versions()}
+
+
+def bench(experiment: Experiment, source: Path | None = None, seconds: float = 20.0, tell: Callable[[str], None] = lambda _: None) -> Bench:
+    """Measure `experiment` for `seconds` on processes, between two halves of the reference; `source` is the file that it came from.
+
+    Raises `ConfigError` where there is nothing to compare with, `RunError` when the run fails or is too short.
+    """
+    if not 0 < seconds < 86400:
+        raise ConfigError(f"--seconds {seconds:g} must be above 0, and less than a day")
+    experiment.check()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    piece = min(max(seconds / 40, 0.02), 1.0)
+    with _Copies(experiment, source, cores) as copies:
+        tell(f"bare costs, one copy on each of {cores} core{'s' * (cores > 1)} …")
+        measured = [copies.round(piece) for _ in range(ROUNDS)]
+        tell(f"{experiment.name} for {seconds:g} s …")
+        run = run_for(experiment, source, seconds)
+        tell("bare costs again …")
+        measured += [copies.round(piece) for _ in range(ROUNDS)]
+        facts = copies.facts
+    joined = {part: [answer for found in measured for answer in found[part]] for part in facts["parts"]}
+    costs = {part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part}) for part in PARTS}
+    bound = bound_of(cores, {part: cost.core for part, cost in costs.items()}, facts["rows_per_step"], facts["epochs"])
+    advice = advise(run.workers, facts["elsewhere"])
+    return Bench(
+        experiment.name, cores, facts, costs, bound, run, run.steps_per_second / bound, advice, notes_of(experiment, facts, costs, run)
+    )  # fmt: skip
+
+
+def bound_of(cores: int, core_seconds: dict[str, float], rows_per_step: int, epochs: int) -> float:
+    """Return the env steps/s that `cores` could make if they did nothing but what must be done."""
+    return cores / (core_seconds["env"] + rows_per_step * (core_seconds["infer"] + epochs * core_seconds["train"]))
+
+
+def cost_of(ways: dict[str, Sequence[dict[str, float]]]) -> Cost:
+    """Return the cost of a unit from what the copies answered, by way."""
+    each = {way: tuple(answer["cpu"] / max(answer["units"], 1) for answer in answers) for way, answers in ways.items()}
+    core = {way: median(costs) for way, costs in each.items()}
+    best = min(core, key=lambda way: core[way])
+    wall = median(answer["wall"] / max(answer["units"], 1) for answer in ways[best])
+    return Cost(core[best], wall, each[best], core if len(core) > 1 else {})
+
+
+class _Copies:
+    """A reference process per core, doing what they are told at the same time."""
+
+    def __init__(self, experiment: Experiment, source: Path | None, cores: int) -> None:
+        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None})
+        self._cores = cores
+        self._processes: list[subprocess.Popen[str]] = []
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by __exit__
+        self.facts: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Copies":
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        for _ in range(self._cores):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.bench.reference"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, **threads},
+            )
+            self._processes.append(process)
+        try:
+            (self.facts, *_) = self._ask(self._order)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._log.close()
+
+    def round(self, seconds: float) -> dict[str, list[dict[str, float]]]:
+        """Let all copies do each part for `seconds`; return part → their answers."""
+        return {part: self._ask(f"{seconds} {part}") for part in self.facts["parts"]}
+
+    def _ask(self, line: str) -> list[dict[str, Any]]:
+        answers = []
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                pass  # it died: it will not answer
+        for process in self._processes:
+            assert process.stdout is not None
+            text = process.stdout.readline()
+            if not text:
+                self._log.seek(0)
+                raise RunError(f"the process that measures bare costs ended (status {process.wait()}): {self._log.read()[-2000:].strip()}")
+            answers.append(json.loads(text))
+            if "error" in answers[-1]:
+                raise ConfigError(answers[-1]["error"])
+        return answers
+
+
+def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
+    """Run `experiment`, changed in nothing but its limits, for `seconds` after a start-up, and return what it reached."""
+    warm = min(2.0, seconds / 5)
+    limited = experiment.replace(limits=Limits(seconds=seconds + warm))
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+        result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True)
+        if result.summary["status"] == "interrupted":
+            raise RunError(f"interrupted by {result.summary['reason']}: nothing was measured")
+        records = read_metrics(result.folder)
+    steady = [r for r in records if r["time/seconds"] >= warm]
+    return run_of(experiment, steady if len(steady) > 1 else records)
+
+
+def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
+    """Return what the records say from the first to the last."""
+    if len(records) < 2:
+        raise RunError("fewer than two updates were finished, so that there is no speed to tell; give it longer: --seconds N")
+    first, last = records[0], records[-1]
+    seconds = last["time/seconds"] - first["time/seconds"]
+    steps, dropped = last["step"] - first["step"], (last["dropped"] - first["dropped"]) * _steps_per_sample(experiment)
+    spans = [(b, b["time/seconds"] - a["time/seconds"]) for a, b in pairwise(records)]
+    workers = []
+    for name, config in experiment.members():
+        told = [(r, span) for r, span in spans if f"time/{name}/wait" in r]
+        total = sum(span for _, span in told)
+        shares = {place: sum(r[f"time/{name}/{place}"] * span for r, span in told) / total if total else 0.0 for place in PLACES}
+        if total:
+            workers.append(WorkerShares(name, kind_of(config), shares))
+    return Run(steps / seconds, seconds, len(spans), dropped / max(dropped + steps, 1), tuple(workers))
+
+
+def _steps_per_sample(experiment: Experiment) -> float:
+    """Return the env steps of a sample: dropped ones are counted in samples."""
+    sizes = [c.lanes * s.sample_steps for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.samples]
+    return sum(sizes) / max(len(sizes), 1)
+
+
+def kind_of(config: WorkerConfig) -> Kind:
+    """Return which side of the run a worker is on."""
+    if isinstance(config, Actors):
+        return "actor"
+    if isinstance(config, PolicyWorkers):
+        return "policy"
+    return "trainer" if config.limited else "other"
+
+
+def notes_of(experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cost], run: Run) -> tuple[str, ...]:
+    """Return what a reader of the figures must know besides them."""
+    notes = []
+    if run.dropped >= MOST_DROPPED:
+        notes.append(f"{run.dropped:.1%} of the steps were dropped as too old, and are not in steps/s; 1 % is the most that a fair figure may have")
+    load = max(costs[part].wall / max(costs[part].core, 1e-12) for part in ("infer", "train"))
+    if load > MOST_LOAD:
+        notes.append(f"the machine was busy with something else: computing took {load:.2f} times its processor time, so do not trust these figures")
+    elif costs["env"].wall > 2 * costs["env"].core:
+        notes.append(
+            f"the environment waits: a step takes {costs['env'].wall * 1e6:,.0f} µs, of which {costs['env'].core * 1e6:,.1f} on a core; "
+            "the bound knows cores alone"
+        )
+    if facts["network"] == "own":
+        notes.append("the reference has no network like this policy's: inference and training are measured with the policy's own code")
+    if sum(isinstance(c, Actors) for c in experiment.workers.values()) + sum(c.limited for c in experiment.workers.values()) > 2:
+        notes.append("the bound is that of the first group of actors and its trainer alone")
+    if run.updates < 5:
+        notes.append(f"only {run.updates} updates were measured; {ceil(10 * run.seconds / run.updates)} s would give ten")
+    return tuple(notes)

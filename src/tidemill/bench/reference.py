@@ -1,0 +1,507 @@
+"""The bare costs of an experiment's parts, which speed is measured against: no change that claims speed may touch this file.
+
+Nothing here uses Tidemill's actors, learner or networks (but where a policy's network is its own), so that the bound does not move with their speed.
+
+env     a plain loop over the environment, random actions, resets as they come: ``gymnasium.make`` per lane, or the library's own vector
+        environment with one thread; any other kind of environment through `Environment`. Per env step
+infer   forward pass of actor and critic, one sample and its log-probability, for as many rows as one request has. Per row
+train   one shuffled gather, then per minibatch the clipped PPO loss, backward, the gradient's norm clipped, fused Adam. Per row and epoch
+
+infer and train are written plainly in torch; for MLPs once more in numpy, since at their sizes torch's calls and its tanh cost more than the
+arithmetic, and a bound that takes the dearer of two plain ways would be none. The cheaper one counts.
+
+This is a process of its own, one on each core, all at work at the same time (`measure` starts them and says what to do): the first line of standard
+input is the order, every further one ``SECONDS PART``, answered with the units done and the processor seconds and wall seconds they took.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from math import log, pi, sqrt
+from pathlib import Path
+from threading import Event
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, Trainer
+from tidemill.api.environment import Environment, Tick
+from tidemill.api.policy import PolicyConfig
+from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
+from tidemill.core.config import decode
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.schema import Array, Arrays, Schema, allocate
+from tidemill.core.source import load_file
+from tidemill.core.threads import limit_threads
+from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.trainable import TrainablePolicy
+from tidemill.workers.actor import INLINE, match_agents
+from tidemill.workers.policy import PolicyWorkers
+
+POOL = 1021  # random actions drawn beforehand; a prime, so that lanes do not repeat theirs
+MOST_BYTES = 2**28  # of observations to train on; a larger batch is measured by a part of it
+
+
+# ---- env ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def env_part(config: Actors, environment: Environment) -> tuple[Callable[[], int], bool]:
+    """Return a function that steps every lane some times and returns how many env steps that were, and whether the environment steps elsewhere
+    than in the thread that calls it."""
+    if isinstance(config.environment, Gymnasium):
+        return plain_lanes([plain(config.environment) for _ in range(config.lanes)]), False
+    vector = getattr(environment, "env", None)
+    if vector is not None and hasattr(vector, "num_envs"):
+        return native_vector(vector), isinstance(config.environment, Atari)
+    return any_environment(environment)
+
+
+def plain(config: Gymnasium) -> Any:
+    """Return what ``gymnasium.make`` gives, wrappers included."""
+    import gymnasium
+
+    if config.id is None:
+        return config.make_one()
+    limit: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps or -1}
+    return gymnasium.make(config.id, **limit, **config.kwargs)
+
+
+def plain_lanes(envs: list[Any]) -> Callable[[], int]:
+    """Step one after the other."""
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    actions = cycle([envs[0].action_space.sample() for _ in range(POOL)])
+    passes = max(1, 64 // len(envs))
+
+    def work() -> int:
+        for _ in range(passes):
+            for env, action in zip(envs, actions, strict=False):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+        return passes * len(envs)
+
+    return work
+
+
+def native_vector(env: Any) -> Callable[[], int]:
+    """Step all at once."""
+    env.reset(seed=0)
+    actions = cycle([env.action_space.sample() for _ in range(POOL // 16)])
+    mode = env.metadata.get("autoreset_mode")
+    next_step, disabled = (getattr(mode, "value", mode) == value for value in ("NextStep", "Disabled"))
+    finished = 0
+
+    def work() -> int:
+        nonlocal finished
+        _, _, terminated, truncated, _ = env.step(next(actions))
+        steps = int(env.num_envs) - (finished if next_step else 0)  # those were reset, not stepped
+        over = terminated | truncated
+        finished = int(np.count_nonzero(over))
+        if disabled and finished:
+            env.reset(options={"reset_mask": over})
+        return steps
+
+    return work
+
+
+def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
+    """Send and receive."""
+    env.bind([[i] for i in range(len(env.agents))])
+    rng = np.random.default_rng(0)
+    actions = cycle([[random_rows(a.spaces.action, "action", env.lanes, rng) for a in env.agents] for _ in range(POOL // 16)])
+    ticks = [Tick.allocate(a.spaces.observation, env.lanes, env.info, env.same_step) for a in env.agents]
+    reset, ended, elsewhere, bell = np.ones(env.lanes, np.bool_), np.zeros((len(ticks), env.lanes), np.bool_), False, Event()
+    env.on_ready(bell.set)
+
+    def work() -> int:
+        nonlocal elsewhere
+        steps = env.lanes - int(np.count_nonzero(reset))
+        env.send(next(actions), reset)
+        ended[:, reset] = False
+        elsewhere |= not env.ready()
+        while not env.ready():
+            bell.wait(0.1)
+            bell.clear()
+        env.recv(ticks)
+        for i, seen in enumerate(ticks):
+            ended[i] |= (seen.done | seen.truncated) & ~seen.restarted
+        ended.all(axis=0, out=reset)
+        return steps
+
+    work()
+    return work, elsewhere
+
+
+# ---- infer and train ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    """Actor and critic: two MLPs, or Mnih et al.'s convolutions (channels last) under two heads."""
+
+    def __init__(self, config: ActorCritic, encoder: ObservationEncoder, outputs: int) -> None:
+        super().__init__()
+        self.dtype = torch.float32
+        self.log_std = nn.Parameter(torch.zeros(outputs))
+        self.image = next(iter(encoder.images.values()), None)
+        if self.image is None:
+            activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
+            self.actor, self.critic = (mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1))
+            return
+        self.dtype = torch.bfloat16 if config.convolutions == "bfloat16" else torch.float32
+        sizes = [self.image.height, self.image.width]
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            sizes = [(size - kernel) // stride + 1 for size in sizes]
+        self.features = nn.Sequential(
+            nn.Conv2d(self.image.channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(64 * sizes[0] * sizes[1], 512), nn.ReLU(),
+        )  # fmt: skip
+        for convolution in (layer for layer in self.features.modules() if isinstance(layer, nn.Conv2d)):
+            convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
+        self.actor, self.critic = nn.Sequential(nn.Linear(512, outputs)), nn.Sequential(nn.Linear(512, 1))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (head [n, outputs], value [n])."""
+        if self.image is not None:
+            if observation.ndim == 3:
+                observation = observation.unsqueeze(1)
+            elif not self.image.channels_first:
+                observation = observation.permute(0, 3, 1, 2)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+                x = observation.contiguous(memory_format=torch.channels_last).to(self.dtype) / 255
+                observation = self.features(x).float()
+        return self.actor(observation), self.critic(observation).squeeze(-1)
+
+
+def mlp(width: int, hidden: tuple[int, ...], activation: type[nn.Module], outputs: int) -> nn.Sequential:
+    """Return hidden layers and a head."""
+    layers: list[nn.Module] = []
+    for units in hidden:
+        layers += [nn.Linear(width, units), activation()]
+        width = units
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def log_prob_entropy(head: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both, [n], of categorical (integer) or diagonal normal (float) actions."""
+    if not action.is_floating_point():
+        logs = head.log_softmax(-1)
+        return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
+    constant = log_std.sum() + head.shape[-1] * 0.5 * log(2 * pi)
+    log_prob = -0.5 * ((action.flatten(1) - head) * (-log_std).exp()).square().sum(-1) - constant
+    return log_prob, (constant + 0.5 * head.shape[-1]).expand(len(head))
+
+
+def infer_part(network: Network, observation: Tensor, discrete: bool) -> Callable[[], int]:
+    """Return a function that answers `observation` once, in torch."""
+
+    @torch.inference_mode()
+    def work() -> int:
+        head, _ = network(observation)
+        if discrete:
+            action = (head - torch.empty_like(head).exponential_().log()).argmax(-1)  # the Gumbel-max trick
+        else:
+            action = head + network.log_std.exp() * torch.randn_like(head)
+        log_prob_entropy(head, network.log_std, action)
+        return len(observation)
+
+    return work
+
+
+Columns = dict[str, Tensor]
+Evaluate = Callable[[Columns], tuple[Tensor, Tensor, Tensor]]
+"""Columns of n rows → (log_prob, entropy, value), each [n]."""
+
+
+def torch_step(ppo: PPO, evaluate: Evaluate, parameters: list[Tensor]) -> Callable[[Columns], None]:
+    """Return a function that does one minibatch with torch's autograd."""
+    optimiser = torch.optim.Adam(parameters, lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
+
+    def step(part: Columns) -> None:
+        log_prob, entropy, value = evaluate(part)
+        ratio, advantage = (log_prob - part["log_prob"]).exp(), part["advantage"]
+        of_policy = -torch.min(ratio * advantage, ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * advantage).mean()
+        loss = of_policy + ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean()
+        if ppo.entropy_coefficient:
+            loss = loss - ppo.entropy_coefficient * entropy.mean()
+        optimiser.zero_grad(set_to_none=False)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if ppo.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, ppo.max_gradient_norm)
+        optimiser.step()
+
+    return step
+
+
+def train_part(ppo: PPO, columns: Columns, step: Callable[[Columns], None]) -> Callable[[], int]:
+    """Return a function that does one epoch."""
+    rows = len(columns["advantage"])
+    count = max(1, round(rows / ppo.minibatch_size))
+
+    def work() -> int:
+        order = torch.randperm(rows)
+        shuffled = {name: column.index_select(0, order) for name, column in columns.items()}
+        for i in range(count):
+            step({name: column[rows * i // count : rows * (i + 1) // count] for name, column in shuffled.items()})
+        return rows
+
+    return work
+
+
+class Plain:
+    """The MLPs of a `Network`, with the same loss, in numpy: forward and backward written out. Heads are [outputs, n]."""
+
+    def __init__(self, network: Network, config: ActorCritic, ppo: PPO) -> None:
+        self.ppo, self.tanh = ppo, config.activation == "tanh"
+        weights = [p.detach().T if p.ndim == 2 else p.detach() for p in network.parameters()]  # log_std, then weight and bias of each layer
+        self.flat = torch.cat([w.reshape(-1) for w in weights])
+        self.flat.grad = torch.zeros_like(self.flat)
+        ends = np.cumsum([w.numel() for w in weights])[:-1].tolist()
+        self.weights, self.gradients = (
+            [part.reshape(w.shape) for part, w in zip(np.split(flat.numpy(), ends), weights, strict=True)] for flat in (self.flat, self.flat.grad)
+        )
+        layers = len(config.hidden) + 1
+        self.towers = (1, 1 + 2 * layers), (1 + 2 * layers, 1 + 4 * layers)  # where each one's layers lie in `weights`
+        self.adam = torch.optim.Adam([self.flat], lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, x: Array, tower: int) -> tuple[list[Array], Array]:
+        """Return the inputs of all layers, and the head."""
+        (start, end), kept = self.towers[tower], [x]
+        for i in range(start, end - 2, 2):
+            x = x @ self.weights[i]
+            x += self.weights[i + 1]
+            np.tanh(x, out=x) if self.tanh else np.maximum(x, 0, out=x)
+            kept.append(x)
+        return kept, self.weights[end - 2].T @ x.T + self.weights[end - 1][:, None]
+
+    def backward(self, kept: list[Array], head: Array, tower: int) -> None:
+        """Write the gradients of a tower, `head` being that of its head."""
+        (start, end), gradient = self.towers[tower], head.T
+        for i, h in zip(range(end - 2, start - 1, -2), reversed(kept), strict=True):
+            np.matmul(h.T, gradient, out=self.gradients[i])
+            np.sum(gradient, 0, out=self.gradients[i + 1])
+            if i > start:
+                gradient = gradient @ self.weights[i].T
+                gradient *= 1 - h * h if self.tanh else h > 0
+
+    def act(self, x: Array, discrete: bool) -> None:
+        """Answer n rows."""
+        head, rows = self.forward(x, 0)[1], len(x)
+        self.forward(x, 1)
+        if discrete:
+            head -= head.max(0)
+            sums = np.exp(head).cumsum(0)
+            action = (sums[:-1] <= self.rng.random(rows, np.float32) * sums[-1]).sum(0)
+            head[action, np.arange(rows)] - np.log(sums[-1])
+        else:
+            noise = self.rng.standard_normal(head.shape, np.float32)
+            head += np.exp(self.weights[0])[:, None] * noise
+            -0.5 * (noise * noise).sum(0) - self.weights[0].sum()
+
+    def gradient(self, part: Columns) -> None:
+        """Write the gradient of one minibatch."""
+        ppo, columns = self.ppo, {name: column.numpy() for name, column in part.items()}
+        action, advantage, log_std = columns["action"], columns["advantage"], self.weights[0]
+        rows = len(advantage)
+        (kept, head), (of_critic, value) = self.forward(columns["input"], 0), self.forward(columns["input"], 1)
+        if action.dtype.kind == "i":
+            head -= head.max(0)
+            p = np.exp(head)
+            total = p.sum(0)
+            p /= total
+            logs, where = head - np.log(total), (action, np.arange(rows))
+            log_prob = logs[where]
+        else:
+            std = np.exp(log_std)[:, None]
+            noise = (action.reshape(rows, -1).T - head) / std
+            log_prob = -0.5 * (noise * noise).sum(0) - (log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi)))
+        ratio = np.exp(log_prob - columns["log_prob"])
+        open_ = ratio * advantage <= np.clip(ratio, 1 - ppo.clip, 1 + ppo.clip) * advantage
+        of_log_prob = open_ * ratio * advantage * np.float32(-1 / rows)
+        if action.dtype.kind == "i":
+            of_head = p * -of_log_prob
+            of_head[where] += of_log_prob
+            if ppo.entropy_coefficient:
+                of_head += np.float32(ppo.entropy_coefficient / rows) * p * (logs - (p * logs).sum(0))
+            self.gradients[0][...] = 0
+        else:
+            of_head = of_log_prob * noise / std
+            self.gradients[0][...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(ppo.entropy_coefficient)
+        self.backward(kept, of_head, 0)
+        self.backward(of_critic, (value - columns["target"]) * np.float32(ppo.value_coefficient / rows), 1)
+
+    def step(self, part: Columns) -> None:
+        """Do one minibatch."""
+        self.gradient(part)
+        assert self.flat.grad is not None
+        gradient, limit = self.flat.grad.numpy(), self.ppo.max_gradient_norm
+        norm = sqrt(float(gradient @ gradient))
+        if limit is not None and norm > limit:
+            gradient *= np.float32(limit / norm)
+        self.adam.step()
+
+
+# ---- the parts of one experiment ---------------------------------------------------------------------------------------------------------------
+
+
+def random_rows(space: Any, name: str, rows: int, rng: np.random.Generator) -> Arrays:
+    """Return `rows` random values of every leaf of `space`: integers where it has integers, else standard normal."""
+    arrays: Arrays = {}
+    for key, leaf in leaves(space, name).items():
+        ((_, field),) = schema_of_space(leaf, key).items()
+        most = leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec) if hasattr(leaf, "nvec") else 256 if field.dtype == "uint8" else 2
+        shape = (rows, *field.shape)
+        arrays[key] = rng.standard_normal(shape, np.float32) if "float" in field.dtype else rng.integers(0, most, shape).astype(field.dtype)
+    return arrays
+
+
+Parts = dict[str, Callable[[], int]]
+"""Name of a part (``infer``, or ``infer numpy`` where there are several ways) → function that works a while and returns the units done."""
+
+
+def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int) -> tuple[str, Parts]:
+    """Return which network is measured, and its parts."""
+    config, rng = experiment.policies[spec.policy], np.random.default_rng(0)
+    acted, seen = (random_rows(spaces.observation, "obs", n, rng) for n in (batch, rows))
+    columns = {name: torch.from_numpy(array) for name, array in random_rows(spaces.action, "action", rows, rng).items()}
+    columns |= {name: torch.randn(rows) for name in ("log_prob", "advantage", "target")}
+    if not isinstance(config, ActorCritic) or not isinstance(spaces.action, (Discrete, Box)):
+        return "own", own_parts(config, spaces, ppo, acted, seen, columns)
+    encoder = ObservationEncoder(spaces.observation, config.encoder)
+    if len(encoder.images) + bool(encoder.width) != 1:
+        return "own", own_parts(config, spaces, ppo, acted, seen, columns)
+    discrete = isinstance(spaces.action, Discrete)
+    network = Network(config, encoder, spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)))
+
+    def inputs(observation: Arrays) -> Tensor:
+        if encoder.images:
+            return torch.from_numpy(next(iter(observation.values())))
+        flat = np.empty((len(next(iter(observation.values()))), encoder.width), np.float32)
+        encoder.encode(observation, flat)
+        return torch.from_numpy(flat)
+
+    def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
+        head, value = network(part["input"])
+        return *log_prob_entropy(head, network.log_std, part["action"]), value
+
+    columns["input"], x = inputs(seen), inputs(acted)
+    with torch.no_grad():  # as it is at the first epoch: nothing is clipped
+        every = [evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0] for i in range(0, rows, 1024)]
+    columns["log_prob"] = torch.cat(every)
+    infer, step = infer_part(network, x, discrete), torch_step(ppo, evaluate, list(network.parameters()))
+    if encoder.images:
+        return f"nature cnn {config.convolutions}", {"infer": infer, "train": train_part(ppo, columns, step)}
+    plain_mlps = Plain(network, config, ppo)
+
+    def infer_numpy() -> int:
+        plain_mlps.act(x.numpy(), discrete)
+        return batch
+
+    trains = {"train torch": train_part(ppo, columns, step), "train numpy": train_part(ppo, columns, plain_mlps.step)}
+    return f"mlp {'×'.join(map(str, config.hidden))} {config.activation}", {"infer torch": infer, "infer numpy": infer_numpy, **trains}
+
+
+def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
+    """Return the parts of a policy whose network this file does not have."""
+    policy = config.build(spaces, 0)
+    if not isinstance(policy, TrainablePolicy):
+        raise ConfigError(f"bench cannot tell what training costs: a {type(policy).__name__} is no TrainablePolicy (see tidemill.nets.trainable)")
+    batch = len(next(iter(acted.values())))
+    schema: Schema = {**config.answer(spaces), **config.state(spaces)}
+    out, state = allocate(schema, (batch,)), allocate(config.state(spaces), (batch,))
+    actions = [name for name in columns if name.startswith("action")]
+
+    def act() -> int:
+        policy.act(acted, state, False, out)
+        return batch
+
+    def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
+        found = policy.evaluate({k[6:]: v for k, v in part.items() if k.startswith("input ")}, {k: part[k] for k in actions})
+        return found.log_prob, found.entropy, found.value
+
+    prepared = {f"input {k}": torch.from_numpy(v) for k, v in policy.prepare(seen).items()}
+    return {"infer": act, "train": train_part(ppo, columns | prepared, torch_step(ppo, evaluate, policy.trainable_parameters()))}
+
+
+def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
+    """Return what is measured (facts for the report) and how."""
+    found = [(c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.samples]
+    if not found:
+        raise ConfigError("bench needs actors whose samples are trained on")
+    actors, spec = found[0]
+    trainers = [c for c in experiment.workers.values() if isinstance(c, Trainer) and c.samples == spec.samples]
+    if not trainers:
+        raise ConfigError(f'bench needs a trainer of sample stream "{spec.samples}"')
+    trainer = trainers[0]
+    ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO()
+    config = actors.environment
+    environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(actors.lanes, 0)
+    groups = match_agents(environment.agents, actors.agents)
+    seats = len(groups[actors.agents.index(spec)])
+    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{spec.samples}/")])
+    batch, rows = actors.lanes * seats, trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
+    if spec.inference != INLINE:
+        clients, servers = experiment.holders(spec.inference, "ask"), experiment.holders(spec.inference, "serve")
+        served = next(c for c in experiment.workers.values() if isinstance(c, PolicyWorkers) and c.stream == spec.inference)
+        batch = max(1, min(batch * actors.ring * -(-len(clients) // len(servers)), served.most_rows))
+    spaces = environment.agents[groups[actors.agents.index(spec)][0]].spaces
+    bytes_per_row = sum(field.nbytes for field in schema_of_space(spaces.observation, "obs").values())
+    rows = min(rows, max(ppo.minibatch_size, MOST_BYTES // bytes_per_row))
+    kind, parts = network_parts(experiment, spec, spaces, ppo, batch, rows)
+    env, elsewhere = env_part(actors, environment)
+    facts = {
+        "environment": getattr(config, "id", None) or getattr(config, "make", None) or type(config).__name__,
+        "environment_kind": type(config).__name__,
+        "lanes": actors.lanes,
+        "rows_per_step": seats,
+        "network": kind,
+        "batch": batch,
+        "rows": rows,
+        "minibatch": round(rows / max(1, round(rows / ppo.minibatch_size))),
+        "epochs": ppo.epochs,
+        "elsewhere": elsewhere,
+        "parts": ["env", *parts],
+    }
+    return facts, {"env": env, **parts}
+
+
+def work_for(part: Callable[[], int], seconds: float) -> dict[str, float]:
+    """Call `part` until `seconds` have passed, at least once."""
+    units, began, cpu = 0, perf_counter(), process_time()
+    while True:
+        units += part()
+        wall = perf_counter() - began
+        if wall >= seconds:
+            return {"units": units, "cpu": process_time() - cpu, "wall": wall}
+
+
+def main() -> None:
+    """Obey standard input (see the module's text)."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what an environment prints is no answer
+    limit_threads(1)
+    torch.manual_seed(0)
+    order = json.loads(sys.stdin.readline())
+    try:
+        if order["source"] is not None:
+            load_file(Path(order["source"]), "experiment file")
+        facts, parts = parts_of(decode(Experiment, order["experiment"]))
+        for part in parts.values():
+            part()  # what happens once only is no cost
+    except TidemillError as error:
+        print(json.dumps({"error": str(error)}), file=answers)
+        return
+    print(json.dumps(facts), file=answers)
+    for line in sys.stdin:
+        seconds, _, name = line.strip().partition(" ")
+        print(json.dumps(work_for(parts[name], float(seconds))), file=answers)
+
+
+if __name__ == "__main__":
+    main()

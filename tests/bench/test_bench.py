@@ -1,0 +1,153 @@
+"""The bench runs, and tells what it should. No timing decides anything here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, PolicyWorkers, Scripted, Trainer
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.spaces import Discrete
+from tidemill.bench.advice import Advice, WorkerShares
+from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, run_of
+from tidemill.bench.reference import Network, Plain, log_prob_entropy, torch_step
+from tidemill.bench.table import tables
+from tidemill.cli.main import app
+from tidemill.core.clock import PLACES
+from tidemill.core.errors import ConfigError
+from tidemill.core.source import load_attribute
+from tidemill.nets.encoders import ObservationEncoder
+
+
+def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:
+    workers = {
+        "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=16, inference=inference),)),
+        "trainer": Trainer(algorithm=PPO(minibatch_size=64)),
+    }
+    if inference != "inline":
+        workers["policy"] = PolicyWorkers(stream=inference)
+    return Experiment(name="small", policies={"policy": ActorCritic(hidden=(8,))}, workers=workers)
+
+
+def test_the_bound_is_cores_over_what_a_step_costs() -> None:
+    costs = {"env": 6.1e-6, "infer": 0.44e-6, "train": 0.94e-6}
+    assert bound_of(2, costs, 1, 4) == pytest.approx(2 / 10.3e-6)  # 194 k, as published
+    assert bound_of(1, {"env": 1.0, "infer": 2.0, "train": 3.0}, rows_per_step=5, epochs=2) == pytest.approx(1 / 41)
+
+
+def test_a_cost_is_the_median_of_processor_seconds_per_unit() -> None:
+    answers = [{"units": 10, "cpu": 1.0, "wall": 2.0}, {"units": 10, "cpu": 3.0, "wall": 3.0}, {"units": 10, "cpu": 2.0, "wall": 9.0}]
+    assert cost_of({"": answers}) == Cost(0.2, 0.3, (0.1, 0.3, 0.2), {})
+
+
+def test_the_cheaper_way_counts() -> None:
+    cost = cost_of({"torch": [{"units": 10, "cpu": 1.0, "wall": 1.0}], "numpy": [{"units": 10, "cpu": 0.5, "wall": 0.75}]})
+    assert cost == Cost(0.05, 0.075, (0.05,), {"torch": 0.1, "numpy": 0.05})
+
+
+@pytest.mark.parametrize(("environment", "activation"), [("CartPole-v1", "tanh"), ("CartPole-v1", "relu"), ("Pendulum-v1", "tanh")])
+def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, activation: Any) -> None:
+    torch.manual_seed(1)
+    policy = ActorCritic(hidden=(16, 8), activation=activation)
+    spaces = Gymnasium(id=environment).build(1, 0).agents[0].spaces
+    ppo = PPO(entropy_coefficient=0.3, value_coefficient=0.7, max_gradient_norm=None)
+    encoder = ObservationEncoder(spaces.observation, "auto")
+    outputs = spaces.action.n if isinstance(spaces.action, Discrete) else 1
+    network = Network(policy, encoder, outputs)
+    network.log_std.data += 0.3
+    part = {name: torch.randn(50) for name in ("advantage", "target")} | {"input": torch.randn(50, encoder.width)}
+    part["action"] = torch.randint(outputs, (50,)) if isinstance(spaces.action, Discrete) else torch.randn(50, 1)
+
+    def evaluate(part: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        head, value = network(part["input"])
+        return *log_prob_entropy(head, network.log_std, part["action"]), value
+
+    part["log_prob"] = evaluate(part)[0].detach() + 0.3 * torch.randn(50)  # some ratios are clipped
+    plain = Plain(network, policy, ppo)
+    plain.gradient(part)
+    torch_step(ppo, evaluate, list(network.parameters()))(part)
+    by_torch = [torch.zeros(()) if p.grad is None else p.grad.T if p.ndim == 2 else p.grad for p in network.parameters()]
+    for ours, theirs in zip(plain.gradients, by_torch, strict=True):
+        np.testing.assert_allclose(ours, np.broadcast_to(theirs.numpy(), ours.shape), atol=1e-6)
+
+
+def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
+    def record(seconds: float, step: float, dropped: float, wait: float) -> dict[str, float]:
+        shares = {f"time/trainer-0/{place}": 0.0 for place in PLACES} | {"time/trainer-0/wait": wait, "time/trainer-0/train": 1 - wait}
+        return {"time/seconds": seconds, "step": step, "dropped": dropped, **shares}
+
+    found = run_of(experiment(Gymnasium(id="CartPole-v1")), [record(2, 1000, 1, 0.9), record(3, 1500, 1, 0.2), record(6, 3000, 2, 0.6)])
+    assert (found.steps_per_second, found.seconds, found.updates) == (500, 4, 2)
+    assert found.dropped == pytest.approx(128 / 2128)  # one sample of 8 lanes × 16 steps
+    (trainer,) = found.workers
+    assert (trainer.name, trainer.kind) == ("trainer-0", "trainer")
+    assert trainer.shares["wait"] == pytest.approx((0.2 + 3 * 0.6) / 4)
+
+
+def check(found: Bench, workers: set[str]) -> None:
+    assert set(found.costs) == {"env", "infer", "train"} and all(cost.core > 0 for cost in found.costs.values())
+    assert found.bound > 0 and found.run.steps_per_second > 0 and found.efficiency == pytest.approx(found.run.steps_per_second / found.bound)
+    assert {worker.name for worker in found.run.workers} == workers
+    for worker in found.run.workers:
+        assert set(worker.shares) == set(PLACES) and sum(worker.shares.values()) == pytest.approx(1)
+    json.dumps(found.plain())
+
+
+def test_the_command_prints_tables_of_80_columns_and_writes_all_figures(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    words = ["bench", "CartPole-v1", "--seconds", "1", "--json", str(file), "--set", "workers.actor.lanes=8"]
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for word in ("steps/s", "bound", "efficiency", "dropped", "environment", "November 2026", "actor-0", "trainer-0", *PLACES):
+        assert word in result.output
+    found = json.loads(file.read_bytes())
+    assert found["facts"]["lanes"] == 8 and found["facts"]["network"] == "mlp 64×64 tanh"
+    assert found["efficiency"] == pytest.approx(found["run"]["steps_per_second"] / found["bound"])
+    assert found["advice"]["verdict"] and found["versions"]["packages"]
+    assert len(found["costs"]["env"]["each"]) == 6 * found["cores"]
+
+
+def test_policy_workers_and_native_vector_environments_are_measured_too() -> None:
+    found = bench(experiment(GymnasiumVector(id="CartPole-v1"), inference="inference"), seconds=1)
+    check(found, {"actor-0", "policy-0", "trainer-0"})
+
+
+def test_environments_of_another_kind_are_measured_through_the_contract() -> None:
+    found = bench(experiment(Scripted(agents=2)), seconds=1)
+    check(found, {"actor-0", "trainer-0"})
+    assert found.facts["rows_per_step"] == 2
+
+
+def test_the_tables_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"environment": "ALE/Pong-v5", "environment_kind": "Atari", "lanes": 1024, "rows_per_step": 64, "batch": 65536, "minibatch": 16384}
+    facts |= {"network": "nature cnn bfloat16", "epochs": 10}
+    shares = dict.fromkeys(PLACES, 1 / 6)
+    workers = tuple(WorkerShares(name, "actor", shares) for name in ("actor-0", "a-rather-long-name-0"))
+    cost = Cost(1234.5e-6, 1.0, (1000e-6, 2000e-6), {"torch": 1234.5e-6, "numpy": 2e-3})
+    run = Run(1_234_567.0, 1234.5, 123_456, 0.5, workers)
+    costs = dict.fromkeys(("env", "infer", "train"), cost)
+    found = Bench("experiment", 64, facts, costs, 1e7, run, 0.12, Advice("balanced", "word " * 40), ("note " * 40,))
+    console = Console(width=80)
+    for part in tables(found):
+        console.print(part)
+    printed = capsys.readouterr().out
+    assert "…\n" not in printed and "1,234,567" in printed and "1,000 … 2,000" in printed
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("name", ["slow_environment", "slow_network", "slow_learner"])
+def test_the_synthetic_experiments_are_sound(name: str) -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
+    load_attribute(f"{file}:{name}", "experiment")().check()
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--seconds 0"):
+        bench(experiment(Gymnasium(id="CartPole-v1")), seconds=0)
+    with pytest.raises(ConfigError, match="no environment"):
+        bench(experiment(Gymnasium(id="CartPoll-v1")), seconds=1)
