@@ -26,6 +26,12 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> None:
         time.sleep(0.005)
 
 
+def _hear_signals() -> None:
+    """As in a terminal, whoever started the tests: a child of nohup, or of a shell's background job, is born deaf to some."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Run:
     """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's foreground group) and an empty folder."""
 
@@ -37,7 +43,9 @@ class Run:
         what = f"{EXPERIMENTS}:{function}"
         command = [sys.executable, "-m", "tidemill.cli.main", "train", what, "--run-dir", "run", "--launch", launch, *arguments]
         environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
-        self.main = subprocess.Popen(command, cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True)
+        self.main = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True, preexec_fn=_hear_signals
+        )
 
     def processes(self) -> list[psutil.Process]:
         """Everything that this run started, also what lost its parent; itself included while it lives."""

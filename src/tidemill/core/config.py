@@ -67,7 +67,9 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
     kinds = members(family)
     kind = data.get("kind", family.__name__)
     if not isinstance(kind, str) or kind not in kinds:
-        raise ConfigError(f'{path}.kind: no {family.__name__} is called "{kind}"; {did_you_mean(str(kind), kinds)}')
+        raise ConfigError(
+            f'{path}.kind: no {family.__name__} is called "{kind}"; {did_you_mean(str(kind), kinds.keys() - {family.__name__} or kinds)}'
+        )
     cls = kinds[kind]
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]

@@ -27,8 +27,9 @@ from tidemill.workers.base import PollResult, Worker
 class Trainer(WorkerConfig):
     """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`.
 
-    batch_size          rows of a batch at least (samples are taken whole); None: one sample of each producer
-    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training are dropped and counted; None: none are
+    batch_size          rows of a batch at least (samples are taken whole); None: as many samples as there are producers, of whoever has some
+    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training are dropped and counted; None: none are.
+                        Nobody is held back for it: a low limit throws work away
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
     checkpoints         how many of them are kept
     """
@@ -75,8 +76,12 @@ class Counters:
 
 @dataclass
 class _Taken:
+    """The batch that is being filled. `held` counts slots: those of `samples`, and of dropped ones that came after the first of them."""
+
     samples: list[Sample] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)  # trainer's version minus that of the oldest trained row, per sample
     rows: int = 0
+    held: int = 0
 
 
 class TrainerWorker(Worker):
@@ -131,20 +136,17 @@ class TrainerWorker(Worker):
                 self._count_time()
                 self._end_at_limits()
             return PollResult()
-        taken, version, limit = self._taken.samples, self._policy.version, self._config.max_policy_lag
-        lags = [version - oldest_version(sample, version) for sample in taken]
-        samples = [sample for sample, lag in zip(taken, lags, strict=True) if limit is None or lag <= limit]
-        self.counters.dropped += len(taken) - len(samples)
+        samples, lags, version = self._taken.samples, self._taken.lags, self._policy.version
         masks = [sample.trained() for sample in samples]
         rows = int(sum(np.count_nonzero(mask) for mask in masks))
         if not rows:
-            self._release(len(taken))
+            self._release()
             return PollResult(0, 1)
         lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
         left = self.clock.enter("train")
         metrics = self._algorithm.update(samples, self._progress())
         self.clock.enter(left)
-        self._release(len(taken))
+        self._release()
         counters = self.counters
         counters.updates += 1
         counters.rows += rows
@@ -162,24 +164,38 @@ class TrainerWorker(Worker):
         return PollResult(rows, 1)
 
     def _take(self) -> bool:
-        """Take samples until the batch is full. False while it is not."""
-        taken, size = self._taken, self._config.batch_size
+        """Take samples until the batch is full, dropping those that are too old. False while it is not.
+
+        Versions change between batches only, so that what is fresh when it is taken is fresh when it is trained on.
+        """
+        taken, size, limit, version = self._taken, self._config.batch_size, self._config.max_policy_lag, self._policy.version
         while len(taken.samples) < self._batch_samples if size is None else taken.rows < size:
             sample = self._consumer.consume()
             if sample is None:
-                if len(taken.samples) == self._consumer.capacity():
+                if taken.held == self._consumer.capacity():
+                    if taken.held > len(taken.samples):
+                        return True  # dropped ones hold the other slots until this batch is done
                     raise ConfigError(
                         f"batch_size = {size} is more than the {taken.rows} rows that all {len(taken.samples)} sample slots hold, so that no batch "
                         "would ever be full; make it smaller, or the actors' slots, sample_steps or lanes more"
                     )
                 return False
+            taken.held += 1
+            lag = version - oldest_version(sample, version)
+            if limit is not None and lag > limit:
+                self.counters.dropped += 1
+                if not taken.samples:
+                    self._release()
+                    taken = self._taken
+                continue
             taken.samples.append(sample)
+            taken.lags.append(lag)
             rows, seats = sample["done"].shape
             taken.rows += (rows - sample.burn_in - sample.bootstrap) * seats
         return True
 
-    def _release(self, count: int) -> None:
-        for _ in range(count):
+    def _release(self) -> None:
+        for _ in range(self._taken.held):
             self._consumer.release()
         self._taken = _Taken()
 
