@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,10 @@ def raises() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Raises"), lanes=1)
 
 
+def quits() -> Experiment:
+    return experiment(Gymnasium(make=f"{__file__}:Quits"), lanes=1)
+
+
 def grandchild() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Grandchild"), lanes=1)
 
@@ -150,6 +155,15 @@ class Raises(Talker):
     def step(self, action: Any) -> Any:
         if self.steps == 2000:
             raise ValueError("the arm is broken")
+        return super().step(action)
+
+
+class Quits(Talker):
+    """Exits in the middle of training."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 200:
+            sys.exit("the arm is gone")
         return super().step(action)
 
 

@@ -10,15 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, MARK, Run, bells, leftovers, links, log_of, segments, wait_until, worker_name
 
+from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.launcher import Job
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import RunError
 from tidemill.core.source import load_file
+from tidemill.launchers.threads import ThreadsLauncher
+from tidemill.run.controller import Controller
 from tidemill.run.folder import RunFolder
 from tidemill.run.session import Result, train
 
@@ -167,6 +174,30 @@ def test_an_environment_that_raises_ends_the_run_with_one_error(start: Callable[
     assert "ValueError: the arm is broken" in (run.path / "logs" / "traceback.log").read_text()
     ended_well(run.path, "failed", "the arm is broken")
     run.nothing_is_left()
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_an_environment_that_exits_ends_the_run_with_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str) -> None:
+    monkeypatch.chdir(tmp_path)  # the environment writes there
+    with nothing_left(), pytest.raises(RunError) as caught:
+        train(experiments.quits(), launch=launch, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
+    text = str(caught.value)
+    assert "actor-0: SystemExit: sys.exit('the arm is gone') was called" in text and "in step)" in text
+    ended_well(tmp_path / "run", "failed", "the arm is gone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanishing(WorkerConfig):
+    """A worker that returns at once, whatever it is told."""
+
+    def build(self, context: Context) -> Any:
+        return SimpleNamespace(run=lambda: None)
+
+
+def test_a_thread_that_ends_unasked_is_noticed() -> None:
+    job = Job(Experiment(name="vanishing", policies={}, workers={"gone": Vanishing()}), None, None, None)
+    with nothing_left(), pytest.raises(RunError, match="gone-0 is gone: its thread ended"):
+        Controller(job, ThreadsLauncher(), lambda _: None, lambda _: None).run()
 
 
 @pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])

@@ -1,16 +1,20 @@
 """Run folders: nothing is written over, and what has changed is noticed."""
 
+import errno
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Trainer
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.run.folder import CONFIG, SOURCE, RunFolder, Source
+from tidemill.run.folder import CONFIG, SOURCE, RunFolder, Source, command
 
 
-def experiment(name: str = "one") -> Experiment:
-    workers = {"actor": Actors(environment=Gymnasium(id="CartPole-v1")), "trainer": Trainer(algorithm=PPO())}
+def experiment(name: str = "one", **environment: str) -> Experiment:
+    workers = {"actor": Actors(environment=Gymnasium(**(environment or {"id": "CartPole-v1"}))), "trainer": Trainer(algorithm=PPO())}
     return Experiment(name=name, policies={"policy": ActorCritic()}, workers=workers)
 
 
@@ -23,7 +27,7 @@ def test_an_experiment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", experiment(), None).unlock()
-    with pytest.raises(RunError, match="already holds a run; go on with it by: tidemill resume"):
+    with pytest.raises(RunError, match=r"already holds a run; go on with it by: .*tidemill.* resume"):
         RunFolder.create(tmp_path / "run", experiment(), None)
     with pytest.raises(RunError, match=r'another experiment \("one", not "two"\).*--run-dir'):
         RunFolder.create(tmp_path / "run", experiment("two"), None)
@@ -32,7 +36,7 @@ def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
 
 def test_two_runs_cannot_write_one_folder(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment(), None)
-    with pytest.raises(RunError, match="being written by another run; stop it with: tidemill stop"):
+    with pytest.raises(RunError, match=r"being written by another run; stop it with: .*tidemill.* stop"):
         RunFolder.open(tmp_path / "run").lock()
     folder.unlock()
     second = RunFolder.open(tmp_path / "run")
@@ -116,3 +120,74 @@ def test_torn_files_are_named(tmp_path: Path) -> None:
     (folder.path / CONFIG).write_text("{")
     with pytest.raises(RunError, match=r"config\.json cannot be read"):
         folder.experiment()
+
+
+def test_code_that_the_configuration_names_must_be_as_it_was(tmp_path: Path) -> None:
+    named, own = tmp_path / "named.py", tmp_path / "own.py"
+    named.write_text("NAME = 1\n")
+    own.write_text("OWN = 1\n")
+    made = experiment(make=f"{named}:Env")
+    folder = RunFolder.create(tmp_path / "run", made, Source.of(own))
+    assert folder.experiment() == (made, Source.of(own))
+    named.write_text("NAME = 2\n")
+    with pytest.raises(RunError, match=r"config\.json names code in .*named\.py, which has changed since the run; .* --file"):
+        folder.experiment()
+    with pytest.raises(RunError, match=r"named\.py"):
+        folder.experiment(own)  # accepts no other file
+    assert folder.experiment(named) == (made, Source.of(own))
+    named.unlink()  # what is not there is not run: the environment says so itself
+    assert folder.experiment() == (made, Source.of(own))
+
+
+def test_older_folders_name_no_code_but_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "both.py"
+    file.write_text("NAME = 1\n")
+    made, source = experiment(make=f"{file}:Env"), Source.of(file)
+    folder = RunFolder.create(tmp_path / "run", made, source)
+    folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
+    assert folder.experiment() == (made, source)
+    (folder.path / SOURCE).unlink()
+    with pytest.raises(RunError, match=r"both\.py, which the run never recorded; .* --file"):
+        folder.experiment()
+    assert folder.experiment(file) == (made, source)
+
+
+def test_a_run_without_a_file_of_its_own_records_what_it_names(tmp_path: Path) -> None:
+    file = tmp_path / "env.py"
+    file.touch()
+    made = experiment(make=f"{file}:Env")
+    folder = RunFolder.create(tmp_path / "run", made, None)
+    assert folder.experiment() == (made, None)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment(), None)
+    before = {path.name for path in folder.path.iterdir()}
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*/summary\.json'"):
+        folder.write("summary.json", {})
+    assert {path.name for path in folder.path.iterdir()} == before
+
+
+def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", experiment(), None).unlock()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert command() == "tidemill"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(binaries / "python"))
+    assert command() == "python -m tidemill.cli.main"
+    (binaries / "tidemill").touch()
+    assert command() == str(binaries / "tidemill")
+    monkeypatch.chdir(tmp_path)
+    assert command() == os.path.join(".venv", "bin", "tidemill")

@@ -134,6 +134,18 @@ def test_tensorboard_that_cannot_write_stops_alone(tmp_path: Path, monkeypatch: 
     ]
 
 
+def test_where_both_are_lost_neither_is_said_to_have_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = MetricsWriter(tmp_path)
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
+    monkeypatch.setattr(os, "pwrite", full)
+    writer.write({"step": 1})
+    writer.close()
+    assert "TensorBoard events stop here" in caplog.text and "has all metrics" not in caplog.text
+
+
 def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30)
     for path in tmp_path.glob("events*"):

@@ -29,6 +29,8 @@ def test_cartpole_reaches_475_in_separate_processes(experiment, tmp_path):
     assert result.summary["reason"].startswith("mean return"), result.summary["reason"]
     assert result.summary["dropped"] == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["time/actor-0/rescues"], last["time/trainer-0/rescues"]) == (0, 0)  # nobody slept through a bell
 
 
 def test_a_trained_policy_plays(tmp_path):

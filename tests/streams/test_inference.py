@@ -109,6 +109,21 @@ def test_a_batch_is_bounded_and_clients_take_turns() -> None:
     assert sorted(firsts) == [0, 1, 2]
 
 
+def test_a_request_that_does_not_fit_is_the_next_batch_s() -> None:
+    clients, server, _ = joined(2, 3)
+    posted = {(c, clients[c].post_request(*request(10 * c + i, rows))): (10 * c + i, rows) for c in (0, 1) for i, rows in enumerate((3, 4, 1))}
+    for client in clients:
+        client.flush()
+    for _ in range(8):
+        if batch := server.poll_requests(5):
+            assert len(batch) == 1 or sum(r.rows for r in batch) <= 5
+            server.respond(batch, echo(batch), 0, 0)
+            for r in batch:
+                assert clients[r.client].is_ready(r.number)
+                check(clients[r.client].consume_result(r.number), *posted.pop((r.client, r.number)))
+    assert not posted
+
+
 def test_an_answer_is_consumed_once() -> None:
     (client,), server, _ = joined(1, 2)
     number = client.post_request(*request(1, 2))

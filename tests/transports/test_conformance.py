@@ -18,6 +18,7 @@ from tidemill.api.transport import Bell, Link
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
 from tidemill.core.schema import Field
+from tidemill.transports import shared
 from tidemill.transports.local import LocalBell, LocalLink
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
@@ -243,6 +244,33 @@ class TestLink:
             got += other.receive() or []
             assert one.receive() == []  # sends what is left
         assert got == messages
+
+    def test_long_messages_come_whole_and_in_order(self, kind: Kind) -> None:
+        ends = kind.links()
+        long = bytes(range(256)) * 4096
+        for size in (1 << 15, (1 << 15) + 1, (1 << 16) - 1, 1 << 16):
+            assert ends[0].send(long[:size]) and ends[1].receive() == [long[:size]]
+        sent = [[bytes([end]), long[end:], b"", b"short", long[: 1 << 18], b"last"] for end in range(2)]
+        for messages in zip(*sent, strict=True):
+            for end, message in zip(ends, messages, strict=True):
+                assert end.send(message)  # though nobody reads
+        got: list[list[bytes]] = [[], []]
+        for _ in range(1000):
+            for end, other in zip(ends, reversed(got), strict=True):
+                other += end.receive() or []
+        assert got == sent
+
+    @needs_linux
+    def test_a_message_beyond_all_bounds_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        one, other = Kind("shared").links()
+        monkeypatch.setattr(shared, "MESSAGE_LIMIT", 100_000)
+        with pytest.raises(SchemaError, match="control message of 100001 bytes"):
+            one.send(bytes(100_001))
+        assert other.receive() == []
+        assert one.send(bytes(100_000))
+        monkeypatch.setattr(shared, "MESSAGE_LIMIT", 99_999)
+        with pytest.raises(SchemaError, match="longer than"):
+            other.receive()
 
     def test_what_was_sent_is_read_before_the_end(self, kind: Kind) -> None:
         one, other = kind.links()

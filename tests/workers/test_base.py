@@ -21,7 +21,7 @@ class Noting(Worker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.calls: list[str] = []
-        self.fails_at: dict[str, Exception] = {}
+        self.fails_at: dict[str, BaseException] = {}
         self.work = 1
         self.polled = threading.Event()
 
@@ -169,6 +169,25 @@ def test_a_failure_keeps_its_cause_when_closing_fails_too(life: Life) -> None:
     assert life.worker.state is State.FAILED
     failed = [m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED]
     assert {m.error for m in failed} == {"the cause"}
+
+
+@pytest.mark.parametrize("where", ["configure", "poll", "save", "on_exit"])
+def test_a_worker_that_is_told_to_exit_from_within_has_failed(life: Life, where: str) -> None:
+    life.worker.fails_at = {where: SystemExit(3), "close": SystemExit()}
+    life.turns(Configure(FACTS), Start(), Save())
+    life.turns(Exit())
+    failed = [m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED]
+    assert life.worker.state is State.FAILED
+    assert {m.error for m in failed} == {failed[0].error}
+    assert failed[0].error.startswith("SystemExit: sys.exit(3) was called") and "in _note)" in failed[0].error
+
+
+def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: Life) -> None:
+    life.worker.fails_at["poll"] = ValueError("x" * 1_000_000 + " the end")
+    life.turns(Configure(FACTS), Start())
+    (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
+    assert len(failed.error) == base.ERROR_LIMIT and "the end (" in failed.error and failed.error.endswith("in _note)")
+    assert len(failed.details) == base.DETAILS_LIMIT and failed.details.endswith("the end\n")
 
 
 def test_a_message_that_cannot_be_read_is_a_failure(life: Life) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.workers.world import Marked, World, check_samples
+from tests.workers.world import Known, Marked, World, check_samples
 
 from tidemill.api.control import Episodes
 from tidemill.workers.actor import Actors, AgentSpec
@@ -57,6 +57,17 @@ def worlds(draw) -> World:
 @given(worlds(), st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=8, max_size=24), st.booleans())
 @settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_each_cell_of_each_sample_is_what_it_must_be(world: World, plan: list[tuple[int, bool]], by_index: bool) -> None:
+    play_and_check(world, plan, by_index)
+
+
+def test_a_seat_that_was_asked_may_be_in_no_sample_yet() -> None:
+    environment = Marked(agents=2, shortest=3, longest=6, deaths=True, stalls=2)
+    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=1, bootstrap=2), lanes=2, slots=1))
+    play_and_check(world, [(0, False)] * 8, by_index=False)
+    assert len({identity[:2] for identity in Known.built[0].asked}) > len(streams_of(world))
+
+
+def play_and_check(world: World, plan: list[tuple[int, bool]], by_index: bool) -> None:
     world.begin()
     if by_index:
         force_index(world)
@@ -161,14 +172,17 @@ def test_the_step_limit_counts_each_episode_anew(same_step: bool) -> None:
     assert (rows["info.length"][rows["info_mask"]] == 3).all()
 
 
-def test_a_cut_is_forced_from_outside_too() -> None:
-    world = World(Actors(environment=Marked(shortest=1000, longest=1000), agents=specs_of(1, False, sample_steps=6), lanes=2))
+@pytest.mark.parametrize("how", ["unmask_all_info", "reset"])
+def test_a_cut_is_forced_from_outside_too(how: str) -> None:
+    """By a reset, too, that meets open episodes."""
+    world = World(Actors(environment=Marked(shortest=1000, longest=1000), agents=specs_of(1, False, sample_steps=6), lanes=2, slots=20))
     world.begin()
     (target,) = world.actor.ring.targets
     forced = 0
     while len(world.got.get("samples/red/actor-0/0", ())) < 8:
         if world.got and not forced:
-            target.unmask_all_info()
+            assert target.ready_to_step() and not target.all_done()
+            getattr(target, how)()
             forced = 1
         world.poll()
         world.drain()

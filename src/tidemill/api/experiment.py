@@ -17,6 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import ClassVar, Literal
 
 from tidemill.api.policy import PolicyConfig
@@ -78,6 +79,10 @@ class Limits(Config):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"limits.{name} = {value} must be above 0; leave it out for no limit")
+        for name in ("seconds", "mean_return"):
+            value = getattr(self, name)
+            if value is not None and not isfinite(value):
+                raise ConfigError(f"limits.{name} = {value} is not a finite number; leave it out for no limit")
 
 
 class WorkerHandle(ABC):

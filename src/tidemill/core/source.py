@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,19 @@ def load_file(path: Path, setting: str) -> ModuleType:
         del sys.modules[name]
         raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
     return module
+
+
+def named_files(config: Any) -> list[str]:
+    """Return every FILE.py that the settings called ``make`` name (``FILE.py:NAME``) in an encoded configuration, each once."""
+    found: dict[str, None] = {}
+    if isinstance(config, Mapping):
+        make = config.get("make")
+        if isinstance(make, str) and make.rpartition(":")[0].endswith(".py"):
+            found[make.rpartition(":")[0]] = None
+    if isinstance(config, (Mapping, list)):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            found.update(dict.fromkeys(named_files(value)))
+    return list(found)
 
 
 def file_digest(path: Path) -> str:

@@ -3,7 +3,7 @@
 import threading
 from time import monotonic
 
-from tidemill.api.experiment import Context
+from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.threads import limit_threads
@@ -28,7 +28,7 @@ class ThreadsLauncher(Launcher):
             self._links.append(link)
             self._bell = link.bell
             worker = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
-            self._threads[name] = threading.Thread(target=worker.run, name=name, daemon=True)
+            self._threads[name] = threading.Thread(target=_live, args=(worker, link.peer), name=name, daemon=True)
         for thread in self._threads.values():
             thread.start()
         return links
@@ -45,3 +45,11 @@ class ThreadsLauncher(Launcher):
         deadline = monotonic() + seconds
         for thread in self._threads.values():
             thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process
+
+
+def _live(worker: WorkerHandle, link: LocalLink) -> None:
+    """What each thread runs. Its end of the link hangs up with it, so that the runner notices however it ends."""
+    try:
+        worker.run()
+    finally:
+        link.close()

@@ -45,6 +45,8 @@ class Member:
     state: State = State.CONFIGURING
     shares: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0
+    told: dict[str, float] = field(default_factory=dict)  # its last regular statistics, all of them
+    update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
     heard: float = field(default_factory=monotonic)
 
 
@@ -64,6 +66,31 @@ class Progress:
     def mean_return(self) -> float | None:
         """Mean undiscounted return of the last finished episodes; None before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else None
+
+
+class Rate:
+    """How fast a count has grown over the last few seconds, however rarely it is told. For display alone."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._seconds = seconds
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, count: int) -> None:
+        """Say how far the count is."""
+        self._marks.append((now, count))
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        while len(self._marks) > 1 and self._marks[1][0] <= now - self._seconds:
+            self._marks.popleft()
+
+    def per_second(self, now: float) -> float:
+        """Return the growth per second up to now, 0 before anything was told."""
+        self._forget(now)
+        if not self._marks:
+            return 0.0
+        (since, before), (_, last) = self._marks[0], self._marks[-1]
+        return (last - before) / max(now - since, 1e-9)
 
 
 class _Cut(Exception):
@@ -109,6 +136,12 @@ class Controller:
         self._last_watch = 0.0
         self._last_update = monotonic()
         self._stalled = False
+        self._rate = Rate()
+
+    @property
+    def steps_per_second(self) -> float:
+        """Env steps per second over the last few seconds."""
+        return self._rate.per_second(monotonic())
 
     @property
     def phase(self) -> str:
@@ -202,6 +235,7 @@ class Controller:
             self._await(names, State.RUNNING)
         self._running = True
         self._last_update = monotonic()
+        self._rate.add(self._last_update, self.progress.steps)
         if self.paused:
             self._tell_all(Pause())
 
@@ -288,6 +322,7 @@ class Controller:
                 else:
                     member.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
                     member.rate = message.time.get("samples_per_second", 0.0)
+                    member.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()}
             case Episodes():
                 self.progress.episodes += len(message.returns)
                 self.progress.returns.extend(message.returns)
@@ -308,18 +343,28 @@ class Controller:
                 )
 
     def _record_update(self, name: str, message: Statistics) -> None:
+        """Record an update. Several trainers share the environment: steps and updates are those of the one that is furthest, what was dropped is
+        their sum, and each one's own numbers bear its name. A resumed one that has not been heard yet counts as before."""
         progress = self.progress
-        progress.steps, progress.updates = int(message.values["step"]), int(message.values["update"])
-        progress.dropped, progress.seconds = int(message.values["dropped"]), message.time["seconds"]
+        self.members[name].update = message
+        trainers = [member.update for member in self.members.values() if member.update.update]
+        progress.steps = max(progress.steps, int(message.values["step"]))
+        progress.updates = max(progress.updates, int(message.values["update"]))
+        progress.seconds = max(progress.seconds, message.time["seconds"])
+        progress.dropped = max(progress.dropped, sum(int(update.values["dropped"]) for update in trainers))
         progress.metrics = message.values
         self._last_update, self._stalled = monotonic(), False
-        record = {**message.values, "episodes": float(progress.episodes)}
+        self._rate.add(self._last_update, progress.steps)
+        several = sum(member.config.limited for member in self.members.values()) > 1
+        own = {f"{name}/{k}": v for k, v in message.values.items()} if several else message.values
+        counters = {"step": progress.steps, "update": progress.updates, "dropped": progress.dropped, "episodes": progress.episodes}
+        record = {**own, **{k: float(v) for k, v in counters.items()}}
         if progress.mean_return is not None:
             record["return/mean"] = progress.mean_return
         record["time/seconds"] = progress.seconds
         record["time/steps_per_second"] = progress.steps / max(progress.seconds, 1e-9)
         for worker, member in self.members.items():
-            record.update({f"time/{worker}/{place}": share for place, share in member.shares.items()})
+            record.update({f"time/{worker}/{k}": v for k, v in member.told.items()})
         self._record(record)
 
     def _look_for_stall(self) -> None:

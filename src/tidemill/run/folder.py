@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, what happened, and what can be gone on from.
 
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
-source.json      the file that defined it, SHA-256   metrics.jsonl    a line per update (and TensorBoard events)
+source.json      the files behind it, SHA-256        metrics.jsonl    a line per update (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
 logs/            what workers printed, tracebacks
 """
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tidemill.api.experiment import Experiment, check_name
 from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import file_digest, load_file
+from tidemill.core.source import file_digest, load_file, named_files
 
 CONFIG, SOURCE, SUMMARY, VERSIONS = "config.json", "source.json", "summary.json", "versions.json"
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
@@ -66,26 +67,25 @@ class RunFolder:
             other = folder.experiment_name()
             if other != experiment.name:
                 raise RunError(f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name another folder with --run-dir')
-            raise RunError(f"{path} already holds a run; go on with it by: tidemill resume {path}, or name another folder with --run-dir")
+            raise RunError(f"{path} already holds a run; go on with it by: {command()} resume {path}, or name another folder with --run-dir")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
         try:
             folder._made = [p for p in (path, *path.parents) if not p.exists()]
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds the command line: nobody else's business
             folder._found = set(path.iterdir())
             folder.lock()
             folder.write(CONFIG, content)
             folder.write(VERSIONS, versions())
-            if source is not None:
-                folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
+            folder.write_source(source, content)
         except OSError as error:
             folder.discard()
             raise RunError(f"run folder {path} cannot be written: {error.strerror}; name another with --run-dir") from None
         return folder
 
-    def discard(self) -> None:
-        """Remove all that was made since `create`: the run never began."""
-        for path in set(self.path.iterdir()) - self._found if self.path.is_dir() else ():
+    def discard(self, keep: str = "") -> None:
+        """Remove all that was made since `create`, but for what is called `keep`: the run never began."""
+        for path in set(self.path.iterdir()) - self._found - {self.path / keep} if self.path.is_dir() else ():
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.unlock()
         with suppress(OSError):
@@ -108,7 +108,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise RunError(f"{self.path} is being written by another run; stop it with: tidemill stop {self.path}") from None
+            raise RunError(f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}") from None
         except OSError:
             pass  # a network share without such locks: nothing keeps two runs apart there
 
@@ -127,8 +127,20 @@ class RunFolder:
     def write(self, name: str, content: Any) -> None:
         """Write plain data as JSON, aside and renamed."""
         aside = self.path / f".{name}.{os.getpid()}"
-        aside.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        aside.rename(self.path / name)
+        try:
+            aside.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+            aside.rename(self.path / name)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            error.filename = str(self.path / name)  # a write that fails names no file by itself
+            raise
+
+    def write_source(self, source: Source | None, config: Any) -> None:
+        """Write down the files behind a run as they are now: its own, and those that its encoded configuration names."""
+        named = {name: file_digest(Path(name)) for name in named_files(config) if Path(name).is_file()}
+        if source is not None or named:
+            self.write(SOURCE, {"file": source and source.file, "sha256": source and source.sha256, "named": named})
 
     def read(self, name: str) -> Any:
         """Return the plain data in one of the folder's JSON files."""
@@ -143,19 +155,45 @@ class RunFolder:
         return str(content.get("name")) if isinstance(content, dict) else "?"
 
     def source(self, file: Path | None = None) -> Source | None:
-        """Return the file that the experiment came from, or `file` when it is given. Raises `RunError` when the recorded one has changed."""
-        if file is not None:
-            return Source.of(file)
-        if not (self.path / SOURCE).exists():
-            return None
-        content = self.read(SOURCE)
+        """Return the file that the experiment came from, or `file` when it is given.
+
+        Raises `RunError` when the recorded one has changed, or when the configuration names code (``FILE.py:NAME``) that has changed or was never
+        recorded; giving a file accepts it as it is.
+        """
         try:
-            recorded = Source(content["file"], content["sha256"])
-        except (KeyError, TypeError):
-            raise RunError(f"{self.path / SOURCE} does not name a file; say which with --file FILE.py") from None
-        if not Path(recorded.file).is_file() or file_digest(Path(recorded.file)) != recorded.sha256:
+            recorded, digests = self._recorded()
+        except RunError:
+            if file is None:
+                raise
+            recorded, digests = None, {}
+        accepted = file.resolve() if file is not None else None
+        if recorded is not None:
+            digests = {recorded.file: recorded.sha256, **digests}
+        known = {Path(name).resolve(): digest for name, digest in digests.items()}
+        named = [Path(name).resolve() for name in named_files(self.read(CONFIG))]
+        for path in named:
+            if path.is_file() and path != accepted and file_digest(path) != known.get(path):
+                raise RunError(
+                    f"{self.path / CONFIG} names code in {path}, which "
+                    + ("has changed since the run" if path in known else "the run never recorded")
+                    + "; look into the file, then restore it or accept it with --file FILE.py"
+                )
+        if file is not None and (recorded is None or accepted not in named or _is(recorded, accepted)):
+            return Source.of(file)
+        if recorded is not None and (not Path(recorded.file).is_file() or file_digest(Path(recorded.file)) != recorded.sha256):
             raise RunError(f"{recorded.file}, which defined this run, has changed or is gone; say which file to use with --file FILE.py")
         return recorded
+
+    def _recorded(self) -> tuple[Source | None, dict[str, str]]:
+        """Return what source.json says: the experiment's own file, and the digests of others by path. Older ones lack the others."""
+        if not (self.path / SOURCE).exists():
+            return None, {}
+        content = self.read(SOURCE)
+        try:
+            named = {str(name): str(digest) for name, digest in content.get("named", {}).items()}
+            return None if content["file"] is None else Source(str(content["file"]), str(content["sha256"])), named
+        except (KeyError, TypeError, AttributeError):
+            raise RunError(f"{self.path / SOURCE} does not name a file; say which with --file FILE.py") from None
 
     def experiment(self, file: Path | None = None) -> tuple[Experiment, Source | None]:
         """Return the run's experiment, and the file that its own classes come from."""
@@ -175,6 +213,20 @@ class RunFolder:
         """True when there is one to go on from."""
         root = self.path / "checkpoints"
         return root.is_dir() and any(checkpoints(policy) for policy in root.iterdir())
+
+
+def _is(source: Source | None, path: Path | None) -> bool:
+    return source is not None and Path(source.file).resolve() == path
+
+
+def command() -> str:
+    """Return what to type here for ``tidemill``: it need not be on the PATH."""
+    if shutil.which("tidemill"):
+        return "tidemill"
+    script = Path(sys.executable or "python").with_name("tidemill")
+    if not script.is_file():
+        return "python -m tidemill.cli.main"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
 
 
 def versions() -> dict[str, Any]:

@@ -57,7 +57,7 @@ class MetricsWriter:
             if not self._warned:
                 log.warning("cannot write %s (%s): training goes on without these metrics", self._path, error.strerror or error)
             self._warned = True
-        self._events.write(plain)
+        self._events.write(plain, whole=not self._warned)
 
     def close(self) -> None:
         """Close the files. May be called twice."""
@@ -76,8 +76,11 @@ class _Events:
         self._writer: Any = None
         self._failed = False
 
-    def write(self, record: Mapping[str, float]) -> None:
-        """Write the record's numbers as scalars at its step. After a failure, which is logged, nothing more is written."""
+    def write(self, record: Mapping[str, float], whole: bool) -> None:
+        """Write the record's numbers as scalars at its step. After a failure, which is logged, nothing more is written.
+
+        whole   metrics.jsonl has all records so far
+        """
         if self._failed:
             return
         try:
@@ -94,7 +97,7 @@ class _Events:
             self._writer.flush()
         except (OSError, ImportError) as error:
             self._failed = True
-            log.warning("TensorBoard events stop here (%s); %s has all metrics", error, FILE)
+            log.warning("TensorBoard events stop here (%s)%s", error, f"; {FILE} has all metrics" if whole else "")
 
     def _open(self) -> Any:
         from tensorboard.summary.writer.record_writer import RecordWriter

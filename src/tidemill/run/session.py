@@ -21,14 +21,15 @@ from tidemill.launchers.processes import ProcessesLauncher
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller, Progress
-from tidemill.run.folder import CONFIG, SOURCE, SUMMARY, RunFolder, Source
+from tidemill.run.folder import CONFIG, SUMMARY, RunFolder, Source, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live import Snapshot, View, WorkerView, make_view
 from tidemill.run.metrics import MetricsWriter, read_metrics
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
 
-TRACEBACKS = "logs/traceback.log"
+LOGS = "logs"
+TRACEBACKS = f"{LOGS}/traceback.log"
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def resume(
     experiment, source = folder.experiment(Path(file) if file is not None else None)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
+    if "mean_return" not in (limits or {}):
+        experiment = _drop_reached_mark(folder, experiment)
     with Interrupts() as interrupts:
         folder.lock()
         try:
@@ -87,8 +90,10 @@ def resume(
             name, progress = _go_on_from(folder, experiment)
             _refuse_reached(folder, experiment, progress)
             folder.write(CONFIG, encode(experiment))
-            if source is not None:
-                folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
+            folder.write_source(source, encode(experiment))
+        except OSError as error:
+            folder.unlock()
+            raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; free the disk, or let yourself write there") from error
         except BaseException:
             folder.unlock()
             raise
@@ -120,6 +125,27 @@ def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progres
     return name, progress
 
 
+def _drop_reached_mark(folder: RunFolder, experiment: Experiment) -> Experiment:
+    """Return the experiment without its mark for the mean return, when its run ended by reaching it: it would end at once again."""
+    limits = experiment.limits
+    summary: Any = {}
+    with suppress(RunError):  # none: the run was killed
+        summary = folder.read(SUMMARY)
+    reached = isinstance(summary, dict) and summary.get("status") == "completed" and str(summary.get("reason")).startswith("mean return ")
+    if limits.mean_return is None or not reached:
+        return experiment
+    if limits.steps is limits.updates is limits.seconds is None:
+        raise RunError(
+            f"{folder.path} has already reached its mark, a mean return of {limits.mean_return:g}, and has no other limit; "
+            "go further with a higher one: --stop-at-return X, or with --max-steps N"
+        )
+    print(
+        f"note: the run has reached its mark, a mean return of {limits.mean_return:g}, and goes on without one (--stop-at-return X sets another)",
+        file=sys.stderr,
+    )
+    return experiment.replace(limits=limits.replace(mean_return=None))
+
+
 def _refuse_reached(folder: RunFolder, experiment: Experiment, progress: Progress) -> None:
     for setting, option, done in (
         ("steps", "--max-steps N", progress.steps),
@@ -141,11 +167,11 @@ def make_launcher(name: str) -> Launcher:
 
 
 def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts, resumed: Progress | None, quiet: bool) -> Result:
-    """Run the job in its locked folder, and unlock it. A new run that never began leaves nothing."""
+    """Run the job in its locked folder, and unlock it. A new run that never began leaves nothing; one that failed before an update, its logs."""
     (folder.path / SUMMARY).unlink(missing_ok=True)
     console = Console()
     view = None if quiet else make_view(console)
-    shown, lost = 0, resumed is None  # lost: nothing is there that is worth keeping
+    shown, lost, kept = 0, resumed is None, ""  # lost: nothing is there that is worth keeping, but for what is called kept
 
     def watch(controller: Controller) -> None:
         nonlocal shown
@@ -155,7 +181,7 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
             view.show(_snapshot(controller))
 
     with ExitStack() as stack:
-        stack.callback(lambda: folder.discard() if lost else folder.unlock())
+        stack.callback(lambda: folder.discard(kept) if lost else folder.unlock())
         metrics = stack.enter_context(closing(MetricsWriter(folder.path, resumed.steps if resumed else None)))
         control = stack.enter_context(closing(ControlSocket(folder.path)))
         controller = Controller(job, launcher, metrics.write, watch, interrupts, resumed)
@@ -168,13 +194,23 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
         metrics.close()
         folder.tidy()
         summary = _summary(controller, error)
-        lost = not controller.began and resumed is None
-        if not lost:
-            folder.write(SUMMARY, summary)
-            _write_tracebacks(folder, controller)
+        failed_first = error is not None and not controller.progress.updates
+        lost = resumed is None and (failed_first or not controller.began)
+        kept = LOGS if controller.began else ""
+        try:
+            if controller.began or resumed is not None:
+                _write_tracebacks(folder, controller)
+            if not lost:
+                folder.write(SUMMARY, summary)
+        except OSError as broken:
+            text = f"{broken.filename or folder.path} cannot be written: {broken.strerror}; free the disk, or let yourself write there"
+            if error is None:
+                error = RunError(text)
+            else:  # which is the first cause
+                controller.notices.append(text)
     _show_notices(controller, shown, None if view is None else console)
     if isinstance(error, TidemillError):
-        raise type(error)(f"{error}{'' if lost else _cure(folder, controller)}") from error
+        raise type(error)(f"{error}{_cure(folder, controller)}") from error
     if error is not None:
         raise error
     if lost:
@@ -196,15 +232,15 @@ def _show_notices(controller: Controller, shown: int, console: Console | None) -
 
 def _write_tracebacks(folder: RunFolder, controller: Controller) -> None:
     if controller.tracebacks:
-        (folder.path / "logs").mkdir(exist_ok=True)
+        (folder.path / LOGS).mkdir(exist_ok=True)
         with (folder.path / TRACEBACKS).open("a") as log:
             log.writelines(text + "\n" for text in controller.tracebacks)
 
 
 def _cure(folder: RunFolder, controller: Controller) -> str:
     path, kept = _display(folder.path), folder.has_checkpoints()
-    where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks else ""
-    return where + (f"\nIts checkpoints are kept; go on from the last one by: tidemill resume {path}" if kept else "")
+    where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks and (folder.path / TRACEBACKS).is_file() else ""
+    return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
 
 
 def _summary(controller: Controller, error: BaseException | None) -> dict[str, Any]:
@@ -224,8 +260,8 @@ def _summary(controller: Controller, error: BaseException | None) -> dict[str, A
 
 
 def _obey(control: ControlSocket, controller: Controller) -> None:
-    for command, connection in control.commands():
-        match command:
+    for order, connection in control.commands():
+        match order:
             case "pause":
                 controller.pause()
                 control.reply(connection, "paused")
@@ -239,7 +275,7 @@ def _obey(control: ControlSocket, controller: Controller) -> None:
                 controller.stop("tidemill stop")
                 control.reply(connection, "stopping: a final checkpoint is written")
             case _:
-                control.reply(connection, f'unknown command "{command[:40]}"')
+                control.reply(connection, f'unknown command "{order[:40]}"')
 
 
 def _snapshot(controller: Controller) -> Snapshot:
@@ -249,7 +285,7 @@ def _snapshot(controller: Controller) -> Snapshot:
         seconds=progress.seconds,
         steps=progress.steps,
         limit=controller.job.experiment.limits.steps,
-        steps_per_second=progress.steps / max(progress.seconds, 1e-9),
+        steps_per_second=controller.steps_per_second,
         mean_return=progress.mean_return,
         episodes=progress.episodes,
         updates=progress.updates,
@@ -261,12 +297,12 @@ def _snapshot(controller: Controller) -> Snapshot:
 
 
 def _show_end(view: View, path: Path, summary: dict[str, Any]) -> None:
-    run = _display(path)
+    run, typed = _display(path), command()
     commands = {
-        "evaluate": f"tidemill eval {run}",
-        "watch it play": f"tidemill play {run} --video {path.name}.mp4",
-        "plot": f"tidemill plot {run} --out {path.name}.png",
-        "go on": f"tidemill resume {run} --max-steps N",
+        "evaluate": f"{typed} eval {run}",
+        "watch it play": f"{typed} play {run} --video {path.name}.mp4",
+        "plot": f"{typed} plot {run} --out {path.name}.png",
+        "go on": f"{typed} resume {run} --max-steps N",
     }
     view.end({**summary, "folder": run}, commands)
 

@@ -115,6 +115,7 @@ class ChannelInferenceServer(InferenceServer):
         self._offered = [False] * len(self._channels)
         self._held: list[deque[int]] = [deque() for _ in self._channels]  # per client: numbers of the request slots taken and not yet released
         self._done: list[set[int]] = [set() for _ in self._channels]  # those of them that are answered
+        self._next: list[Requests | None] = [None] * len(self._channels)  # per client: a request taken that did not fit the last batch
         self._capacity = [0] * len(self._channels)
         self._first = 0  # the client to begin with, in turn
 
@@ -138,19 +139,28 @@ class ChannelInferenceServer(InferenceServer):
             client = (self._first + turn) % clients
             if not self._attach(client):
                 continue
-            channel = self._channels[client][0]
-            while total < most_rows and (slot := channel.take()) is not None:
-                number, rows = slot[_HEADER][:2].tolist()
-                if not 0 < rows <= self._capacity[client]:
-                    raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
-                observation = {name: slot[name][:rows] for name in self._observation}
-                state = {name: slot[name][:rows] for name in self._state}
-                self._held[client].append(number)
-                found.append(Requests(client, number, rows, observation, state, slot[_FLAG][:rows]))
-                total += rows
+            while total < most_rows and (request := self._next[client] or self._take(client)) is not None:
+                fits = not found or total + request.rows <= most_rows
+                self._next[client] = None if fits else request
+                if not fits:
+                    break
+                found.append(request)
+                total += request.rows
         if clients:
             self._first = (self._first + 1) % clients
         return found
+
+    def _take(self, client: int) -> Requests | None:
+        slot = self._channels[client][0].take()
+        if slot is None:
+            return None
+        number, rows = slot[_HEADER][:2].tolist()
+        if not 0 < rows <= self._capacity[client]:
+            raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
+        observation = {name: slot[name][:rows] for name in self._observation}
+        state = {name: slot[name][:rows] for name in self._state}
+        self._held[client].append(number)
+        return Requests(client, number, rows, observation, state, slot[_FLAG][:rows])
 
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
         start = 0

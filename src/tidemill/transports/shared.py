@@ -9,8 +9,13 @@ from collections.abc import Mapping
 import msgspec
 
 from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+MESSAGE_LIMIT = 64 << 20  # bytes of one control message
+_PACKET = 1 << 15  # bytes of it that go into one packet: several fit a socket's buffer
+_LAST, _MORE = b"\0", b"\1"  # a packet's first byte: whether more of the message follows
 
 
 class EventBell(Bell):
@@ -37,16 +42,23 @@ class EventBell(Bell):
 
 
 class SocketLink(Link):
-    """One end of a control link on a SEQPACKET socket: a message is one packet."""
+    """One end of a control link on a SEQPACKET socket: a message is one packet or, where it is long, several."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()  # packets
+        self._begun: list[bytes] = []  # what has come of a message whose last packet has not
+        self._begun_bytes = 0
         self._gone = False
 
     def send(self, message: bytes) -> bool:
-        self._unsent.append(message)
+        if len(message) > MESSAGE_LIMIT:
+            raise SchemaError(f"a control message of {len(message)} bytes is longer than {MESSAGE_LIMIT}; are an environment's spaces that large?")
+        last = max(len(message) - 1, 0) // _PACKET * _PACKET
+        for start in range(0, last, _PACKET):
+            self._unsent.append(_MORE + message[start : start + _PACKET])
+        self._unsent.append(_LAST + message[last:])
         return self._flush()
 
     def _flush(self) -> bool:
@@ -67,7 +79,7 @@ class SocketLink(Link):
         messages: list[bytes] = []
         while True:
             try:
-                packet = self.connection.recv(1 << 20)
+                packet = self.connection.recv(1 + _PACKET)
             except BlockingIOError:
                 return messages
             except ConnectionResetError:
@@ -75,7 +87,13 @@ class SocketLink(Link):
             if not packet:
                 self._gone = True
                 return messages or None
-            messages.append(packet)
+            self._begun.append(packet[1:])
+            self._begun_bytes += len(packet) - 1
+            if self._begun_bytes > MESSAGE_LIMIT:
+                raise SchemaError(f"a control message is longer than {MESSAGE_LIMIT} bytes")
+            if packet[:1] == _LAST:
+                messages.append(b"".join(self._begun))
+                self._begun, self._begun_bytes = [], 0
 
     def close(self) -> None:
         """Hang up."""

@@ -278,7 +278,6 @@ class ActorWorker(Worker):
             moved = False
             for target in self.ring:
                 if target.all_done():
-                    target.unmask_all_info()
                     if self._config.lanes == 1:
                         self._refresh()
                     target.reset()

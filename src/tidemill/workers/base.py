@@ -17,6 +17,7 @@ from tidemill.core.errors import TidemillError
 
 LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
 HEARTBEAT = 0.25  # seconds between statistics that nothing else prompts
+ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000  # characters of a failure's text and of its traceback that are reported
 
 
 @dataclass(frozen=True)
@@ -126,21 +127,25 @@ class Worker(WorkerHandle):
             if self.state in ENDED:
                 self._close()
             return result.sample_count > 0 or result.batch_count > 0
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail(error)
             return False
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception | SystemExit) -> None:
         expected = isinstance(error, TidemillError)
         message = str(error) if expected else f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            message = f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another part of the experiment"
         cause = error.__cause__ or (None if expected else error)
         if cause is not None:  # something that is not ours to explain: say where
             message += _place(cause)
-        self._enter(State.FAILED, error=message, details="" if cause is None else "".join(traceback.format_exception(error)))
+        message = _tail(message, ERROR_LIMIT)
+        details = "" if cause is None else "".join(traceback.format_exception(error))
+        self._enter(State.FAILED, error=message, details=_tail(details, DETAILS_LIMIT))
         try:
             self._close()
-        except Exception:
-            self.report(Status(State.FAILED, error=message, details=traceback.format_exc()))
+        except (Exception, SystemExit):
+            self.report(Status(State.FAILED, error=message, details=_tail(traceback.format_exc(), DETAILS_LIMIT)))
 
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
@@ -187,6 +192,11 @@ class Worker(WorkerHandle):
         time["rescues"] = self.rescues
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
         self.report(Statistics(self.polls, self._stats(), time))
+
+
+def _tail(text: str, most: int) -> str:
+    """Return the last `most` characters of `text`, marked where something is missing."""
+    return text if len(text) <= most else f"[…]{text[3 - most :]}"
 
 
 def _place(error: BaseException) -> str:

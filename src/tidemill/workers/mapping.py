@@ -29,7 +29,7 @@ class MappingThread:
         self._map, self._upstream, self._downstream, self._device = map_fn, upstream_queue, downstream_queue, cuda_device
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"map {getattr(map_fn, '__name__', 'items')}", daemon=True)
-        self.error: Exception | None = None
+        self.error: Exception | SystemExit | None = None
 
     def is_alive(self) -> bool:
         """True between `start` and the end of the thread."""
@@ -59,7 +59,7 @@ class MappingThread:
                 except queue.Empty:
                     continue
                 self._put(self._map(item))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.error = error
 
     def _put(self, result: Any) -> None:

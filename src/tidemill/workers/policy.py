@@ -94,10 +94,6 @@ class PolicyWorker(Worker):
                 thread.start()
         return Facts()
 
-    def start(self) -> None:
-        self._parameters.load_newest(self._policy)
-        super().start()
-
     def _poll(self) -> PollResult:
         for thread in self._threads:
             if thread.error is not None:

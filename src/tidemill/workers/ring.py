@@ -42,8 +42,9 @@ class EnvTarget:
         return all(agent.is_ready() for agent in self._agents)
 
     def reset(self) -> None:
-        """Begin a tick that resets every lane."""
-        self._reset[:] = True
+        """Begin a tick that resets every lane. Where episodes are open it is their last: they are cut, and the tick after it resets their lanes."""
+        if not self._reset.all():
+            self.unmask_all_info()
         self.step()
 
     def step(self) -> None:

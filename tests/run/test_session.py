@@ -1,0 +1,98 @@
+"""What a run counts, and what it does when it ends badly or is to go on."""
+
+import errno
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.run.watching import EXPERIMENTS
+
+from tidemill import Limits
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.source import load_file
+from tidemill.run.controller import Rate
+from tidemill.run.folder import RunFolder
+from tidemill.run.metrics import read_metrics
+from tidemill.run.session import Result, resume, train
+
+experiments = load_file(EXPERIMENTS, "test")
+
+
+def run(folder: Path, made: Any = None, **limits: Any) -> Result:
+    made = made or experiments.cartpole()
+    return train(made.replace(limits=Limits(**limits)), launch="inline", run_dir=folder, source=EXPERIMENTS, quiet=True)
+
+
+@pytest.mark.parametrize("setting", ["seconds", "mean_return"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_limits_are_finite(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"limits\.{setting} = (nan|inf) is not a finite number; leave it out"):
+        Limits(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_two_trainers_do_not_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWS", str(tmp_path))
+    made = experiments.rows()
+    blue = made.workers["trainer-blue"].replace(batch_size=24 * 8)
+    made = made.replace(workers={**made.workers, "trainer-blue": blue})
+    result = run(tmp_path / "run", made, updates=6)
+    records = read_metrics(tmp_path / "run")
+    names = ("trainer-red-0", "trainer-blue-0")
+    last: dict[str, float] = {}
+    for record in records:
+        assert "loss" not in record
+        last |= record
+        for total, fold in (("step", max), ("update", max), ("dropped", sum)):
+            assert record[total] == fold(last.get(f"{name}/{total}", 0) for name in names), total
+    assert all(last[f"{name}/loss"] == 1.0 for name in names)
+    assert last["trainer-red-0/update"] != last["trainer-blue-0/update"]
+    assert (result.summary["env_steps"], result.summary["updates"]) == (last["step"], last["update"])
+
+
+def test_a_full_disk_at_the_end_is_named_and_the_first_cause_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where its environment leaves a flag
+    write = RunFolder.write
+
+    def full(folder: RunFolder, name: str, content: Any) -> None:
+        if name == "summary.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder.path / name))
+        write(folder, name, content)
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    with pytest.raises(RunError, match=r"summary\.json cannot be written: No space left on device; free the disk") as caught:
+        run(tmp_path / "one", updates=3)
+    assert "resume" in str(caught.value)  # its checkpoints are there
+    made = experiments.raises()
+    with pytest.raises(RunError, match="the arm is broken"):
+        run(tmp_path / "two", made, updates=10_000)
+    assert "note: " in (said := capsys.readouterr().err) and "summary.json cannot be written" in said
+
+
+def test_a_run_that_reached_its_mark_goes_on_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run(tmp_path / "run", mean_return=1.0, window=3).folder
+    with pytest.raises(RunError, match="already reached its mark, a mean return of 1, and has no other limit"):
+        resume(folder, launch="inline", quiet=True)
+    steps = RunFolder(folder).read("summary.json")["env_steps"] + 2000
+    result = resume(folder, launch="inline", limits={"steps": steps}, quiet=True)
+    assert "reached its mark, a mean return of 1, and goes on without one" in capsys.readouterr().err
+    assert result.summary["env_steps"] >= steps and "env steps" in result.summary["reason"]
+    again = resume(folder, launch="inline", limits={"steps": steps * 10, "mean_return": 1.0}, quiet=True)  # a new mark counts
+    assert again.summary["reason"].startswith("mean return")
+
+
+def test_a_rate_is_of_the_last_seconds() -> None:
+    rate = Rate(5.0)
+    assert rate.per_second(0.0) == 0.0
+    rate.add(0.0, 1_000_000)  # an earlier life
+    for second in range(1, 101):
+        rate.add(second, 1_000_000 + second * (10 if second <= 50 else 0))
+        if second == 50:
+            assert rate.per_second(50.0) == 10.0
+    rate = Rate(5.0)
+    for second, count in ((0, 0), (10, 100), (20, 200)):  # updates that are rarer than that
+        rate.add(second, count)
+    assert rate.per_second(24.0) == pytest.approx(100 / 14)
+    assert rate.per_second(100.0) == 0.0  # and then none
