@@ -11,8 +11,9 @@ from tests.workers.world import OFFSET, Known, Marked, World, check_samples
 from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Field
 from tidemill.envs.scripted import ScriptedEnvironment
-from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
+from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, check_memory, match_agents
 
 EDGE = "samples/s/actor-0/0"
 
@@ -285,3 +286,10 @@ def test_two_specs_share_one_policy_and_one_batch() -> None:
     assert {int(s["obs"][-1, :, 0].max()) // OFFSET for samples in world.got.values() for s in samples} == {0, 1}
     assert np.unique([s["obs"][-1, :, 1].max() for s in world.got["samples/t/actor-0/0"]]).tolist() == [1]
     assert check_samples(world)
+
+
+def test_slots_that_do_not_fit_into_memory_are_refused_with_the_sums() -> None:
+    with pytest.raises(
+        ConfigError, match=r"2 sample slots of 10,000,000,001 rows x 4 seats x 4 bytes are 298\.0 GiB, and this machine has .*smaller"
+    ):
+        check_memory({"obs": Field((1,), "float32")}, 10_000_000_001, 4, 2)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import psutil
+
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.control import Episodes, Facts, SampleFacts
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -17,7 +19,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.schema import Field, Schema
+from tidemill.core.schema import Field, Schema, layout
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
@@ -164,6 +166,16 @@ def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -
         )
 
 
+def check_memory(schema: Schema, rows: int, seats: int, slots: int) -> None:
+    """Raise `ConfigError`, with the sums, when the sample slots of one target cannot fit into this machine's memory."""
+    block, memory = layout(schema, (rows, seats))[1], psutil.virtual_memory().total
+    if slots * block > memory:
+        raise ConfigError(
+            f"{slots} sample slots of {rows:,} rows x {seats:,} seats x {block / rows / seats:,.0f} bytes are {slots * block / 2**30:,.1f} GiB, "
+            f"and this machine has {memory / 2**30:,.1f}; make sample_steps, lanes or slots smaller"
+        )
+
+
 def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
     """Return the fields of a row of `spec`."""
     policy = context.experiment.policies[spec.policy]
@@ -241,8 +253,11 @@ class ActorWorker(Worker):
             if spec.samples is not None:
                 samples = ChannelSampleProducer(context.endpoints.producer(f"samples/{spec.samples}/{context.name}/{outlet}"))
             seats = config.lanes * len(group)
+            schema = row_schema(context, spec, own, environment.info)
+            if samples is not None:
+                check_memory(schema, spec.rows, seats, config.slots)
             agent = Agent(
-                schema=row_schema(context, spec, own, environment.info),
+                schema=schema,
                 seats=seats,
                 rows=spec.rows,
                 overlap=spec.burn_in + spec.bootstrap,
