@@ -125,6 +125,25 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
     run.nothing_is_left()
 
 
+def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Callable[..., Run]) -> None:
+    run = start("cartpole", "--set", "workers.trainer.checkpoint_seconds=1000000")
+    command = [sys.executable, "-m", "tidemill.cli.main", "save", "run"]
+
+    def save() -> bytes:
+        return subprocess.run(command, cwd=run.folder, capture_output=True).stdout
+
+    def written() -> list[Path]:
+        return list(run.path.glob("checkpoints/policy/update-*/manifest.json"))
+
+    wait_until(lambda: save().startswith((b"nothing to save", b"saving")), 30, "an answer, however early it is asked for")
+    run.wait_for_updates()
+    assert save().startswith(b"saving")
+    wait_until(written, 10, "a checkpoint")
+    subprocess.run([*command[:-2], "stop", "run"], cwd=run.folder, capture_output=True)
+    assert run.ended()[0] == 0
+    ended_well(run.path, "completed", "tidemill stop")
+
+
 @pytest.mark.parametrize(
     ("phase", "number", "group"),
     [

@@ -202,7 +202,7 @@ def test_the_runner_s_end_is_the_worker_s(life: Life) -> None:
     life.link.close()
     life.worker.turn()
     assert life.worker.calls[-1] == "close"
-    assert not life.worker._alive()
+    assert life.worker.state is State.COMPLETED
 
 
 def test_reports_go_up_in_order(life: Life) -> None:

@@ -92,10 +92,20 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
     return experiment_for(what, environment_from(what, env_args)), None
 
 
+def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None) -> tuple[Experiment, Path | None]:
+    """Return what `resolve` does, with the settings of --env-arg and --set."""
+    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
+    for path, text in pairs("--set", changes or []).items():
+        experiment = set_path(experiment, path, text)
+    return experiment, source
+
+
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
 File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
+EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
 Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
 
 
@@ -108,15 +118,13 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
-    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")] = None,
+    env_arg: EnvArg = None,
+    set_: Set = None,
 ) -> None:
     """Train an agent."""
     from tidemill.run.session import train as run
 
-    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
-    for path, text in pairs("--set", set_ or []).items():
-        experiment = set_path(experiment, path, text)
+    experiment, source = experiment_from(what, env_arg, set_)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}
@@ -253,7 +261,7 @@ def play(
 @friendly
 def check_env(
     what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="An environment, or a function of an experiment.")],
-    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
+    env_arg: EnvArg = None,
     seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
 ) -> None:
     """Look an environment over before training on it: spaces, values, resets, determinism, speed."""
@@ -300,16 +308,14 @@ def bench(
     what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
     seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
-    env_arg: Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")] = None,
+    env_arg: EnvArg = None,
+    set_: Set = None,
 ) -> None:
     """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
     from tidemill.bench.measure import bench as measure
     from tidemill.bench.table import tables
 
-    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
-    for path, text in pairs("--set", set_ or []).items():
-        experiment = set_path(experiment, path, text)
+    experiment, source = experiment_from(what, env_arg, set_)
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
     found = measure(experiment, source, seconds, lambda text: print(text, file=sys.stderr))

@@ -392,11 +392,14 @@ class Controller:
         """End the run cleanly, with a final checkpoint."""
         self.reason = self.reason or reason
 
-    def save(self) -> None:
-        """Write a checkpoint now."""
+    def save(self) -> bool:
+        """Write a checkpoint now. False while there is nothing to write: before the run and at its end, which writes one by itself."""
+        if self.phase in ("starting", "ending"):
+            return False
         for name, member in self.members.items():
             if member.config.limited:
                 self._send(name, Save())
+        return True
 
     def _tell_all(self, message: Down) -> None:
         for name in self.members:

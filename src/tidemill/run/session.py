@@ -269,8 +269,8 @@ def _obey(control: ControlSocket, controller: Controller) -> None:
                 controller.resume()
                 control.reply(connection, "running")
             case "save":
-                controller.save()
-                control.reply(connection, "saving: a checkpoint is written")
+                saving = controller.save()
+                control.reply(connection, "saving: a checkpoint is written" if saving else "nothing to save: the run is starting or ending")
             case "stop":
                 controller.stop("tidemill stop")
                 control.reply(connection, "stopping: a final checkpoint is written")

@@ -92,7 +92,7 @@ class Worker(WorkerHandle):
         """Live until told to exit, or until the runner is gone."""
         idle_since: float | None = None
         rung = True
-        while self._alive():
+        while self.state not in ENDED:
             busy = self.turn()
             if busy:
                 if not rung:
@@ -105,9 +105,6 @@ class Worker(WorkerHandle):
                     left = self.clock.enter("wait")
                     rung = self.context.endpoints.bell.wait(LOOK_AGAIN)
                     self.clock.enter(left)
-
-    def _alive(self) -> bool:
-        return self.state not in ENDED
 
     def turn(self) -> bool:
         """Handle the control link, poll once, report. False when nothing could be done."""
