@@ -27,7 +27,7 @@ def test_equal_stream_names_are_joined():
         "answers/answers/actor-0": ("channel", "policy-0", ("actor-0",)),
         "requests/answers/actor-1": ("channel", "actor-1", ("policy-0",)),
         "answers/answers/actor-1": ("channel", "policy-0", ("actor-1",)),
-        "parameters/policy": ("cell", "trainer-0", ("policy-0",)),
+        "parameters/policy/trainer-0": ("cell", "trainer-0", ("policy-0",)),
     }
 
 
@@ -51,7 +51,7 @@ def test_an_experiment_survives_being_written_down():
             },
             'actor-0 asks stream "inference" for policy "other", but policy-0 serves "policy" there',
         ),
-        ({"actor": actors(), "first": Trainer(algorithm=PPO()), "second": Trainer(algorithm=PPO())}, "one consumer per sample stream"),
+        ({"actor": actors(), "first": Trainer(algorithm=PPO()), "second": Trainer(algorithm=PPO())}, "one group of consumers per sample stream"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(workers, message):

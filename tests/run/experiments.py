@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Scripted, Trainer
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Discrete, Spaces
@@ -62,18 +62,23 @@ class Recorder(AlgorithmConfig):
         return _Recorder(self, policy)
 
 
-class _Recorder(Algorithm):
+class _Recorder(DataParallel):
+    largest_sum = 8
+
     def __init__(self, config: Recorder, policy: Policy) -> None:
         self.config, self.policy, self.count = config, policy, 0
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
         for sample in samples:
             if self.config.record is not None:
                 np.savez(f"{self.config.record}-{self.count}.npz", **sample)
             self.count += 1
         time.sleep(self.config.seconds)
-        self.policy.parameters()["w"][...] += 1
-        return {"loss": 1.0}
+        weights, trainers = self.policy.parameters()["w"], np.ones(1)
+        weights[...] += 1000  # what an update that is broken off must not leave behind
+        yield trainers
+        weights[...] -= 999
+        return {"loss": 1.0, "trainers": float(trainers[0])}
 
     def state(self) -> Arrays:
         if self.config.save_seconds:
@@ -102,6 +107,13 @@ def experiment(environment: EnvironmentConfig, lanes: int = 4, inference: str = 
 def cartpole() -> Experiment:
     """Actor, policy worker and trainer, in processes of their own."""
     return experiment(Gymnasium(id="CartPole-v1"), inference="inference")
+
+
+def equal() -> Experiment:
+    """Two processes that gather and train by turns."""
+    made = experiment(Gymnasium(id="CartPole-v1"))
+    workers = {name: config.replace(count=2) for name, config in made.workers.items()}
+    return made.replace(workers=workers, together=("actor", "trainer"))
 
 
 def slow_saving() -> Experiment:

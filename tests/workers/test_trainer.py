@@ -84,7 +84,7 @@ class Bench:
         self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}") for i in range(outlets)]
         for producer in self.producers:
             producer.offer(ROW_FIELDS, (ROWS, SEATS), slots)
-        self.reader = source.reader("parameters/policy")
+        self.reader = source.reader("parameters/policy/trainer-0")
         context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
         self.worker = TrainerWorker(context, config)
         self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)}))
@@ -373,6 +373,6 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    for changes in ({"batch_size": 0}, {"max_policy_lag": -1}, {"checkpoints": 0}, {"checkpoint_seconds": 0}, {"count": 2}):
+    for changes in ({"batch_size": 0}, {"max_policy_lag": -1}, {"checkpoints": 0}, {"checkpoint_seconds": 0}, {"count": 0}):
         with pytest.raises(ConfigError):
             Trainer(algorithm=Adding(), **changes)

@@ -182,7 +182,7 @@ class World:
         self.got: dict[str, list[dict[str, np.ndarray]]] = {}
         sink = self.ends["sink-0"][0]
         self.consumers = {e.name: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")}
-        self.writers = [sink.writer(f"parameters/{p}") for p in self.policies]
+        self.writers = [sink.writer(f"parameters/{p}/sink-0") for p in self.policies]
         for writer in self.writers:
             writer.offer(schema_of({"w": np.zeros(3)}))
 

@@ -7,7 +7,7 @@ while ...:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,31 @@ class Algorithm(ABC):
     @abstractmethod
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned."""
+
+
+class DataParallel(Algorithm):
+    """An algorithm that several equal trainers can run in step, each on samples of its own: whatever decides how weights change is summed over all
+    of them, so that their weights stay the same."""
+
+    @property
+    @abstractmethod
+    def largest_sum(self) -> int:
+        """Bytes of the largest array that `parallel_update` yields."""
+
+    @abstractmethod
+    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
+        """Do one update and return its metrics. Yields each contiguous float32 or float64 array that the trainers share; when it goes on, the array
+        holds the sum over all of them. Each trainer yields arrays of the same number, shapes and dtypes, whatever rows it has."""
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        """See `Algorithm.update`. A single trainer's arrays are their own sums."""
+        steps = self.parallel_update(samples, progress)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            metrics: dict[str, float] = end.value
+            return metrics
 
 
 class AlgorithmConfig(Config):

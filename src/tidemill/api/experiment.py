@@ -27,7 +27,7 @@ from tidemill.core.errors import ConfigError, did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
-Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe"]
+Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum"]
 
 
 def check_name(what: str, name: str) -> None:
@@ -39,8 +39,8 @@ def check_name(what: str, name: str) -> None:
 @dataclass(frozen=True)
 class Port:
     """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
-    policy's parameter stream published and subscribed to. A worker that fills several blocks at a time has that many `outlets`. The ends of an
-    inference stream say which `policy` they mean."""
+    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share. A worker that fills several blocks at a
+    time has that many `outlets`. The ends of an inference stream say which `policy` they mean."""
 
     stream: str
     role: Role
@@ -88,9 +88,15 @@ class Limits(Config):
 class WorkerHandle(ABC):
     """What the launcher's entry needs of a worker: `run` for its own thread or process, `turn` to share one thread."""
 
+    @property
     @abstractmethod
-    def run(self) -> None:
-        """Live until told to exit, or until the other end of the control link is gone. Never raises: failures go up as a status."""
+    def ended(self) -> bool:
+        """True once it is COMPLETED or FAILED."""
+
+    @abstractmethod
+    def run(self, *others: "WorkerHandle") -> None:
+        """Live until told to exit, or until the other end of the control link is gone, taking turns with `others`, which share the thread and
+        the bell. Never raises: failures go up as a status."""
 
     @abstractmethod
     def turn(self) -> bool:
@@ -124,12 +130,18 @@ class WorkerConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Config):
-    """See the module's text. `seed` is the root of every random stream."""
+    """See the module's text.
+
+    together   names of worker groups of one `count` whose members of one number take turns in one process: with equal trainers and an actor beside
+               each, every core gathers and trains. Launchers without processes of their own take no notice
+    seed       the root of every random stream
+    """
 
     name: str
     policies: dict[str, PolicyConfig]
     workers: dict[str, WorkerConfig]
     limits: Limits = field(default_factory=Limits)
+    together: tuple[str, ...] = ()
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -147,6 +159,11 @@ class Experiment(Config):
             for index in range(config.count):
                 yield f"{group}-{index}", config
 
+    def processes(self) -> list[list[str]]:
+        """Return the workers that share a process, for each process, in order."""
+        shared = [[f"{group}-{i}" for group in self.together] for i in range(self.workers[self.together[0]].count)] if self.together else []
+        return [[name] for name, config in self.members() if name.rpartition("-")[0] not in self.together] + shared
+
     def holders(self, stream: str, role: Role) -> list[str]:
         """Return the workers that hold `role` of `stream`, in order."""
         return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
@@ -159,6 +176,9 @@ class Experiment(Config):
         for family, stream in streams:
             source_role, target_role = _ENDS[family]
             sources, targets = self.holders(stream, source_role), self.holders(stream, target_role)
+            if family == "sums":
+                edges += [Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a in sources for b in sources if a != b]
+                continue
             if not sources or not targets:
                 missing, present, held = (source_role, target_role, targets) if not sources else (target_role, source_role, sources)
                 if family == "parameters" and not targets:
@@ -168,15 +188,24 @@ class Experiment(Config):
                     f'{family} stream "{stream}": {", ".join(held)} {present}s it, but nobody {missing}s it; '
                     + (did_you_mean(stream, known) if known else f'add a worker that {missing}s "{stream}"')
                 )
-            if family == "parameters":
-                if len(sources) > 1:
-                    raise ConfigError(f'policy "{stream}" is published by {", ".join(sources)}; one trainer per policy')
-                edges.append(Edge(f"parameters/{stream}", "cell", sources[0], tuple(targets)))
+            if family == "parameters":  # equal trainers publish the same weights, each to its share of those who play them
+                groups = {worker.rpartition("-")[0] for worker in sources}
+                if len(groups) > 1:
+                    raise ConfigError(f'policy "{stream}" is published by {", ".join(sources)}; one group of trainers per policy')
+                for i, source in enumerate(sources):
+                    if share := tuple(target for target in targets if number(target) % len(sources) == i):
+                        edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, share))
             elif family == "samples":
-                if len(targets) > 1:
-                    raise ConfigError(f'sample stream "{stream}" is consumed by {", ".join(targets)}; one consumer per sample stream')
+                groups = {worker.rpartition("-")[0] for worker in targets}
+                if len(groups) > 1:
+                    raise ConfigError(f'sample stream "{stream}" is consumed by {", ".join(targets)}; one group of consumers per sample stream')
+                if len(sources) < len(targets):
+                    raise ConfigError(
+                        f'sample stream "{stream}" has {len(sources)} producers ({", ".join(sources)}) for {len(targets)} consumers '
+                        f"({', '.join(targets)}), so that some would never get a sample; let there be at least as many"
+                    )
                 edges += [
-                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (targets[0],))
+                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (targets[sources.index(name) % len(targets)],))
                     for name, port in ports
                     if (port.stream, port.role) == (stream, "produce")
                     for outlet in range(port.outlets)
@@ -192,11 +221,18 @@ class Experiment(Config):
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
         for name, config in self.members():
             for port in config.ports():
-                if port.role in ("publish", "subscribe") and port.stream not in self.policies:
+                if port.role in ("publish", "subscribe", "sum") and port.stream not in self.policies:
                     raise ConfigError(f'{name} uses policy "{port.stream}", which the experiment lacks; {did_you_mean(port.stream, self.policies)}')
                 check_name("stream", port.stream)
         if not any(config.limited for config in self.workers.values()):
             raise ConfigError("the experiment has no trainer, so nothing would ever end it; add one to workers")
+        counts = {}
+        for group in self.together:
+            if group not in self.workers:
+                raise ConfigError(f'together names "{group}", which is no group of workers; {did_you_mean(group, self.workers)}')
+            counts[group] = self.workers[group].count
+        if len(set(counts.values())) > 1 or len(counts) < len(self.together):
+            raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
         self.edges()
         for name, config in self.members():
             for port in config.ports():
@@ -209,15 +245,23 @@ class Experiment(Config):
 
 _FAMILY: dict[Role, str] = {
     "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
+    "sum": "sums",
 }  # fmt: skip
-_ENDS: dict[str, tuple[Role, Role]] = {"samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe")}
+_ENDS: dict[str, tuple[Role, Role]] = {
+    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
+}  # fmt: skip
+
+
+def number(worker: str) -> int:
+    """Return a worker's number in its group."""
+    return int(worker.rpartition("-")[2])
 
 
 @dataclass
 class Context:
     """What a worker is given at birth.
 
-    name         e.g. ``actor-0``; `index` is its number in the group
+    name         e.g. ``actor-0``
     endpoints    its ends of edges, its bell and its control link
     folder       the run's folder, or None when nothing is to be kept
     resume       name of the checkpoint to go on from, or None
@@ -234,7 +278,6 @@ class Context:
     spin: float = 0.0
     threads: int = 1
 
-    @property
-    def index(self) -> int:
-        """The worker's number in its group."""
-        return int(self.name.rpartition("-")[2])
+    def edges(self, prefix: str) -> list[Edge]:
+        """Return the edges whose names begin with `prefix` and of which this worker holds an end, in order."""
+        return [e for e in self.experiment.edges() if e.name.startswith(prefix) and (e.source == self.name or self.name in e.targets)]

@@ -1,4 +1,4 @@
-"""What every worker process runs: read the order, connect, build the worker, live.
+"""What every worker process runs: read the order, connect, build the workers, live.
 
 python -m tidemill.launchers.entry < order.json
 """
@@ -30,32 +30,32 @@ GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gon
 
 
 def main() -> None:
-    """Run the worker that standard input describes."""
+    """Run the workers that standard input describes."""
     _leave_signals_to_runner()
     runner = os.getppid()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    descriptors = {order.bell, order.link}
-    for handle in order.edges.values():
-        descriptors |= {handle.segment, *handle.wake}
-    for descriptor in descriptors:
+    for descriptor in order.descriptors():
         os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
-    link = SocketLink(socket.socket(fileno=order.link))
-    threading.Thread(target=_end_with_runner, args=(order.link,), name="lifeline", daemon=True).start()
-    endpoints = SharedEndpoints(EventBell(order.bell), link, order.edges)
-    try:
-        if order.source is not None:
-            load_file(Path(order.source), "experiment file")
-        experiment = decode(Experiment, json.loads(order.experiment))
-        config = dict(experiment.members())[order.worker]
-        worker = config.build(Context(experiment, order.worker, config, endpoints, order.folder, order.resume, order.spin, order.threads))
-    except TidemillError as error:
-        link.send(pack(Status(State.FAILED, error=str(error))))
-        return
-    except Exception as error:
-        link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
-        return
-    worker.run()
-    if _hung_up(order.link, 0) and _has_company():
+    lifeline = order.seats[0].link
+    threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
+    bell = EventBell(order.bell)
+    links = [SocketLink(socket.socket(fileno=seat.link)) for seat in order.seats]
+    workers = []
+    for seat, link in zip(order.seats, links, strict=True):
+        try:
+            if order.source is not None:
+                load_file(Path(order.source), "experiment file")
+            experiment = decode(Experiment, json.loads(order.experiment))
+            config, endpoints = dict(experiment.members())[seat.worker], SharedEndpoints(bell, link, seat.edges)
+            workers.append(config.build(Context(experiment, seat.worker, config, endpoints, order.folder, order.resume, order.spin, order.threads)))
+        except TidemillError as error:
+            link.send(pack(Status(State.FAILED, error=str(error))))
+            return
+        except Exception as error:
+            link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
+            return
+    workers[0].run(*workers[1:])
+    if _hung_up(lifeline, 0) and _has_company():
         # A dying runner closes its links a moment before it is dead. One that lives on ends the session itself.
         deadline = monotonic() + 0.5
         while os.getppid() == runner and monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The processes launcher: every worker in a process of its own, over shared memory. Linux only (memfd, eventfd).
+"""The processes launcher: every worker in a process of its own, or several by turns in one, over shared memory. Linux only (memfd, eventfd).
 
 All memory and bells are created here and inherited by descriptor; a worker's configuration goes to its standard input. Nothing has a name in the
 system, so nothing is left behind however a process ends.
@@ -31,10 +31,18 @@ _TAIL = 2000  # characters of a dead worker's output that are shown
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
+class Seat(msgspec.Struct, frozen=True):
+    """One worker of a process: its control link, and how it reaches its edges."""
+
+    worker: str
+    link: int
+    edges: dict[str, EdgeHandle]
+
+
 class Order(msgspec.Struct, frozen=True):
     """What a worker process reads from its standard input."""
 
-    worker: str
+    seats: list[Seat]
     experiment: str  # JSON
     source: str | None
     folder: str | None
@@ -42,8 +50,11 @@ class Order(msgspec.Struct, frozen=True):
     spin: float
     threads: int
     bell: int
-    link: int
-    edges: dict[str, EdgeHandle]
+
+    def descriptors(self) -> set[int]:
+        """Return all that the process inherits."""
+        handles = [handle for seat in self.seats for handle in seat.edges.values()]
+        return {self.bell, *(seat.link for seat in self.seats), *(d for handle in handles for d in (handle.segment, *handle.wake))}
 
 
 class ProcessesLauncher(Launcher):
@@ -53,7 +64,8 @@ class ProcessesLauncher(Launcher):
         if not sys.platform.startswith("linux"):
             raise RunError(f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch threads or --launch inline")
         self._threads = threads
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._process_of: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
         self._links: dict[str, RunnerLink] = {}
         self._descriptors: list[int] = []
@@ -61,36 +73,40 @@ class ProcessesLauncher(Launcher):
 
     def launch(self, job: Job) -> dict[str, Link]:
         experiment = job.experiment
-        workers = [name for name, _ in experiment.members()]
+        processes = experiment.processes()
         self._bell = RunnerBell(self._keep(os.eventfd(0)))
-        bells = {name: self._keep(os.eventfd(0)) for name in workers}
+        bells = {name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names}
         edges = experiment.edges()
         segments = {edge.name: self._keep(os.memfd_create(f"tidemill {edge.name}"[:200])) for edge in edges}
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(parents=True, exist_ok=True)
-        spin = SPIN if len(workers) < (len(os.sched_getaffinity(0))) else 0.0
+        spin = SPIN if len(processes) < (len(os.sched_getaffinity(0))) else 0.0
         text = json.dumps(encode(experiment))
-        for name in workers:
-            handles = edge_handles(name, edges, segments, bells)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                self._links[name] = link = RunnerLink(ours, bells[name], self._bell)
-                order = Order(name, text, job.source, job.folder, job.resume, spin, self._threads, bells[name], theirs.fileno(), handles)
-                self._logs[name] = logs / f"{name}.log"
-                self._processes[name] = process = self._spawn(order, self._logs[name])
-            link.watch(self._keep(os.pidfd_open(process.pid)))
-        return dict(self._links)
+        for names in processes:
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
+            seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
+            order = Order(seats, text, job.source, job.folder, job.resume, spin, self._threads, bells[names[0]])
+            log = logs / f"{'+'.join(names)}.log"
+            for name, (ours, _) in zip(names, pairs, strict=True):
+                self._links[name] = RunnerLink(ours, bells[name], self._bell)
+            try:
+                process = self._spawn(order, log)
+            finally:
+                for _, theirs in pairs:
+                    theirs.close()
+            self._processes.append(process)
+            for name in names:
+                self._links[name].watch(self._keep(os.pidfd_open(process.pid)))
+                self._logs[name], self._process_of[name] = log, process
+        return {name: self._links[name] for name, _ in experiment.members()}
 
     def _keep(self, descriptor: int) -> int:
         self._descriptors.append(descriptor)
         return descriptor
 
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
-        passed = {order.bell, order.link}
-        for handle in order.edges.values():
-            passed |= {handle.segment, *handle.wake}
         threads = str(order.threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
@@ -99,7 +115,7 @@ class ProcessesLauncher(Launcher):
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=sorted(passed),
+                pass_fds=sorted(order.descriptors()),
                 env={**os.environ, **limits},
                 start_new_session=True,  # Ctrl-C is the runner's to handle
             )
@@ -115,7 +131,7 @@ class ProcessesLauncher(Launcher):
         self._bell.wait(seconds)
 
     def obituary(self, worker: str) -> str:
-        process = self._processes[worker]
+        process = self._process_of[worker]
         try:
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -130,14 +146,14 @@ class ProcessesLauncher(Launcher):
         for link in self._links.values():
             link.close()  # whoever was not told to exit notices this
         deadline = monotonic() + seconds
-        for process in self._processes.values():
+        for process in self._processes:
             try:
                 process.wait(max(deadline - monotonic(), 0.01))
             except subprocess.TimeoutExpired:
                 kill_session(process.pid)
                 process.wait()
         deadline = monotonic() + _AFTER
-        for process in self._processes.values():
+        for process in self._processes:
             # What its environment started, and what that left to itself (a resource tracker, say) ends by itself.
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
@@ -149,7 +165,7 @@ class ProcessesLauncher(Launcher):
         self._links.clear()
         if self._temporary is not None:
             self._temporary.cleanup()
-        for log in self._logs.values():
+        for log in set(self._logs.values()):
             if log.exists() and log.stat().st_size == 0:
                 log.unlink()
         logs = {log.parent for log in self._logs.values()}

@@ -237,7 +237,7 @@ class ActorWorker(Worker):
             requests, answers = context.endpoints.producer(f"requests/{stream}"), context.endpoints.consumer(f"answers/{stream}")
             return ChannelInferenceClient(requests, answers, observation, state, rows, self._config.ring * len(self._config.agents))
         built = policy.build(spaces, derive_seed(context.experiment.seed, context.name, "policy", name))
-        parameters = ParameterSubscriber(context.endpoints.reader(f"parameters/{name}"))
+        parameters = ParameterSubscriber(context.endpoints.reader(context.edges(f"parameters/{name}/")[0].name))
         index = list(context.experiment.policies).index(name)
         return InlineInferenceClient(built, index, parameters, answer, state, observation, rows, self.clock)
 

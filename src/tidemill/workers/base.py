@@ -88,32 +88,33 @@ class Worker(WorkerHandle):
                 self._on_exit()
             self._enter(State.COMPLETED, reason=reason)
 
-    def run(self) -> None:
-        """Live until told to exit, or until the runner is gone."""
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def run(self, *others: WorkerHandle) -> None:
+        """See `WorkerHandle.run`."""
+        together = (self, *others)
         idle_since: float | None = None
         rung = True
-        while self.state not in ENDED:
-            busy = self.turn()
-            if busy:
+        while living := [worker for worker in together if not worker.ended]:
+            if sum(worker.turn() for worker in living):
                 if not rung:
                     self.rescues += 1
                 idle_since, rung = None, True
-            elif self.state not in ENDED:
+            elif not all(worker.ended for worker in living):
                 now = monotonic()
                 idle_since = idle_since or now
                 if now - idle_since >= self.context.spin:
-                    left = self.clock.enter("wait")
                     rung = self.context.endpoints.bell.wait(LOOK_AGAIN)
-                    self.clock.enter(left)
 
     def turn(self) -> bool:
-        """Handle the control link, poll once, report. False when nothing could be done."""
+        """Handle the control link, poll once, report. False when nothing could be done. Between turns a worker waits."""
         if self.state in ENDED:
             return False
+        self.clock.enter("python")
         try:
-            if not self._obey():
-                return False
-            if self.state is not State.RUNNING:
+            if not self._obey() or self.state is not State.RUNNING:
                 return False
             result = self._poll()
             self.polls += 1
@@ -121,12 +122,14 @@ class Worker(WorkerHandle):
             self._batches += result.batch_count
             if monotonic() - self._last_beat > HEARTBEAT:
                 self._beat()
-            if self.state in ENDED:
+            if self.ended:
                 self._close()
             return result.sample_count > 0 or result.batch_count > 0
         except (Exception, SystemExit) as error:
             self._fail(error)
             return False
+        finally:
+            self.clock.enter("wait")
 
     def _fail(self, error: Exception | SystemExit) -> None:
         expected = isinstance(error, TidemillError)
@@ -163,8 +166,9 @@ class Worker(WorkerHandle):
                     self._save()
                 case Exit(reason=reason):
                     self.exit(reason)
-                    self._close()
-                    return False
+                    if self.ended:
+                        self._close()
+                        return False
         return True
 
     # ---- reports -------------------------------------------------------------------------------------------------------------------------

@@ -75,13 +75,13 @@ class PolicyWorker(Worker):
         spaces = facts.spaces[config.policy]
         policy = experiment.policies[config.policy]
         observation, state, answer = schema_of_space(spaces.observation, "obs"), policy.state(spaces), policy.answer(spaces)
-        clients = [e.source for e in experiment.edges() if e.name.startswith(f"requests/{config.stream}/") and e.targets == (context.name,)]
+        clients = [e.source for e in context.edges(f"requests/{config.stream}/")]
         endpoints = context.endpoints
         channels = [(endpoints.consumer(f"requests/{config.stream}/{c}"), endpoints.producer(f"answers/{config.stream}/{c}")) for c in clients]
         self._server = ChannelInferenceServer(channels, observation, state, answer)
         self._policy = policy.build(spaces, derive_seed(experiment.seed, context.name, "policy", config.policy))
         self._policy_index = list(experiment.policies).index(config.policy)
-        self._parameters = ParameterSubscriber(endpoints.reader(f"parameters/{config.policy}"))
+        self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{config.policy}/")[0].name))
         self._schemas = observation, state, {**answer, **state}
         self._buffers: list[tuple[Arrays, Arrays, Arrays]] = []
         self._answered = self._batches_done = 0

@@ -1,8 +1,11 @@
 """The trainer worker: takes samples until a batch is full, updates, publishes a version, and keeps checkpoints. The limits of a run are here.
 
 samples → queue (the stream's own slots, bounded) → batch → algorithm.update → version + 1 → parameter stream
+
+Several equal trainers of one policy each take samples of their own and sum their gradients, so that their weights stay the same, bit by bit.
 """
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from math import isinf
 from pathlib import Path
@@ -12,22 +15,29 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tidemill.api.algorithm import AlgorithmConfig, Sample
+from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.experiment import Context, Port, WorkerConfig
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
+
+LEAVE_ALONE = 1.0  # seconds that a trainer which is told to end waits for equal ones
+_AGREED = np.zeros(3)  # whether one is to end, rows, dropped samples: what equal trainers agree on before each update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(WorkerConfig):
-    """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`.
+    """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`. With a `count` above 1: equal trainers, each on the samples of
+    its share of the producers, whose gradients are averaged (the algorithm must be `DataParallel`).
 
-    batch_size          rows of a batch at least (samples are taken whole); None: as many samples as there are producers, of whoever has some
+    batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as there are producers,
+                        of whoever has some
     max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training are dropped and counted; None: none are.
                         Nobody is held back for it: a low limit throws work away
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
@@ -47,8 +57,6 @@ class Trainer(WorkerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count != 1:
-            raise ConfigError(f"count = {self.count}: a policy has one trainer")
         for name, least in (("batch_size", 1), ("max_policy_lag", 0), ("checkpoints", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -57,7 +65,8 @@ class Trainer(WorkerConfig):
             raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
 
     def ports(self) -> tuple[Port, ...]:
-        return Port(self.samples, "consume"), Port(self.policy, "publish")
+        ports = Port(self.samples, "consume"), Port(self.policy, "publish")
+        return ports if self.count == 1 else (*ports, Port(self.policy, "sum"))
 
     def build(self, context: Context) -> "TrainerWorker":
         return TrainerWorker(context, self)
@@ -85,23 +94,30 @@ class _Taken:
 
 
 class TrainerWorker(Worker):
-    """See the module's text."""
+    """See the module's text. Among equal trainers the first one reports updates and writes checkpoints."""
 
     def __init__(self, context: Context, config: Trainer) -> None:
         super().__init__(context)
         self._config = config
         self.counters = Counters()
         self._taken = _Taken()
+        self._dropped = 0  # not yet in the counters
         self._saved_update = -1
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+        self._life = self._train()
+        self._reason: str | None = None  # why the run ends, once that is known
+        self._asked_at = 0.0  # when it became known
+        self._before: tuple[Arrays, Arrays] = {}, {}  # parameters and the algorithm's state before the update
+        self._in_update = self._save_later = False
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         experiment, endpoints = context.experiment, context.endpoints
-        producers = [edge.name for edge in experiment.edges() if edge.name.startswith(f"samples/{config.samples}/")]
+        producers = [edge.name for edge in context.edges(f"samples/{config.samples}/")]
         self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
         self._consumer = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
         self._batch_samples = len(producers)
+        self._batch_rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         seed = derive_seed(experiment.seed, context.name)
         policy = experiment.policies[config.policy].build(self._spaces, derive_seed(experiment.seed, "policy", config.policy))
         self._algorithm = config.algorithm.build(policy, seed)
@@ -109,12 +125,27 @@ class TrainerWorker(Worker):
         if context.resume is not None:
             self._restore()
         self._policy = policy
-        if any((p.stream, p.role) == (config.policy, "subscribe") for _, c in experiment.members() for p in c.ports()):
-            self._publisher: ParameterPublisher | None = ParameterPublisher(endpoints.writer(f"parameters/{config.policy}"), policy)
+        self._peers = self._join_peers()
+        edges = context.edges(f"parameters/{config.policy}/")
+        self._publisher = ParameterPublisher(endpoints.writer(edges[0].name), policy) if edges else None
+        if self._publisher is not None:
             self._publisher.publish(policy)
-        else:
-            self._publisher = None
         return Facts()
+
+    def _join_peers(self) -> Summing | None:
+        context, policy = self.context, self._config.policy
+        names = context.experiment.holders(policy, "sum")
+        if not names:
+            return None
+        if not isinstance(self._algorithm, DataParallel):
+            raise ConfigError(
+                f"count = {self._config.count}: several equal trainers cannot run {type(self._config.algorithm).__name__}, since its algorithm is no "
+                "DataParallel (see tidemill.api.algorithm); set the trainer's count to 1"
+            )
+        others = {rank: name for rank, name in enumerate(names) if name != context.name}
+        senders = {rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}") for rank, name in others.items()}
+        receivers = {rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}") for rank, name in others.items()}
+        return Summing(names.index(context.name), senders, receivers, max(self._algorithm.largest_sum, _AGREED.nbytes))
 
     def start(self) -> None:
         self._started = self._last_save = monotonic()
@@ -124,6 +155,18 @@ class TrainerWorker(Worker):
         self._count_time()
         super().pause()
 
+    def exit(self, reason: str = "") -> None:
+        """See `Worker.exit`. Equal trainers end together, before the next update that one of them would begin: until then this one works on."""
+        if self._peers is None or self.state not in (State.RUNNING, State.PAUSED):
+            super().exit(reason)
+        elif self._reason is None:
+            self._end(reason)
+            if self.state is State.PAUSED:
+                self.start()
+
+    def _end(self, reason: str) -> None:
+        self._reason, self._asked_at = reason, monotonic()
+
     def _count_time(self) -> None:
         now = monotonic()
         if self.state is State.RUNNING:
@@ -131,44 +174,107 @@ class TrainerWorker(Worker):
         self._started = now
 
     def _poll(self) -> PollResult:
-        if not self._take():
-            if self.context.experiment.limits.seconds is not None:
-                self._count_time()
-                self._end_at_limits()
-            return PollResult()
-        samples, lags, version = self._taken.samples, self._taken.lags, self._policy.version
-        masks = [sample.trained() for sample in samples]
-        rows = int(sum(np.count_nonzero(mask) for mask in masks))
-        if not rows:
+        result = next(self._life)
+        if self._reason is not None and self._peers is not None and monotonic() - self._asked_at > LEAVE_ALONE and not self.ended:
+            self._give_up()
+        return result
+
+    def _train(self) -> Iterator[PollResult]:
+        """The trainer's life, in pieces that never wait."""
+        counters, result = self.counters, PollResult()
+        while True:
+            while self._reason is None and not self._take():
+                if self.context.experiment.limits.seconds is not None:
+                    self._count_time()
+                    self._end_at_limits()
+                if self._reason is None:
+                    yield PollResult()
+            samples, lags, version = self._taken.samples, self._taken.lags, self._policy.version
+            masks = [sample.trained() for sample in samples]
+            own_rows = int(sum(np.count_nonzero(mask) for mask in masks))
+            ending, rows, dropped = yield from self._agree(self._reason is not None, own_rows)
+            counters.dropped += dropped
+            if ending:
+                break
+            if not rows:
+                self._release()
+                yield PollResult(0, 1)
+                continue
+            lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
+            metrics = yield from self._update(samples)
             self._release()
-            return PollResult(0, 1)
-        lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
-        left = self.clock.enter("train")
-        metrics = self._algorithm.update(samples, self._progress())
-        self.clock.enter(left)
-        self._release()
-        counters = self.counters
-        counters.updates += 1
-        counters.rows += rows
-        counters.steps = counters.rows // self._facts.seats_per_lane
-        self._policy.version = counters.updates
-        if self._publisher is not None:
+            counters.updates += 1
+            counters.rows += rows
+            counters.steps = counters.rows // self._facts.seats_per_lane
+            self._policy.version = counters.updates
+            if self._publisher is not None:
+                left = self.clock.enter("copy")
+                self._publisher.publish(self._policy)
+                self.clock.enter(left)
+            self._count_time()
+            self._report_update({**metrics, "lag/mean": lag_sum / max(own_rows, 1), "lag/max": float(max(lags, default=0))})
+            if self._save_later or monotonic() - self._last_save >= self._config.checkpoint_seconds:
+                self._save()
+            self._end_at_limits()
+            result = PollResult(own_rows, 1)
+            if self._reason is None:
+                yield result
+        super().exit(self._reason or "")
+        yield result
+
+    def _agree(self, ending: bool, rows: int) -> Generator[PollResult, None, tuple[bool, int, int]]:
+        """Return whether any trainer is to end, and the rows and dropped samples of all of them."""
+        agreed = _AGREED.copy()
+        agreed[:] = ending, rows, self._dropped
+        self._dropped = 0
+        yield from self._sum(agreed)
+        return bool(agreed[0]), int(agreed[1]), int(agreed[2])
+
+    def _sum(self, array: Array) -> Iterator[PollResult]:
+        """Replace `array` by its sum over all equal trainers."""
+        if self._peers is not None:
             left = self.clock.enter("copy")
-            self._publisher.publish(self._policy)
+            for _ in self._peers.add(array):
+                self.clock.enter("wait")
+                yield PollResult()
+                self.clock.enter("copy")
             self.clock.enter(left)
-        self._count_time()
-        self._report_update({**metrics, "lag/mean": lag_sum / max(rows, 1), "lag/max": float(max(lags))})
-        if monotonic() - self._last_save >= self._config.checkpoint_seconds:
-            self._save()
-        self._end_at_limits()
-        return PollResult(rows, 1)
+
+    def _update(self, samples: list[Sample]) -> Generator[PollResult, None, dict[str, float]]:
+        """Do one update and return its metrics."""
+        algorithm, progress = self._algorithm, self._progress()
+        left = self.clock.enter("train")
+        if self._peers is None:
+            metrics = algorithm.update(samples, progress)
+        else:
+            assert isinstance(algorithm, DataParallel)
+            self._before = {k: v.copy() for k, v in self._policy.parameters().items()}, algorithm.state()
+            self._in_update = True
+            steps = algorithm.parallel_update(samples, progress)
+            try:
+                while True:
+                    yield from self._sum(next(steps))
+            except StopIteration as end:
+                metrics = end.value
+            self._in_update = False
+        self.clock.enter(left)
+        return metrics
+
+    def _give_up(self) -> None:
+        """End without the others, who do not come: one of them is dead. What an unfinished update has done is undone."""
+        if self._in_update:
+            parameters, state = self._before
+            self._policy.load(parameters, self.counters.updates)
+            self._algorithm.load_state(state)
+            self._in_update = False
+        super().exit(self._reason or "")
 
     def _take(self) -> bool:
         """Take samples until the batch is full, dropping those that are too old. False while it is not.
 
         Versions change between batches only, so that what is fresh when it is taken is fresh when it is trained on.
         """
-        taken, size, limit, version = self._taken, self._config.batch_size, self._config.max_policy_lag, self._policy.version
+        taken, size, limit, version = self._taken, self._batch_rows, self._config.max_policy_lag, self._policy.version
         while len(taken.samples) < self._batch_samples if size is None else taken.rows < size:
             sample = self._consumer.consume()
             if sample is None:
@@ -183,7 +289,7 @@ class TrainerWorker(Worker):
             taken.held += 1
             lag = version - oldest_version(sample, version)
             if limit is not None and lag > limit:
-                self.counters.dropped += 1
+                self._dropped += 1
                 if not taken.samples:
                     self._release()
                     taken = self._taken
@@ -205,8 +311,8 @@ class TrainerWorker(Worker):
         return min(max(shares), 1.0)
 
     def _end_at_limits(self) -> None:
-        if reason := self._reached():
-            self.exit(reason)
+        if self._reason is None and (reason := self._reached()):
+            self._end(reason)
 
     def _reached(self) -> str:
         limits, counters = self.context.experiment.limits, self.counters
@@ -219,15 +325,24 @@ class TrainerWorker(Worker):
         return ""
 
     def _report_update(self, metrics: dict[str, float]) -> None:
+        if not self._first:
+            return
         counters = self.counters
         values = {"step": float(counters.steps), "update": float(counters.updates), "dropped": float(counters.dropped), **metrics}
         self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def _first(self) -> bool:
+        return self._peers is None or self._peers.rank == 0
+
     def _save(self, final: bool = False) -> None:
+        self._save_later = self._in_update
+        if self._in_update:
+            return
         self._last_save = monotonic()
-        if self._folder is None or self._saved_update == self.counters.updates:
+        if not self._first or self._folder is None or self._saved_update == self.counters.updates:
             return
         arrays = {"policy": self._policy.parameters(), "algorithm": self._algorithm.state()}
         spaces = _plain(msgspec.to_builtins(self._spaces))  # so that the policy can be built without its environment
@@ -244,7 +359,8 @@ class TrainerWorker(Worker):
     def _restore(self) -> None:
         assert self._folder is not None
         _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
-        self.counters = Counters(**{k: facts[k] for k in vars(Counters())})
+        for name in vars(self.counters):
+            setattr(self.counters, name, facts[name])
         self._algorithm.policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
         self._saved_update = self.counters.updates

@@ -1,0 +1,264 @@
+"""Several equal trainers: one version of the weights, one end, and no update that is half done."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from tests.workers.test_trainer import ROWS, SEATS, SPACES, TRAINED, Adding, Source
+from tests.workers.world import KnownPolicy
+
+from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
+from tidemill.api.control import Configure, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, pack, unpack_up
+from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.api.policy import Policy
+from tidemill.core.checkpoint import checkpoints, read_newest
+from tidemill.core.errors import ConfigError
+from tidemill.transports.local import local_endpoints
+from tidemill.workers import trainer as trainer_module
+from tidemill.workers.trainer import Trainer, TrainerWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(AlgorithmConfig):
+    """Adds the mean of all rewards, in two steps."""
+
+    def build(self, policy: Policy, seed: int) -> "Averager":
+        return Averager(policy)
+
+
+class Averager(DataParallel):
+    largest_sum: ClassVar[int] = 16  # type: ignore[assignment]
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.count = policy, np.zeros(())
+
+    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[np.ndarray, None, dict[str, float]]:
+        rewards = [s["reward"][s.trained()] for s in samples]
+        for _ in range(2):
+            sums = np.array([sum(float(r.sum()) for r in rewards), sum(r.size for r in rewards)])
+            yield sums
+            self.policy.parameters()["w"][:] += sums[0] / sums[1] / 2
+            self.count += 1
+        return {"loss": float(sums[0])}
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count.copy()}
+
+    def load_state(self, state: Any) -> None:
+        self.count[...] = state["count"]
+
+
+class Group:
+    """Equal trainers, each with a producer that the test holds."""
+
+    def __init__(self, count: int = 2, folder: Path | None = None, limits: Limits | None = None, **settings: Any) -> None:
+        config = Trainer(**{"algorithm": Averaging(), "count": count, **settings})
+        workers: dict[str, WorkerConfig] = {"source": Source(count=count), "trainer": config}
+        self.experiment = Experiment(name="group", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits())
+        ends = local_endpoints([name for name, _ in self.experiment.members()], self.experiment.edges())
+        self.producers = [ends[f"source-{i}"][0].producer(f"samples/samples/source-{i}/0") for i in range(count)]
+        for producer in self.producers:
+            producer.offer(ROW_FIELDS, (ROWS, SEATS), 4)
+        self.links = [ends[f"trainer-{i}"][1] for i in range(count)]
+        self.readers = [ends[f"source-{i}"][0].reader(f"parameters/policy/trainer-{i}") for i in range(count)]
+        self.workers: list[TrainerWorker] = []
+        for i in range(count):
+            context = trainer_module.Context(
+                self.experiment, f"trainer-{i}", config, ends[f"trainer-{i}"][0], None if folder is None else str(folder)
+            )
+            self.workers.append(TrainerWorker(context, config))
+        self.tell(Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)})), Start())
+        self.told: list[list[Any]] = [[] for _ in range(count)]
+        self.turns(1)
+
+    def tell(self, *messages: Any, to: int | None = None) -> None:
+        for i, link in enumerate(self.links):
+            if to in (None, i):
+                for message in messages:
+                    link.send(pack(message))
+
+    def send(self, to: int, reward: float, version: int = 0, rows: int = ROWS) -> None:
+        block = self.producers[to].reserve()
+        assert block is not None
+        for array in block.values():
+            array[...] = np.zeros((), array.dtype)
+        block["reward"][:] = reward
+        block["version"][:] = version
+        block["version"][rows:] = -1
+        self.producers[to].commit()
+
+    def turns(self, most: int = 60) -> None:
+        for _ in range(most):
+            for worker in self.workers:
+                worker.turn()
+
+    def heard(self, i: int) -> list[Any]:
+        self.told[i] += [unpack_up(m) for m in self.links[i].receive() or []]
+        return self.told[i]
+
+    def updates(self, i: int) -> list[Statistics]:
+        return [m for m in self.heard(i) if isinstance(m, Statistics) and m.update]
+
+    def weights(self) -> list[float]:
+        return [float(worker._policy.parameters()["w"][0]) for worker in self.workers]
+
+    def states(self) -> list[State]:
+        return [worker.state for worker in self.workers]
+
+
+def test_all_take_the_same_step_down_the_mean_of_all_rows() -> None:
+    group = Group(3)
+    for i, (reward, rows) in enumerate([(1.0, ROWS), (2.0, ROWS), (6.0, 3)]):
+        group.send(i, reward, rows=rows)
+    group.turns()
+    rows = [TRAINED, TRAINED, 3 * SEATS]
+    assert group.weights() == [np.dot([1, 2, 6], rows) / sum(rows)] * 3
+    (update,) = group.updates(0)
+    assert update.values["step"] == sum(rows) and update.values["update"] == 1
+    assert group.updates(1) == group.updates(2) == []  # one tells
+    for reader in group.readers:
+        assert reader.attach() and reader.newest() == 1
+
+
+def test_nobody_begins_before_all_have_a_batch() -> None:
+    group = Group()
+    group.send(0, 1.0)
+    group.turns()
+    assert group.weights() == [0, 0]
+    group.send(1, 3.0)
+    group.turns()
+    assert group.weights() == [2, 2]
+
+
+def test_one_without_a_row_to_train_takes_part() -> None:
+    group = Group()
+    group.send(0, 1.0)
+    group.send(1, 3.0, rows=0)
+    group.turns()
+    assert group.weights() == [1, 1]
+    group.send(0, 1.0, rows=0)
+    group.send(1, 3.0, rows=0)
+    group.turns()
+    assert group.weights() == [1, 1] and [worker.counters.updates for worker in group.workers] == [1, 1]
+
+
+def test_a_batch_size_is_that_of_all_together() -> None:
+    group = Group(batch_size=4 * TRAINED)
+    for _ in range(2):
+        group.turns()
+        assert group.weights() == [0, 0]
+        group.send(0, 1.0)
+        group.send(1, 1.0)
+    group.turns()
+    assert group.weights() == [1, 1] and group.workers[1].counters.rows == 4 * TRAINED
+
+
+def test_dropped_samples_of_all_are_counted() -> None:
+    group = Group(max_policy_lag=0)
+    for worker in group.workers:
+        worker._policy.version = 1
+    group.send(1, 1.0, version=0)
+    for i in range(2):
+        group.send(i, 1.0, version=1)
+    group.turns()
+    assert [worker.counters.dropped for worker in group.workers] == [1, 1]
+
+
+@pytest.mark.parametrize("limits", [Limits(updates=3), Limits(steps=3 * 2 * TRAINED)])
+def test_limits_end_all_at_one_update(limits: Limits) -> None:
+    group = Group(limits=limits)
+    for _ in range(4):
+        for i in range(2):
+            group.send(i, 1.0)
+    group.turns(200)
+    assert group.states() == [State.COMPLETED] * 2 and group.weights() == [3, 3]
+
+
+def test_the_first_whose_time_is_up_ends_all() -> None:
+    group = Group(limits=Limits(seconds=1000.0))
+    group.workers[1].counters.seconds = 2000.0
+    for i in range(4):
+        group.send(i % 2, 1.0)
+    group.turns()
+    assert group.states() == [State.COMPLETED] * 2 and group.weights() in ([0, 0], [1, 1])
+
+
+def half_an_update(group: Group) -> None:
+    """Bring the first trainer to where it waits for the second within an update."""
+    before = group.weights()[0]
+    for i in range(2):
+        group.send(i, 1.0)
+    group.workers[0].turn()
+    while group.weights()[0] == before:
+        group.workers[1].turn()
+        group.workers[0].turn()
+    assert group.weights()[0] == before + 0.5
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_told_to_end_they_end_together_after_the_update(tmp_path: Path, paused: bool) -> None:
+    group = Group(folder=tmp_path)
+    half_an_update(group)
+    if paused:
+        group.tell(Pause())
+        group.turns(3)
+        assert group.states() == [State.PAUSED] * 2
+    group.tell(Exit("enough"))
+    group.turns()
+    assert group.states() == [State.COMPLETED] * 2 and group.weights() == [1, 1]
+    _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+    assert (arrays["policy"]["w"] == 1).all() and facts["updates"] == 1
+    assert [m.reason for m in group.heard(0) if isinstance(m, Status) and m.state is State.COMPLETED] == ["enough"]
+
+
+def test_a_trainer_left_alone_gives_up_what_is_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(folder=tmp_path)
+    for i in range(2):
+        group.send(i, 4.0)
+    group.turns()
+    half_an_update(group)
+    now = [trainer_module.monotonic()]
+    monkeypatch.setattr(trainer_module, "monotonic", lambda: now[0])
+    group.tell(Exit("the other is dead"), to=0)
+    group.workers[0].turn()
+    assert group.workers[0].state is State.RUNNING
+    now[0] += trainer_module.LEAVE_ALONE + 0.1
+    group.workers[0].turn()
+    assert group.workers[0].state is State.COMPLETED
+    _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+    assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
+
+
+def test_a_checkpoint_asked_for_within_an_update_is_written_after_it(tmp_path: Path) -> None:
+    group = Group(folder=tmp_path)
+    half_an_update(group)
+    group.tell(Save())
+    group.workers[0].turn()
+    assert not (tmp_path / "checkpoints").exists()
+    group.turns()
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")] == ["update-1"]
+
+
+def test_an_algorithm_that_sums_nothing_is_refused() -> None:
+    group = Group(algorithm=Adding())
+    group.turns(1)
+    assert group.states() == [State.FAILED] * 2
+    assert "several equal trainers cannot run Adding" in next(m.error for m in group.heard(0) if isinstance(m, Status) and m.error)
+
+
+def test_who_shares_a_process() -> None:
+    experiment = Group().experiment
+    assert experiment.processes() == [["source-0"], ["source-1"], ["trainer-0"], ["trainer-1"]]
+    shared = experiment.replace(together=("source", "trainer"))
+    assert shared.processes() == [["source-0", "trainer-0"], ["source-1", "trainer-1"]]
+    shared.check()
+    for together, message in ((("source", "trainr"), 'did you mean "trainer"'), (("trainer", "trainer"), "must be different")):
+        with pytest.raises(ConfigError, match=message):
+            experiment.replace(together=together).check()
+    with pytest.raises(ConfigError, match="have one count"):
+        experiment.replace(together=("source", "trainer"), workers={**experiment.workers, "source": Source(count=3)}).check()
+    with pytest.raises(ConfigError, match=r"1 producers .* for 2 consumers"):
+        experiment.replace(workers={**experiment.workers, "source": Source()}).check()
