@@ -69,3 +69,10 @@ def test_the_threshold_is_where_it_is_said_to_be(wait: float, verdict: str) -> N
 def test_workers_of_one_kind_count_by_their_mean() -> None:
     workers = [worker("actor", environment=0.9), worker("actor", environment=0.3, wait=0.6), worker("trainer", train=0.9)]
     assert advise(workers).verdict == "learner"  # 0.3 on average
+
+
+def test_processes_that_take_turns_are_balanced_unless_they_wait() -> None:
+    advice = advise([worker("turns", environment=0.5, inference=0.1, train=0.35)] * 2)
+    assert advice.verdict == "balanced" and "by turns, most of it (50%) with the environment" in advice.text
+    advice = advise([worker("turns", environment=0.2, train=0.1, wait=0.65)] * 2)
+    assert advice.verdict == "waits" and "wait 65% of the time" in advice.text

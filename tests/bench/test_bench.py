@@ -89,6 +89,20 @@ def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
     assert trainer.shares["wait"] == pytest.approx((0.2 + 3 * 0.6) / 4)
 
 
+def test_shares_of_workers_in_one_process_are_its_own() -> None:
+    def record(seconds: float) -> dict[str, float]:
+        shares = {f"time/{name}-{i}/{place}": 0.0 for name in ("actor", "trainer") for i in range(2) for place in PLACES}
+        for i in range(2):
+            shares |= {f"time/actor-{i}/environment": 0.6, f"time/actor-{i}/wait": 0.4, f"time/trainer-{i}/train": 0.3, f"time/trainer-{i}/wait": 0.7}
+        return {"time/seconds": seconds, "step": seconds, "dropped": 0, **shares}
+
+    made = experiment(Gymnasium(id="CartPole-v1"))
+    turns = made.replace(workers={name: config.replace(count=2) for name, config in made.workers.items()}, together=("actor", "trainer"))
+    found = run_of(turns, [record(1), record(2)])
+    assert [(w.name, w.kind) for w in found.workers] == [("actor-0+trainer-0", "turns"), ("actor-1+trainer-1", "turns")]
+    assert found.workers[0].shares == pytest.approx({**dict.fromkeys(PLACES, 0.0), "environment": 0.6, "train": 0.3, "wait": 0.1})
+
+
 def check(found: Bench, workers: set[str]) -> None:
     assert set(found.costs) == {"env", "infer", "train"} and all(cost.core > 0 for cost in found.costs.values())
     assert found.bound > 0 and found.run.steps_per_second > 0 and found.efficiency == pytest.approx(found.run.steps_per_second / found.bound)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from tidemill.core.clock import PLACES
 
-Kind = Literal["actor", "policy", "trainer", "other"]
+Kind = Literal["actor", "policy", "trainer", "turns", "other"]
+"""``turns``: a process in which workers take turns."""
 Verdict = Literal["environment", "inference", "learner", "python", "waits", "balanced"]
 
 WAITS = 0.25
@@ -15,7 +16,7 @@ WAITS = 0.25
 
 @dataclass(frozen=True)
 class WorkerShares:
-    """Where one worker's time went: place of `Clock` → share."""
+    """Where the time of one worker, or of several in one process, went: place of `Clock` → share."""
 
     name: str
     kind: Kind
@@ -33,13 +34,14 @@ class Advice:
 def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
     """Return what limits the run. A side that never waits is the bottleneck of one that does; `elsewhere` says that the environment steps outside
     its actor (in threads of its library, on another machine), so that an actor which waits may be waiting for it."""
+    if any(w.kind == "turns" for w in workers):
+        return _advise_turns(_mean(workers, "turns"))
     actor, policy, trainer = (_mean(workers, kind) for kind in ("actor", "policy", "trainer"))
     actors_wait, trainer_waits = actor["wait"], trainer["wait"]
     if trainer_waits < WAITS and actors_wait < WAITS:
-        work, share = max(((p, sum(w.shares.get(p, 0.0) for w in workers)) for p in PLACES if p != "wait"), key=lambda pair: pair[1])
-        total = sum(sum(v for p, v in w.shares.items() if p != "wait") for w in workers) or 1.0
-        most = f"most of it ({share / total:.0%}) with {_WORDS[work]}"
-        return Advice("balanced", f"Balanced: no side waits for the other; all work, {most}. More steps/s take more cores, or less of that work.")
+        return Advice(
+            "balanced", f"Balanced: no side waits for the other; all work, {_most(workers)}. More steps/s take more cores, or less of that work."
+        )
     if trainer_waits < WAITS:
         waits = f"the trainer is at work {1 - trainer_waits:.0%} of the time while actors wait {actors_wait:.0%}"
         if trainer["python"] + trainer["copy"] > trainer["train"]:
@@ -74,6 +76,26 @@ def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
             f"Slow inference: {waits} in the network. Use more lanes (larger batches), more actors, or a smaller network.",
         )
     return Advice("python", f"Overhead in the actors: {waits} with Python and copying. Use more lanes, so that each tick does more, or more actors.")
+
+
+def _advise_turns(shares: Mapping[str, float]) -> Advice:
+    """Return what limits processes that gather and train by turns: nothing but their work, unless they wait."""
+    wait = shares["wait"]
+    if wait < WAITS:
+        most = _most([WorkerShares("", "turns", shares)])
+        return Advice("balanced", f"Balanced: every process gathers and trains by turns, {most}. More steps/s take more cores, or less of that work.")
+    return Advice(
+        "waits",
+        f"Waiting: processes that gather and train by turns wait {wait:.0%} of the time, for each other or for their environments. Let actors and "
+        "trainers have processes of their own (together = ()), with more lanes or threads where environments wait.",
+    )
+
+
+def _most(workers: Sequence[WorkerShares]) -> str:
+    """Return what most of the work is, in words."""
+    work, share = max(((p, sum(w.shares.get(p, 0.0) for w in workers)) for p in PLACES if p != "wait"), key=lambda pair: pair[1])
+    total = sum(sum(v for p, v in w.shares.items() if p != "wait") for w in workers) or 1.0
+    return f"most of it ({share / total:.0%}) with {_WORDS[work]}"
 
 
 _WORDS = {"environment": "the environment", "inference": "inference", "train": "training", "copy": "copying", "python": "Python"}

@@ -198,13 +198,16 @@ def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
     seconds = last["time/seconds"] - first["time/seconds"]
     steps, dropped = last["step"] - first["step"], (last["dropped"] - first["dropped"]) * _steps_per_sample(experiment)
     spans = [(b, b["time/seconds"] - a["time/seconds"]) for a, b in pairwise(records)]
+    configs = dict(experiment.members())
     workers = []
-    for name, config in experiment.members():
-        told = [(r, span) for r, span in spans if f"time/{name}/wait" in r]
+    for names in experiment.processes():
+        told = [(r, span) for r, span in spans if all(f"time/{name}/wait" in r for name in names)]
         total = sum(span for _, span in told)
-        shares = {place: sum(r[f"time/{name}/{place}"] * span for r, span in told) / total if total else 0.0 for place in PLACES}
-        if total:
-            workers.append(WorkerShares(name, kind_of(config), shares))
+        if not total:
+            continue
+        shares = {place: sum(r[f"time/{name}/{place}"] * span for r, span in told for name in names) / total for place in PLACES}
+        shares["wait"] = max(0.0, 1 - sum(share for place, share in shares.items() if place != "wait"))  # one's wait is the other's turn
+        workers.append(WorkerShares("+".join(names), kind_of(configs[names[0]]) if len(names) == 1 else "turns", shares))
     return Run(steps / seconds, seconds, len(spans), dropped / max(dropped + steps, 1), tuple(workers))
 
 
