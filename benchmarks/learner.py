@@ -1,6 +1,6 @@
 """What a PPO update costs: microseconds per row, all epochs together, by part.
 
-OMP_NUM_THREADS=1 python benchmarks/learner.py [--rows 8192] [--epochs 4] [--minibatch 2048] [--images]
+OMP_NUM_THREADS=1 python benchmarks/learner.py [--rows 8192] [--epochs 4] [--minibatch 2048] [--images [--bfloat16]] [--repeats 10]
 """
 
 import argparse
@@ -8,26 +8,26 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from tidemill.algorithms.batch import gather
 from tidemill.algorithms.formulas import gae
 from tidemill.algorithms.ppo import PPO
-from tidemill.algorithms.ppo_learner import PPOLearner
+from tidemill.algorithms.ppo_learner import PPOLearner, _sums, _whole
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.schema import Arrays, allocate
+from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 
 
 def best(call: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of the fastest of `repeats` calls, after one to warm up."""
+    """Return the processor seconds (other work on the machine counts less in them) of the fastest of `repeats` calls, after one to warm up."""
     call()
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
@@ -57,8 +57,9 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, default=2048)
     parser.add_argument("--bfloat16", action="store_true", help="convolutions in bfloat16")
     parser.add_argument("--images", action="store_true", help="Nature CNN on [4, 84, 84] instead of an MLP on 4 numbers")
+    parser.add_argument("--repeats", type=int, default=10, help="the fastest counts (images: one)")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    limit_threads(1)
     observation = Box((4, 84, 84), "uint8", (0.0,), (255.0,)) if options.images else Box((4,), "float32")
     spaces = Spaces(observation, Discrete(6 if options.images else 2))
     config = ActorCritic(convolutions="bfloat16" if options.bfloat16 else "float32")
@@ -67,26 +68,25 @@ def main() -> None:
     learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(config.build(spaces, 0), 0)
     assert isinstance(learner, PPOLearner)
     batch = gather([sample], 0.99, 0.95)
-    repeats = 1 if options.images else 10
-    size = min(options.minibatch, len(batch))
-    inputs = {k: torch.from_numpy(v[:size]) for k, v in learner.policy.prepare(batch.observation).items()}
-    columns = {f"input {k}": v for k, v in inputs.items()} | {"action action": torch.from_numpy(batch.action["action"][:size])}
-    columns |= {
-        "log_prob": torch.from_numpy(batch.log_prob[:size]),
-        "advantage": torch.from_numpy(batch.advantage[:size]),
-        "target": torch.from_numpy(batch.target[:size]),
-        "value": torch.from_numpy(batch.value[:size]),
-    }
-    acted = sample["version"] >= 0
-    s = sample
-    rows = len(batch)
+    repeats = 1 if options.images else options.repeats
+    rows, s, acted = len(batch), sample, sample["version"] >= 0
+    size = min(options.minibatch, rows)
+    columns = learner._columns(batch, _whole(_sums(batch)))
+    order = np.random.default_rng(0).permutation(rows)[:size]
+    inputs, action = ({k: v[:size] for k, v in part.items()} for part in columns[:2])
     passes = options.epochs * rows / size  # minibatches' worth of work in an update
+
+    def minibatch() -> None:
+        learner._differentiate(columns, order, 1 / size)
+        *parts, share = learner._parts.tolist()
+        learner._step(parts, share, 1e-4)
+
     parts = {
         "advantages (GAE)": best(lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats),
         "gather, GAE included": best(lambda: gather([sample], 0.99, 0.95), repeats),
-        "forward, all epochs": best(lambda: learner.policy.evaluate(inputs, {"action": columns["action action"]}), repeats) * passes,
-        "forward and losses, all epochs": best(lambda: learner._loss(columns), repeats) * passes,
-        "the same and step, all epochs": best(lambda: learner._step(*learner._loss(columns)), repeats) * passes,
+        "forward, all epochs": best(lambda: learner.policy.forward(inputs, action), repeats) * passes,
+        "minibatch's gradient, all epochs": best(lambda: learner._differentiate(columns, order, 1 / size), repeats) * passes,
+        "the same and step, all epochs": best(minibatch, repeats) * passes,
         "update": best(lambda: learner.update([sample], 0.0), repeats),
     }
     print(f"{rows} rows, {options.epochs} epochs, minibatches of {size}; microseconds per row")

@@ -109,3 +109,47 @@ def test_approximate_kl_and_clip_fraction():
     # k3: 0 and 2 - 1 - log 2 = 0.306853; mean 0.1534264
     assert f.approximate_kl(ratio.log()).item() == pytest.approx(0.1534264)
     assert f.clip_fraction(torch.tensor([1.0, 1.1, 1.3, 0.7]).log(), 0.2).item() == 0.5
+
+
+@pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
+def test_the_surrogate_s_derivative_by_hand(xp):
+    # ε = 0.2. ρ = 1, A = 2: loss -2, derivative -2. ρ = 1.5, A = 1: clipped, -1.2 and 0. ρ = 1.5, A = -1: 1.5 and 1.5. ρ = 0.5, A = -2: clipped,
+    # 1.6 and 0. Together -2 - 1.2 + 1.5 + 1.6 = -0.1. ρ - 1 - log ρ: 0, 0.5 - log 1.5 twice, -0.5 - log 0.5.
+    log_ratio, advantage = (xp.asarray(np.array(x, np.float32)) for x in (np.log([1, 1.5, 1.5, 0.5]), [2, 1, -1, -2]))
+    loss, derivative, divergence, clipped = f.differentiate_surrogate(xp, log_ratio, advantage, 0.2)
+    np.testing.assert_allclose(derivative, [-2, 0, 1.5, 0], rtol=1e-6)
+    assert float(loss) == pytest.approx(-0.1)
+    assert float(divergence) == pytest.approx(0.5 - 2 * np.log(1.5) - np.log(0.5), rel=1e-5)
+    assert int(clipped) == 3
+
+
+@pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
+def test_the_value_loss_s_derivative_by_hand(xp):
+    # Targets 0. Unclipped: ½ (1 + 4 + 9) = 7. Clipped at old ± 0.5: near = 1.5, 1.5, -2.5; squares 1 < 2.25 (and V has left: 0), 4, 9.
+    value, target, old = (xp.asarray(np.array(x, np.float32)) for x in ([1, 2, -3], [0, 0, 0], [2, 1, -2]))
+    loss, derivative = f.differentiate_value_loss(xp, value, target, old, None)
+    assert float(loss) == 7
+    np.testing.assert_array_equal(derivative, [1, 2, -3])
+    loss, derivative = f.differentiate_value_loss(xp, value, target, old, 0.5)
+    assert float(loss) == (2.25 + 4 + 9) / 2
+    np.testing.assert_array_equal(derivative, [0, 2, -3])
+
+
+@pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
+def test_the_derivatives_are_those_that_autograd_finds(xp):
+    rng = np.random.default_rng(0)
+    log_ratio, advantage, value, target, old = (torch.from_numpy(x) for x in rng.standard_normal((5, 1000)).astype(np.float32))
+    log_ratio *= 0.3
+    for x in (log_ratio, value):
+        x.requires_grad_()
+    losses = f.clipped_surrogate(log_ratio, advantage, 0.2), f.clipped_value_loss(value, old, target, 0.4)
+    sum(losses).backward()
+    plain = [xp.asarray(x.detach().numpy()) for x in (log_ratio, advantage, value, target, old)]
+    loss, of_log_ratio, divergence, clipped = f.differentiate_surrogate(xp, plain[0], plain[1], 0.2)
+    np.testing.assert_allclose(of_log_ratio / 1000, log_ratio.grad, atol=1e-9, rtol=1e-5)
+    assert float(loss) / 1000 == pytest.approx(losses[0].item(), abs=1e-6)
+    assert float(divergence) / 1000 == pytest.approx(f.approximate_kl(log_ratio).item(), rel=1e-5)
+    assert int(clipped) / 1000 == pytest.approx(f.clip_fraction(log_ratio, 0.2).item())
+    loss, of_value = f.differentiate_value_loss(xp, *plain[2:], 0.4)
+    np.testing.assert_allclose(of_value / 1000, value.grad, atol=1e-9, rtol=1e-5)
+    assert float(loss) / 1000 == pytest.approx(losses[1].item(), rel=1e-5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tidemill.algorithms.batch import gather
+from tidemill.algorithms.formulas import explained_variance
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
@@ -91,6 +92,18 @@ def test_configurations_import_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_training_an_mlp_imports_no_torch():
+    code = (
+        "import sys\nimport numpy as np\nfrom tidemill import PPO, ActorCritic\nfrom tidemill.api.algorithm import ROW_FIELDS, Sample\n"
+        "from tidemill.api.spaces import *\nfrom tidemill.core.schema import Field, allocate\n"
+        "config, spaces = ActorCritic(normalise_observations=True), Spaces(Box((3,), 'float32'), Discrete(2))\n"
+        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces)}\nsample = Sample(allocate(fields, (9, 4)))\n"
+        "learner = PPO(entropy_coefficient=0.01, correct_off_policy=True).build(config.build(spaces, 0), 0)\n"
+        "assert learner.update([sample], 0.0)['rows'] == 32\nlearner.load_state(learner.state())\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_policy_that_cannot_be_trained_is_refused():
     class Fixed(Policy):
         act = parameters = load = None
@@ -144,9 +157,10 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     n = 16
     x, action = torch.randn(n, 3), torch.randint(0, 3, (n,))
     old, advantage, target = -torch.rand(n) - 0.5, torch.randn(n), torch.randn(n)
-    columns = {"input features": x, "action action": action, "log_prob": old, "advantage": advantage, "target": target, "value": target}
-    loss, _ = learner._loss(columns)
-    loss.backward()
+    scalars = torch.stack([old, advantage, target, target]).numpy()
+    learner._differentiate([{"features": x.numpy()}, {"action": action.numpy()}, {"scalars": scalars}], np.arange(n), 1 / n)
+    of_policy, of_value, entropy, *_, share = learner._parts.tolist()
+    assert share == 1
 
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
     function = getattr(torch, activation)
@@ -164,9 +178,9 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 0.8, 1.2) * advantage).mean()
     naive = -surrogate + 0.5 * (0.5 * (value - target) ** 2).mean() + 0.01 * (p * p.log()).sum(-1).mean()
     naive.backward()
-    assert loss.item() == pytest.approx(naive.item(), abs=1e-6)
+    assert of_policy + 0.5 * of_value - 0.01 * entropy == pytest.approx(naive.item(), abs=1e-6)
     expected = torch.cat([w[name].grad.reshape(-1) if w[name].numel() else torch.zeros(0) for name in w])
-    torch.testing.assert_close(policy.trainable_parameters()[0].grad, expected, atol=1e-6, rtol=1e-4)
+    np.testing.assert_allclose(learner._gradient, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_two_runs_of_updates_are_byte_equal():
@@ -230,6 +244,8 @@ def test_metrics_have_their_names():
         "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm", "learning_rate", "rows", "minibatches",
     }  # fmt: skip
     assert 0 < metrics["entropy"] <= np.log(3) + 1e-6
+    batch = gather([make_sample(learner_of().policy)], 0.99, 0.95)
+    assert metrics["explained_variance"] == pytest.approx(explained_variance(batch.value, batch.target), abs=1e-6)
 
 
 def test_a_batch_without_a_trainable_row_changes_nothing():

@@ -127,6 +127,24 @@ def test_frozen_weights_are_not_trained():
     assert len(Frozen().build(Spaces(OBSERVATION, ACTIONS["discrete"]), 1).trainable_parameters()) == 2
 
 
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+def test_backward_writes_what_autograd_adds(action):
+    spaces, config = Spaces(OBSERVATION, action), JoinedNetwork()
+    policy, observation = config.build(spaces, 1), draw(8)
+    inputs = {name: torch.from_numpy(array) for name, array in policy.prepare(observation).items()}
+    actions = {"action": torch.from_numpy(ask(policy, config, spaces, observation, False)["action"][:8])}
+    factors = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32))
+    found = policy.evaluate(inputs, actions)
+    sum((factor * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
+    expected = torch.cat([weight.grad.reshape(-1) for weight in policy.trainable_parameters()])
+    gradient = np.full(policy.size, np.nan, np.float32)
+    for _ in range(2):
+        plain = policy.forward(inputs, actions)
+        np.testing.assert_array_equal(plain.value, found.value.detach())
+        policy.backward(*factors, gradient)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_ppo_takes_it_and_the_configuration_comes_back_equal():
     policy = JoinedNetwork().build(Spaces(OBSERVATION, ACTIONS["box"]), 1)
     assert PPO().build(policy, 1).policy is policy

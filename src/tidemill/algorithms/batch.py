@@ -40,7 +40,10 @@ LogRatio = Callable[[Arrays, Arrays, Floats], Floats]
 
 
 def gather(samples: Sequence[Sample], gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Batch:
-    """Return the trained rows of `samples`, in order. With `log_ratio` the advantages are corrected for the policy's lead (see `gae`)."""
+    """Return the trained rows of `samples`, in order (without samples: no rows and no leaves). With `log_ratio` the advantages are corrected for the
+    policy's lead (see `gae`)."""
+    if not samples:
+        return Batch({}, {}, *(np.zeros((4, 0), np.float32)))
     indices, advantages, targets = [], [], []
     for sample in samples:
         fields: dict[str, NDArray[Any]] = dict(sample)

@@ -1,11 +1,12 @@
 """The formulas of the algorithms: pure functions, each with its source. Nothing here imports torch; the losses work on tensors that are handed in.
+Losses with their derivatives written out take the library (numpy or torch) whose arrays they are handed.
 
 Letters: T rows in time, N seats, n any rows. Tidemill rows: an episode of T actions has T+1 rows, the reward stands in the row whose action caused
 it, and the final row (done or truncated) holds the last observation and never enters a loss. Unwritten cells may hold NaN: they are masked with
 `where`, never by multiplying.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ __all__ = [
     "clip_fraction",
     "clipped_surrogate",
     "clipped_value_loss",
+    "differentiate_surrogate",
+    "differentiate_value_loss",
     "explained_variance",
     "gae",
     "masked_mean",
@@ -120,3 +123,32 @@ def approximate_kl(log_ratio: "Tensor") -> "Tensor":
 def clip_fraction(log_ratio: "Tensor", clip: float) -> "Tensor":
     """Return the share of rows with |ρ - 1| > ε, a scalar: those whose gradient eq. 7 of Schulman et al. 2017 may cut."""
     return (log_ratio.expm1().abs() > clip).float().mean()
+
+
+def differentiate_surrogate(xp: Any, log_ratio: Any, advantage: Any, clip: float) -> tuple[Any, Any, Any, Any]:
+    """Return (loss, derivative [n], divergence, clipped) of arrays [n] of library `xp`; all but the derivative are sums over the rows.
+
+    loss: -Σ min(ρ A, clip(ρ, 1-ε, 1+ε) A), Schulman et al. 2017, eq. 7 (`clipped_surrogate` without the mean). Its derivative with respect to
+    log π(a) is -ρ A, and 0 in rows where the clipped term is the smaller one. divergence and clipped are n × `approximate_kl` and `clip_fraction`.
+    """
+    excess = xp.expm1(log_ratio)  # ρ - 1
+    gain = (excess + 1) * advantage
+    held = (excess.clip(-clip, clip) + 1) * advantage
+    derivative = xp.where(gain <= held, -gain, 0)
+    return -xp.minimum(gain, held).sum(), derivative, (excess - log_ratio).sum(), (abs(excess) > clip).sum()
+
+
+def differentiate_value_loss(xp: Any, value: Any, target: Any, old: Any, clip: float | None) -> tuple[Any, Any]:
+    """Return (loss, derivative [n]) of arrays [n] of library `xp`; the loss is the sum over the rows.
+
+    Σ ½ (V - target)², Schulman et al. 2017, eq. 9, whose derivative with respect to V is V - target; with `clip` that of `clipped_value_loss`, whose
+    derivative is 0 where V has left old ± ε and the clipped error is the larger one.
+    """
+    error = value - target
+    if clip is None:
+        return (error @ error) * 0.5, error
+    move = value - old
+    near = old + move.clip(-clip, clip) - target
+    squares, near_squares = error * error, near * near
+    derivative = xp.where((near_squares > squares) & (abs(move) > clip), 0, error)
+    return xp.maximum(squares, near_squares).sum() * 0.5, derivative

@@ -36,7 +36,8 @@ class PPO(AlgorithmConfig):
     epochs: int = 4
     """Passes over each batch."""
     minibatch_size: int = 2048
-    """Rows of a minibatch, about: the trained rows of a batch are split into equal parts of nearly this size."""
+    """Rows of a minibatch, about: the trained rows of a batch are split into equal parts of nearly this size. Equal trainers share them: each has its
+    part of every minibatch, so that learning does not change with their number."""
     learning_rate: float = 3e-4
     """Adam's."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"

@@ -1,18 +1,18 @@
-"""Proximal policy optimisation: the learner that `PPO` builds."""
+"""Proximal policy optimisation: the learner that `PPO` builds. Imports torch only for policies that are made of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from math import isfinite, nan, sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from tidemill.algorithms.batch import gather
-from tidemill.algorithms.formulas import approximate_kl, clip_fraction, clipped_surrogate, clipped_value_loss, explained_variance, value_loss
+from tidemill.algorithms.batch import Batch, gather
+from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
+from tidemill.algorithms.library import library_of
 from tidemill.algorithms.random_state import random_state, set_random_state
-from tidemill.api.algorithm import Algorithm, Sample
+from tidemill.api.algorithm import DataParallel, Sample
 from tidemill.core.errors import RunError, SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.trainable import TrainablePolicy
@@ -22,10 +22,27 @@ if TYPE_CHECKING:
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
+COLUMNS = ("log_prob", "advantage", "target", "value")
+"""What the loss needs of each row, in this order."""
 
 
-class PPOLearner(Algorithm):
-    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one torch thread."""
+class _Whole(NamedTuple):
+    """Of the rows of all equal trainers together."""
+
+    rows: float
+    mean: float
+    """Of advantages, reward units."""
+    deviation: float
+    explained_variance: float
+
+
+class PPOLearner(DataParallel):
+    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one thread.
+
+    Equal trainers sum, per update: one array of sums over the rows (float64), then one per minibatch with the gradient, what is measured and the
+    rows' share (float32), then the normalisers' moments (float64). All decisions (count of minibatches, clipping of the norm, the stops) follow from
+    sums.
+    """
 
     policy: TrainablePolicy
 
@@ -33,127 +50,128 @@ class PPOLearner(Algorithm):
         self.policy = policy
         self._config = config
         self._rng = np.random.default_rng(seed)
-        self._parameters = policy.trainable_parameters()
-        self._optimiser = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
-        for p in self._parameters:  # made now, not at the first step, so that `state` always has them
-            self._optimiser.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        self._library = library_of(policy)
+        size = policy.size
+        self._shared = np.zeros(size + len(MEASURED) + 1, np.float32)
+        """[gradient, measured parts, share]: those of the loss summed over own rows, in units of 1 / (rows of a minibatch, about)."""
+        self._gradient, self._parts = self._shared[:size], self._shared[size:]
+        self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
-        """See `Algorithm.update`. Raises `RunError` before a minibatch whose loss or gradient is not finite can spoil the weights."""
+    @property
+    def largest_sum(self) -> int:
+        return max(self._shared.nbytes, self.policy.moments({}, None).nbytes)
+
+    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
+        """See `DataParallel`. Metrics are those of all trainers together. Raises `RunError` before a minibatch whose loss or gradient is not finite
+        can spoil the weights."""
         config, policy = self._config, self.policy
         rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
         batch = gather(samples, config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None)
-        rows = len(batch)
-        if rows == 0:
+        sums = _sums(batch)
+        yield sums
+        whole = _whole(sums)
+        if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
-
-        inputs = policy.prepare(batch.observation)
-        advantage = batch.advantage
-        if config.normalise_advantages:
-            advantage = (advantage - advantage.mean(dtype=np.float64)) / (advantage.std(dtype=np.float64) + 1e-8)
-        scale = policy.value_scale
-        columns = {f"input {k}": v for k, v in inputs.items()} | {f"action {k}": v for k, v in batch.action.items()}
-        columns |= {
-            "log_prob": batch.log_prob,
-            "advantage": advantage.astype(np.float32, copy=False),
-            "target": batch.target / np.float32(scale),
-            "value": batch.value / np.float32(scale),
-        }
-        tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-        count = max(1, round(rows / config.minibatch_size))
-        bounds = [rows * i // count for i in range(count + 1)]
-        measured: list[Tensor] = []
-        norms: list[float] = []
-        for _ in range(config.epochs):
-            order = torch.from_numpy(self._rng.permutation(rows))
-            shuffled = {name: column.index_select(0, order) for name, column in tensors.items()}
-            for start, end in pairwise(bounds):
-                loss, parts = self._loss({name: column[start:end] for name, column in shuffled.items()})
-                if config.target_kl is not None and parts[3] > config.target_kl:
-                    break
-                norms.append(self._step(loss, parts))
-                measured.append(parts)
-            else:
-                continue
-            break
-
+        count = max(1, round(whole.rows / config.minibatch_size))
+        steps = yield from self._steps(batch, whole, count, rate)
+        moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
+        yield moments
+        policy.fold_moments(moments)
         metrics = {
-            "explained_variance": explained_variance(batch.value, batch.target),
+            "explained_variance": whole.explained_variance,
             "learning_rate": rate,
-            "rows": float(rows),
-            "minibatches": float(len(norms)),
+            "rows": whole.rows,
+            "minibatches": float(len(steps)),
         }
-        if measured:
-            means = torch.stack(measured).mean(0).tolist()
-            last = torch.stack(measured[-count:]).mean(0).tolist()  # how far the last epoch has gone, not the average of all
-            metrics |= dict(zip(MEASURED, means[:3] + last[3:], strict=True))
-            metrics["gradient_norm"] = sum(norms) / len(norms)
-        policy.fold(batch.observation, batch.target if config.normalise_returns else None)
+        if steps:
+            means, last = np.mean(steps, axis=0).tolist(), np.mean(steps[-count:], axis=0).tolist()
+            # kl and clip_fraction: how far the last epoch has gone, not the average of all
+            metrics |= dict(zip(MEASURED, means[:3] + last[3:5], strict=True))
+            metrics["gradient_norm"] = means[5]
         return metrics
 
-    def _loss(self, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss of one minibatch, a scalar with gradients, and its `MEASURED` parts without."""
+    def _steps(self, batch: Batch, whole: _Whole, count: int, rate: float) -> Generator[Array, None, list[list[float]]]:
+        """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
+        config, rows = self._config, len(batch)
+        weight = count / whole.rows
+        columns = self._columns(batch, whole)
+        bounds = [rows * i // count for i in range(count + 1)]
+        done: list[list[float]] = []
+        for _ in range(config.epochs):
+            order = self._rng.permutation(rows)
+            for start, end in pairwise(bounds):
+                self._differentiate(columns, order[start:end], weight)
+                yield self._shared
+                *parts, share = self._parts.tolist()
+                if share == 0:  # fewer rows than minibatches at every trainer
+                    continue
+                parts = [part / share for part in parts]
+                if config.target_kl is not None and parts[3] > config.target_kl:
+                    return done
+                parts.append(self._step(parts, share, rate))
+                done.append(parts)
+        return done
+
+    def _columns(self, batch: Batch, whole: _Whole) -> list[Mapping[str, Any]]:
+        """Return the inputs, the actions and (as one array, rows last) `COLUMNS` of a batch."""
+        if not len(batch):
+            return []
+        scale = np.float32(self.policy.value_scale)
+        scalars = np.empty((len(COLUMNS), len(batch)), np.float32)
+        scalars[0] = batch.log_prob
+        scalars[1] = batch.advantage
+        if self._config.normalise_advantages:
+            with np.errstate(invalid="ignore"):
+                scalars[1] -= np.float32(whole.mean)
+            scalars[1] /= np.float32(whole.deviation + 1e-8)
+        np.divide(batch.target, scale, out=scalars[2])
+        np.divide(batch.value, scale, out=scalars[3])
+        return [self._library.columns(arrays) for arrays in (self.policy.prepare(batch.observation), batch.action, {"scalars": scalars})]
+
+    def _differentiate(self, columns: Sequence[Mapping[str, Any]], rows: NDArray[np.intp], weight: float) -> None:
+        """Write the loss's gradient and its parts, summed over `rows` and multiplied by `weight`, into the shared array."""
+        if not len(rows):
+            self._shared.fill(0)
+            return
+        config, policy, take, xp = self._config, self.policy, self._library.take, self._library.namespace
+        inputs, action = take(columns[0], rows), take(columns[1], rows)
+        log_prob, advantage, target, old_value = take(columns[2], rows, 1)["scalars"]
+        with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
+            found = policy.forward(inputs, action)
+            of_policy, of_log_prob, kl, clipped = differentiate_surrogate(xp, found.log_prob - log_prob, advantage, config.clip)
+            of_log_prob *= weight
+            value_loss, of_value = differentiate_value_loss(xp, found.value, target, old_value, config.clip_value)
+            of_value *= weight * config.value_coefficient
+            of_entropy = xp.full_like(of_value, -config.entropy_coefficient * weight) if config.entropy_coefficient else None
+            measured = (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows))
+            self._parts[:] = [float(part) * weight for part in measured]
+            policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
+
+    def _step(self, parts: Sequence[float], share: float, rate: float) -> float:
+        """Do one step of Adam down the shared gradient; return its norm before clipping."""
         config = self._config
-        inputs = {name[6:]: column for name, column in columns.items() if name.startswith("input ")}
-        action = {name[7:]: column for name, column in columns.items() if name.startswith("action ")}
-        evaluation = self.policy.evaluate(inputs, action)
-        log_ratio = evaluation.log_prob - columns["log_prob"]
-        of_policy = clipped_surrogate(log_ratio, columns["advantage"], config.clip)
-        if config.clip_value is None:
-            of_value = value_loss(evaluation.value, columns["target"])
-        else:
-            of_value = clipped_value_loss(evaluation.value, columns["value"], columns["target"], config.clip_value)
-        entropy = evaluation.entropy.mean()
-        loss = of_policy + config.value_coefficient * of_value
-        if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * entropy
-        with torch.no_grad():
-            parts = torch.stack((of_policy, of_value, entropy, approximate_kl(log_ratio), clip_fraction(log_ratio, config.clip)))
-        return loss, parts
-
-    def _step(self, loss: Tensor, parts: Tensor) -> float:
-        """Do one step of Adam down the gradient of `loss`; return the gradient's norm before clipping."""
-        self._optimiser.zero_grad(set_to_none=False)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        if not np.isfinite(norm) or not np.isfinite(loss.item()):
-            raise RunError(self._explain(parts, norm))
-        limit = self._config.max_gradient_norm
-        if limit is not None and norm > limit:
-            for gradient in gradients:
-                gradient.mul_(limit / norm)
-        self._optimiser.step()
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = sqrt(float(self._gradient @ self._gradient)) / share
+        loss = parts[0] + config.value_coefficient * parts[1] - config.entropy_coefficient * parts[2]
+        if not isfinite(norm) or not isfinite(loss):
+            raise RunError(_explain(parts, norm))
+        limit = config.max_gradient_norm
+        self._optimiser.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
         return norm
-
-    def _explain(self, parts: Tensor, norm: float) -> str:
-        values = dict(zip(MEASURED, parts.tolist(), strict=True))
-        wrong = [f"{name} is {value}" for name, value in values.items() if not np.isfinite(value)] or [f"the gradient's norm is {norm}"]
-        return (
-            f"PPO stopped before a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
-            "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
-        )
 
     def _log_ratio(self, observation: Arrays, action: Arrays, log_prob: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return log π - log μ of n rows, π being the policy at the start of the update."""
-        inputs = {k: torch.from_numpy(v) for k, v in self.policy.prepare(observation).items()}
-        actions = {k: torch.from_numpy(v) for k, v in action.items()}
-        size = self._config.minibatch_size
-        with torch.no_grad():
-            parts = [
-                self.policy.evaluate({k: v[i : i + size] for k, v in inputs.items()}, {k: v[i : i + size] for k, v in actions.items()}).log_prob
-                for i in range(0, len(log_prob), size)
-            ]
-        return torch.cat(parts).numpy() - log_prob if parts else log_prob
+        columns = [self._library.columns(arrays) for arrays in (self.policy.prepare(observation), action)]
+        size, ratio = self._config.minibatch_size, -log_prob
+        with self._library.without_gradients():
+            for start in range(0, len(ratio), size):
+                inputs, acted = ({k: v[start : start + size] for k, v in part.items()} for part in columns)
+                ratio[start : start + size] += np.asarray(self.policy.forward(inputs, acted).log_prob)
+        return ratio
 
     def state(self) -> Arrays:
         """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling stream's state."""
-        arrays: Arrays = {"random": random_state(self._rng)}
-        for i, p in enumerate(self._parameters):
-            arrays |= {f"adam.{i}.{k}": v.detach().numpy().copy() for k, v in self._optimiser.state[p].items()}
-        return arrays
+        return {"random": random_state(self._rng), **{f"adam.{name}": array for name, array in self._optimiser.state().items()}}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned; continues exactly as the learner that it came from would have."""
@@ -163,6 +181,34 @@ class PPOLearner(Algorithm):
             wrong = sorted(k for k in own.keys() | given.keys() if own.get(k) != given.get(k))
             raise SchemaError(f"this learner state does not fit: {', '.join(wrong)}; resume with the algorithm and network that saved it")
         set_random_state(self._rng, state["random"])
-        for i, p in enumerate(self._parameters):
-            for key, tensor in self._optimiser.state[p].items():
-                tensor.copy_(torch.from_numpy(np.array(state[f"adam.{i}.{key}"])))
+        self._optimiser.load_state({name.removeprefix("adam."): array for name, array in state.items() if name != "random"})
+
+
+def _sums(batch: Batch) -> NDArray[np.float64]:
+    """Return [rows, then sum and sum of squares of advantages, targets and errors of the values]."""
+    sums = [float(len(batch))]
+    for column in (batch.advantage, batch.target, batch.target - batch.value):
+        x = column.astype(np.float64)
+        sums += [float(x.sum()), float(x @ x)]
+    return np.array(sums)
+
+
+def _whole(sums: NDArray[np.float64]) -> _Whole:
+    """Return what follows from the `_sums` of all trainers."""
+    rows, *pairs = sums.tolist()
+    if not rows:
+        return _Whole(0.0, 0.0, 0.0, nan)
+    means = [total / rows for total in pairs[::2]]
+    squares = [square / rows for square in pairs[1::2]]
+    advantage, target, error = (max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True))
+    varies = target > 1e-12 * squares[1]  # less is rounding of these sums
+    return _Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
+
+
+def _explain(parts: Sequence[float], norm: float) -> str:
+    values = dict(zip(MEASURED, parts, strict=True))
+    wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [f"the gradient's norm is {norm}"]
+    return (
+        f"PPO stopped before a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
+        "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
+    )

@@ -1,4 +1,4 @@
-"""The policy that `ActorCritic` describes. MLPs act in numpy; torch is imported for images and for training only, over the same memory.
+"""The policy that `ActorCritic` describes. MLPs act and train in numpy; torch is imported for images and for `evaluate` only, over the same memory.
 
 All weights lie in one flat float32 array. Layers of the actor and of the critic have the same shapes (but for the heads), so they lie stacked along a
 first axis "towers" (2, or 1 when the critic shares them) and run as one batched product.
@@ -14,9 +14,12 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import distribution_of
-from tidemill.nets.encoders import Image, ObservationEncoder
+from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.normaliser import RunningMoments
+from tidemill.nets.scratch import Scratch
+from tidemill.nets.towers import Layer, Towers
 from tidemill.nets.trainable import Evaluation, TrainablePolicy
+from tidemill.nets.weights import orthogonal, views, weight_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +29,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""(channels, kernel, stride) of Mnih et al. 2015, "Human-level control through deep reinforcement learning", Methods."""
-IMAGE_FEATURES = 512  # width of the layer after them
 OBSERVATION_CLIP = np.float32(10)  # deviations
-ROOT_TWO = float(np.sqrt(2))
 
 
 class ActorCriticPolicy(TrainablePolicy):
@@ -46,25 +45,30 @@ class ActorCriticPolicy(TrainablePolicy):
         self.towers = 1 if shared else 2
         self._rng = np.random.default_rng(sampling_seed)
         hidden = () if self.encoder.images and not self.encoder.width else config.hidden
-        gains = _weight_shapes(self.encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations)
-        self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape, _ in gains.values()), np.float32)
+        gains = weight_shapes(self.encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations)
+        self._shapes = {name: shape for name, (shape, _) in gains.items()}
+        self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), np.float32)
         """All weights, one after the other; `weights` are views of it."""
-        self.weights: dict[str, Floats] = {}
-        rng, start = np.random.default_rng(weights_seed), 0
-        for name, (shape, gain) in gains.items():
-            end = start + int(np.prod(shape))
-            self.weights[name] = self.flat[start:end].reshape(shape)
-            start = end
+        self.weights = views(self.flat, self._shapes)
+        rng = np.random.default_rng(weights_seed)
+        for name, (_, gain) in gains.items():
             if gain:
-                _orthogonal(self.weights[name], gain, rng, self.towers if not name.startswith(("actor", "critic")) else 0)
+                orthogonal(self.weights[name], gain, rng, self.towers if not name.startswith(("actor", "critic")) else 0)
         self.weights["log_std"][...] = config.log_std_init
-        self.layers = [(self.weights[f"hidden.{i}.weight"], self.weights[f"hidden.{i}.bias"]) for i in range(len(hidden))]
+        self.layers = _layers(self.weights)
         """(weight [towers, in, out], bias [towers, 1, out]) of each hidden layer."""
+        self.library = "torch" if self.encoder.images else "numpy"
+        self._acting, self._training = (Towers(self.layers, config.activation) for _ in range(2))
+        self._scratch = Scratch()  # of training
+        self.turn = 0
+        """Counts what changes the intermediate results that `backward` needs."""
+        self._last: Floats = self.flat[:0]  # what `forward` kept: the last hidden layers, [towers, n, width]
+        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
         self._observation = RunningMoments("observation", (self.encoder.width,)) if config.normalise_observations and self.encoder.width else None
         self._returns = RunningMoments("returns", ())
         self._torch: TorchActorCritic | None = None
-        self._buffers: list[Floats] = []
-        self._rows = -1
+        self._leaf: Tensor | None = None  # of an MLP: `flat` as torch sees it
+        self._features: Floats = np.empty((0, self.encoder.width), np.float32)
         self._refresh()
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
@@ -72,13 +76,16 @@ class ActorCriticPolicy(TrainablePolicy):
         n = len(observation[self.encoder.names[0]])
         if n == 0:
             return
-        if n != self._rows:
-            self._allocate(n)
         if self.encoder.images:
             features = self._trainer().features(self.prepare(observation))
             actor, critic = features[0], features[-1]
         else:
-            actor, critic = self._mlp(observation)
+            if n != len(self._features):
+                self._features = np.empty((n, self.encoder.width), np.float32)
+            self.encoder.encode(observation, self._features)
+            self._normalise(self._features)
+            last = self._acting.forward(self._features)
+            actor, critic = last[0], last[-1]
         weights = self.weights
         head = np.matmul(weights["actor.weight"], actor.T)
         head += weights["actor.bias"]
@@ -90,29 +97,6 @@ class ActorCriticPolicy(TrainablePolicy):
             some = deterministic.any()
             deterministic = deterministic if deterministic.ndim and some else bool(some)
         self.distribution.sample(head, weights["log_std"], deterministic, self._rng, out["action"][:n], out["log_prob"][:n])
-
-    def _mlp(self, observation: Arrays) -> tuple[Floats, Floats]:
-        """Return the last hidden layer (or the inputs) of actor and critic, [n, width] each, in buffers that the next call rewrites."""
-        x = self._buffers[0]
-        self.encoder.encode(observation, x)
-        self._normalise(x)
-        if not self.layers:
-            return x, x
-        for (weight, bias), h in zip(self.layers, self._buffers[1:], strict=True):
-            np.matmul(x, weight, out=h)
-            np.add(h, bias, out=h)
-            if self.activation == "tanh":
-                np.tanh(h, out=h)
-            else:
-                np.maximum(h, 0, out=h)
-            x = h
-        return x[0], x[-1]
-
-    def _allocate(self, n: int) -> None:
-        """Make the buffers of `act` for n rows."""
-        widths = [weight.shape[2] for weight, _ in self.layers]
-        self._buffers = [np.empty((n, self.encoder.width), np.float32), *(np.empty((self.towers, n, w), np.float32) for w in widths)]
-        self._rows = n
 
     def _normalise(self, x: Floats) -> None:
         if self._observation is not None:
@@ -175,79 +159,93 @@ class ActorCriticPolicy(TrainablePolicy):
         return self._torch
 
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
-        """See `TrainablePolicy.evaluate`."""
-        return self._trainer().evaluate(inputs, action["action"])
+        if self.encoder.images:
+            return self._trainer().evaluate(inputs, action["action"])
+        from tidemill.nets.torch_gradients import evaluate
+
+        return evaluate(self, self.trainable_parameters()[0], inputs, action)
 
     def trainable_parameters(self) -> "list[Tensor]":
         """Return one float32 tensor: all weights, flat, with `.grad` in place."""
-        return [self._trainer().flat]
+        if self.encoder.images:
+            return [self._trainer().flat]
+        if self._leaf is None:
+            from tidemill.nets.torch_gradients import leaf
+
+            self._leaf = leaf(self.flat)
+        return [self._leaf]
+
+    @property
+    def size(self) -> int:
+        return self.flat.size
+
+    def flat_weights(self) -> Floats:
+        return self.flat
+
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        if self.encoder.images:
+            return self._trainer().forward(inputs, action["action"])
+        self.turn += 1
+        weights, x = self.weights, inputs["features"]
+        self._last = last = self._training.forward(x)
+        head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, len(x))))
+        head += weights["actor.bias"]
+        value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (len(x),)))
+        value += weights["critic.bias"]
+        return Evaluation(*self.distribution.forward(head, weights["log_std"], action["action"]), value)
+
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Floats) -> None:
+        if self.encoder.images:
+            self._trainer().backward(of_log_prob, of_entropy, of_value, out)
+            return
+        self.turn += 1
+        if self._gradient[0] is not out:
+            self._gradient = out, views(out, self._shapes)
+        weights, gradient, last, n = self.weights, self._gradient[1], self._last, len(of_value)
+        of_head = self._scratch("of head", (self.distribution.size, n))
+        self.distribution.backward(of_log_prob, of_entropy, of_head, gradient["log_std"])
+        np.matmul(of_head, last[0], out=gradient["actor.weight"])
+        np.add.reduce(of_head, axis=1, out=gradient["actor.bias"], keepdims=True)
+        np.matmul(of_value, last[-1], out=gradient["critic.weight"])
+        np.add.reduce(of_value, axis=0, out=gradient["critic.bias"], keepdims=True)
+        if not self.layers:
+            return
+        of_last = self._scratch("of last", last.shape)
+        np.matmul(of_head.T, weights["actor.weight"], out=of_last[0])
+        of_critic = of_last[1] if self.towers == 2 else self._scratch("of critic", last.shape[1:])
+        np.multiply(of_value[:, np.newaxis], weights["critic.weight"], out=of_critic)
+        if self.towers == 1:
+            of_last[0] += of_critic
+        self._training.backward(of_last, _layers(gradient))
 
     @property
     def value_scale(self) -> float:
         """The running deviation of the λ-returns: reward units per unit of the critic's head."""
         return float(self._scale)
 
-    def fold(self, observation: Arrays, returns: Array | None) -> None:
-        """See `TrainablePolicy.fold`. The critic's head is rescaled so that no value changes in reward units when the deviation does
-        (van Hasselt et al. 2016, "Learning values across many orders of magnitude", eq. 2-3, without the shift)."""
+    def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
+        parts = [self._returns.moments(returns)]
         if self._observation is not None:
-            features = np.empty((len(observation[self.encoder.names[0]]), self.encoder.width), np.float32)
-            self.encoder.encode(observation, features)
-            self._observation.fold(features)
-        if returns is not None:
-            before = self._returns.deviation()
-            self._returns.fold(returns)
-            ratio = before / self._returns.deviation()
-            self.weights["critic.weight"] *= np.float32(ratio)
-            self.weights["critic.bias"] *= np.float32(ratio)
+            features = np.empty((len(next(iter(observation.values()))) if observation else 0, self.encoder.width), np.float32)
+            if observation:
+                self.encoder.encode(observation, features)
+            parts.append(self._observation.moments(features))
+        return np.concatenate(parts)
+
+    def fold_moments(self, moments: NDArray[np.float64]) -> None:
+        """See `TrainablePolicy.fold_moments`. The critic's head is rescaled so that no value changes in reward units when the deviation does
+        (van Hasselt et al. 2016, "Learning values across many orders of magnitude", eq. 2-3, without the shift)."""
+        before = self._returns.deviation()
+        self._returns.fold(moments[:3])
+        if moments[0]:
+            ratio = np.float32(before / self._returns.deviation())
+            self.weights["critic.weight"] *= ratio
+            self.weights["critic.bias"] *= ratio
+        if self._observation is not None:
+            self._observation.fold(moments[3:])
         self._refresh()
 
 
-def _weight_shapes(
-    encoder: ObservationEncoder, towers: int, hidden: tuple[int, ...], outputs: int, deviations: int
-) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie."""
-    shapes: dict[str, tuple[tuple[int, ...], float]] = {}
-    width = encoder.width
-    for name, image in encoder.images.items():
-        channels = image.channels
-        for i, (filters, kernel, _) in enumerate(CONVOLUTIONS):
-            shapes[f"cnn.{name}.{i}.weight"] = ((towers, filters, channels, kernel, kernel), ROOT_TWO)
-            shapes[f"cnn.{name}.{i}.bias"] = ((towers, filters), 0)
-            channels = filters
-        shapes[f"cnn.{name}.out.weight"] = ((towers, image_size(image), IMAGE_FEATURES), ROOT_TWO)
-        shapes[f"cnn.{name}.out.bias"] = ((towers, IMAGE_FEATURES), 0)
-        width += IMAGE_FEATURES
-    for i, units in enumerate(hidden):
-        shapes[f"hidden.{i}.weight"] = ((towers, width, units), ROOT_TWO)
-        shapes[f"hidden.{i}.bias"] = ((towers, 1, units), 0)
-        width = units
-    # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021, "What Matters in On-Policy RL", section 3.2.
-    shapes["actor.weight"] = ((outputs, width), 0.01)
-    shapes["actor.bias"] = ((outputs, 1), 0)
-    shapes["critic.weight"] = ((width,), 1.0)
-    shapes["critic.bias"] = ((1,), 0)
-    shapes["log_std"] = ((deviations, 1), 0)
-    return shapes
-
-
-def image_size(image: Image) -> int:
-    """Return the number of values that the convolutions leave of an image."""
-    height, width = image.height, image.width
-    for _, kernel, stride in CONVOLUTIONS:
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return height * width * CONVOLUTIONS[-1][0]
-
-
-def _orthogonal(weight: Floats, gain: float, rng: np.random.Generator, towers: int) -> None:
-    """Fill `weight` with `gain` × an orthogonal matrix, one for each of its towers (0: it has no such axis).
-
-    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
-    """
-    for part in weight if towers else (weight,):
-        rows = len(part) if part.ndim > 1 else 1
-        matrix = rng.standard_normal((rows, part.size // rows))
-        tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-        q, r = np.linalg.qr(tall)
-        q *= np.sign(np.diag(r))  # makes the draw uniform
-        part[...] = gain * (q if tall is matrix else q.T).reshape(part.shape)
+def _layers(named: dict[str, Floats]) -> list[Layer]:
+    """Return (weight, bias) of each hidden layer."""
+    return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(sum(name.startswith("hidden.") for name in named) // 2)]

@@ -1,7 +1,8 @@
-"""Action distributions, each with two sides that agree: `sample` in numpy for acting, `evaluate` in torch for training.
+"""Action distributions, each with three sides that agree: `sample` for acting, `forward` and `backward` for training, all in numpy, and `evaluate`
+in torch for networks that are.
 
-Heads: `size` numbers per row come from the network. Acting keeps them as [size, n] (rows last, so that the few sizes are the loop and the many
-rows the vector); training as [n, size].
+Heads: `size` numbers per row come from the network. Numpy keeps them as [size, n] (rows last, so that the few sizes are the loop and the many
+rows the vector); torch as [n, size].
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
+from tidemill.nets.scratch import Scratch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +40,16 @@ class Distribution(ABC):
         """
 
     @abstractmethod
+    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+        """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [size, n] (contiguous, overwritten and kept) and `log_std`
+        [deviations, 1], in memory that the next call rewrites."""
+
+    @abstractmethod
+    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+        """Write into `of_head` [size, n] (contiguous) and `of_log_std` [deviations, 1] the gradient of Σ (of_log_prob · log_prob + of_entropy ·
+        entropy) over the rows of the last `forward`; None stands for zeros. Once only: what `forward` kept is overwritten."""
+
+    @abstractmethod
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [n, size] and `log_std` [deviations]."""
 
@@ -47,6 +59,8 @@ class Categorical(Distribution):
 
     def __init__(self, n: int) -> None:
         self.size = n
+        self._scratch = Scratch()
+        self._rows: NDArray[np.intp] = np.arange(0)
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
         choice, chosen = self.draw(head, deterministic, rng)
@@ -69,6 +83,36 @@ class Categorical(Distribution):
         chosen = head.ravel().take(choice * n + np.arange(n))
         return choice, chosen - np.log(total)
 
+    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+        size, n = head.shape
+        scratch = self._scratch
+        if len(self._rows) < n:
+            self._rows = np.arange(n)
+        chosen = np.multiply(action, n, out=scratch("chosen", (n,), np.intp))  # places in the flattened head
+        chosen += self._rows[:n]
+        head -= np.maximum.reduce(head, axis=0, out=scratch("n", (n,)))
+        p = np.exp(head, out=scratch("p", (size, n)))
+        total = np.add.reduce(p, axis=0, out=scratch("n", (n,)))
+        p /= total
+        head -= np.log(total, out=total)
+        entropy = np.add.reduce(np.multiply(p, head, out=scratch("size n", (size, n))), axis=0, out=scratch("entropy", (n,)))
+        np.negative(entropy, out=entropy)
+        # mode: with "raise" numpy would write to a copy of `out` first
+        log_prob = np.take(head.reshape(-1), chosen, out=scratch("log_prob", (n,)), mode="clip")
+        self._kept = head, p, entropy, chosen
+        return log_prob, entropy
+
+    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+        head, p, entropy, chosen = self._kept  # head: log p by now
+        # ∂ log p_a / ∂x_k = [k = a] - p_k;  ∂H/∂x_k = -p_k (log p_k + H)
+        np.multiply(p, np.negative(of_log_prob, out=self._scratch("n", of_log_prob.shape)), out=of_head)
+        of_head.reshape(-1)[chosen] += of_log_prob
+        if of_entropy is not None:
+            head += entropy
+            head *= p
+            head *= of_entropy
+            of_head -= head
+
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         log_probs = head.log_softmax(-1)
         log_prob = log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
@@ -83,6 +127,7 @@ class MultiCategorical(Distribution):
         self._branches = [Categorical(n) for n in nvec]
         ends = np.cumsum(nvec).tolist()
         self._parts = [slice(end - n, end) for n, end in zip(nvec, ends, strict=True)]
+        self._scratch = Scratch()
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
         total = np.zeros(head.shape[1], np.float32)
@@ -91,6 +136,20 @@ class MultiCategorical(Distribution):
             action[:, i] = choice
             total += chosen
         log_prob[...] = total
+
+    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+        branches = enumerate(zip(self._branches, self._parts, strict=True))
+        pairs = [branch.forward(head[part], log_std, action[:, i]) for i, (branch, part) in branches]
+        log_prob, entropy = self._scratch("log_prob", (head.shape[1],)), self._scratch("entropy", (head.shape[1],))
+        log_prob[...], entropy[...] = pairs[0]
+        for more_log_prob, more_entropy in pairs[1:]:
+            log_prob += more_log_prob
+            entropy += more_entropy
+        return log_prob, entropy
+
+    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+        for branch, part in zip(self._branches, self._parts, strict=True):
+            branch.backward(of_log_prob, of_entropy, of_head[part], of_log_std)
 
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         branches = enumerate(zip(self._branches, self._parts, strict=True))
@@ -106,6 +165,7 @@ class Bernoulli(Distribution):
 
     def __init__(self, n: int) -> None:
         self.size = n
+        self._scratch = Scratch()
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
         ones = head > 0
@@ -117,6 +177,30 @@ class Bernoulli(Distribution):
         action[...] = ones.T
         # log p(bit) = -softplus(-x) for a one and -softplus(x) for a zero
         log_prob[...] = -np.logaddexp(np.float32(0), np.where(ones, -head, head)).sum(0)
+
+    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+        shape, n, scratch = head.shape, head.shape[1], self._scratch
+        # with e = exp(-|x|): softplus(x) = max(x, 0) + log(1 + e), and p is 1 / (1 + e), or e / (1 + e) where x < 0
+        e = np.exp(np.negative(np.abs(head, out=scratch("e", shape)), out=scratch("e", shape)), out=scratch("e", shape))
+        softplus = np.log1p(e, out=scratch("softplus", shape))
+        softplus += np.maximum(head, 0, out=scratch("size n", shape))
+        p = np.divide(np.where(head < 0, e, 1), np.add(e, 1, out=e), out=scratch("p", shape))
+        ones = scratch("ones", shape)
+        ones[...] = action.T
+        entropy = np.add.reduce(np.subtract(softplus, np.multiply(head, p, out=e), out=e), axis=0, out=scratch("entropy", (n,)))
+        log_prob = np.add.reduce(np.subtract(np.multiply(ones, head, out=e), softplus, out=e), axis=0, out=scratch("log_prob", (n,)))
+        self._kept = head, p, ones
+        return log_prob, entropy
+
+    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+        head, p, ones = self._kept
+        # ∂ log p(bit) / ∂x = bit - p;  ∂H/∂x = -x p (1 - p)
+        np.multiply(np.subtract(ones, p, out=ones), of_log_prob, out=of_head)
+        if of_entropy is not None:
+            head *= p
+            head *= np.subtract(1, p, out=p)
+            head *= of_entropy
+            of_head -= head
 
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         from torch.nn.functional import softplus
@@ -145,6 +229,7 @@ class DiagonalGaussian(Distribution):
             raise ConfigError(f"the action space {space} has an element with low = high; take it out of the action, it decides nothing")
         self.size = self.deviations = low.size
         self._shape = space.shape
+        self._scratch = Scratch()
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
         n = head.shape[1]
@@ -157,6 +242,33 @@ class DiagonalGaussian(Distribution):
             head += np.exp(log_std) * noise
             log_prob[...] = np.square(noise).sum(0) * np.float32(-0.5) - (log_std.sum() + self.size * HALF_LOG_TWO_PI)
         action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)
+
+    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+        n, scratch = head.shape[1], self._scratch
+        given = np.subtract(action.reshape(n, -1), self._centre, out=scratch("action", (n, self.size)), casting="same_kind")
+        given /= self._half
+        precision = np.exp(-log_std)
+        noise = np.subtract(given.T, head, out=head)
+        noise *= precision
+        total = float(log_std.sum())
+        squares = np.multiply(noise, noise, out=scratch("squares", noise.shape))
+        log_prob = np.add.reduce(squares, axis=0, out=scratch("log_prob", (n,)))
+        log_prob *= -0.5
+        log_prob -= total + self.size * HALF_LOG_TWO_PI
+        entropy = scratch("entropy", (n,))
+        entropy.fill(total + self.size * (HALF_LOG_TWO_PI + 0.5))
+        self._kept = noise, squares, precision
+        return log_prob, entropy
+
+    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+        noise, squares, precision = self._kept
+        # with ε = (action - m) / s: ∂ log p / ∂m = ε / s;  ∂ log p / ∂ log s = ε² - 1;  ∂H / ∂ log s = 1
+        noise *= precision
+        np.multiply(noise, of_log_prob, out=of_head)
+        squares -= 1
+        np.matmul(squares, of_log_prob[:, np.newaxis], out=of_log_std)
+        if of_entropy is not None:
+            of_log_std += of_entropy.sum()
 
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         import torch

@@ -82,7 +82,7 @@ class ObservationEncoder:
             value, columns = observation[name], out[:, part]
             match leaf:
                 case Box():
-                    columns[...] = value.reshape(len(value), -1)
+                    columns[...] = value.reshape(columns.shape)
                     if leaf.dtype == "uint8":
                         columns *= np.float32(1 / 255)
                 case Discrete():

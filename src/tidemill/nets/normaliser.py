@@ -42,12 +42,24 @@ class RunningMoments:
         """Return the three arrays by name; views."""
         return {f"{self._name}.{k}": getattr(self, k) for k in ("mean", "variance", "count")}
 
-    def fold(self, values: NDArray[Any]) -> None:
-        """Merge `values` [n, *shape] in. n = 0 changes nothing."""
-        if len(values):
-            mean: Doubles = np.asarray(values.mean(axis=0, dtype=np.float64))
-            variance: Doubles = np.asarray(values.var(axis=0, dtype=np.float64))
-            merged = merge_moments(self.mean, self.variance, float(self.count), mean, variance, len(values))
+    def moments(self, values: NDArray[Any] | None) -> Doubles:
+        """Return [n, Σ (x - mean) …, Σ (x - mean)² …] of `values` [n, *shape], about the present mean; zeros for None."""
+        size = self.mean.size
+        sums = np.zeros(1 + 2 * size)
+        if values is not None:
+            off = values.reshape(len(values), size) - self.mean.reshape(size)
+            sums[0] = len(values)
+            np.add.reduce(off, axis=0, out=sums[1 : 1 + size])
+            np.einsum("ni,ni->i", off, off, out=sums[1 + size :])
+        return sums
+
+    def fold(self, moments: Doubles) -> None:
+        """Merge the values whose `moments` (or the sums of several) these are. None change nothing."""
+        count, size = float(moments[0]), self.mean.size
+        if count:
+            off, square = (sums.reshape(self.mean.shape) / count for sums in (moments[1 : 1 + size], moments[1 + size :]))
+            variance = np.maximum(square - off * off, 0)
+            merged = merge_moments(self.mean, self.variance, float(self.count), self.mean + off, variance, count)
             self.mean[...], self.variance[...], self.count[...] = merged
 
     def deviation(self) -> float:

@@ -1,6 +1,7 @@
-"""The torch side of `ActorCriticPolicy`: the same weights, in the same memory, with gradients."""
+"""The torch side of an `ActorCriticPolicy` with images: the same weights, in the same memory, with gradients."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tidemill.core.schema import Arrays
+from tidemill.nets.torch_gradients import add_gradients, bind, detached, leaf
 from tidemill.nets.trainable import Evaluation
+from tidemill.nets.weights import CONVOLUTIONS
 
 if TYPE_CHECKING:
     from tidemill.nets.actor_critic_policy import ActorCriticPolicy
@@ -22,23 +25,19 @@ class TorchActorCritic:
 
     def __init__(self, policy: "ActorCriticPolicy") -> None:
         self._policy = policy
-        self.flat = torch.from_numpy(policy.flat).requires_grad_()
-        self.flat.grad = torch.zeros_like(self.flat)
-        self._weights: dict[str, Tensor] = {}
-        start = 0
-        for name, weight in policy.weights.items():
-            leaf = torch.from_numpy(weight).requires_grad_()
-            leaf.grad = self.flat.grad[start : start + weight.size].view(weight.shape)
-            self._weights[name] = leaf
-            start += weight.size
-        self._hidden = [self._weights[f"hidden.{i}.{part}"] for i in range(len(policy.layers)) for part in ("weight", "bias")]
+        self.flat = leaf(policy.flat)
+        self._weights = {name: torch.from_numpy(weight).requires_grad_() for name, weight in policy.weights.items()}
+        self._bound: Floats | None = None  # where `backward` wrote last
+        self._kept: Evaluation | None = None
+        assert self.flat.grad is not None
+        bind(list(self._weights.values()), self.flat.grad)
 
     def features(self, inputs: Arrays) -> list[Floats]:
         """Return the last layer before the heads for acting, [n, width] per tower."""
         with torch.inference_mode():
             return [h.numpy() for h in self._towers({name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()})]
 
-    def evaluate(self, inputs: dict[str, Tensor], action: Tensor) -> Evaluation:
+    def evaluate(self, inputs: Mapping[str, Tensor], action: Tensor) -> Evaluation:
         """See `TrainablePolicy.evaluate`."""
         weights = self._weights
         towers = self._towers(inputs)
@@ -47,7 +46,22 @@ class TorchActorCritic:
         log_prob, entropy = self._policy.distribution.evaluate(head, weights["log_std"].squeeze(1), action)
         return Evaluation(log_prob, entropy, value)
 
-    def _towers(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+    def forward(self, inputs: Mapping[str, Tensor], action: Tensor) -> Evaluation:
+        """See `TrainablePolicy.forward`."""
+        self._kept = self.evaluate(inputs, action)
+        return detached(self._kept)
+
+    def backward(self, of_log_prob: Tensor, of_entropy: Tensor | None, of_value: Tensor, out: Floats) -> None:
+        """See `TrainablePolicy.backward`."""
+        assert self._kept is not None
+        if self._bound is not out:
+            self._bound, self.flat.grad = out, torch.from_numpy(out)
+            bind(list(self._weights.values()), self.flat.grad)
+        out.fill(0)
+        add_gradients(self._kept, of_log_prob, of_entropy, of_value)
+        self._kept = None
+
+    def _towers(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         policy = self._policy
         flat = inputs.get("features")
         towers = []
@@ -56,14 +70,14 @@ class TorchActorCritic:
             if flat is not None:
                 parts.append(flat)
             towers.append(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
-        if self._hidden:
-            towers = list(_Hidden.apply(policy.activation, policy.towers, *towers, *self._hidden))  # type: ignore[no-untyped-call]
+        activate = torch.tanh if policy.activation == "tanh" else torch.relu
+        for i in range(len(policy.layers)):
+            weight, bias = (self._weights[f"hidden.{i}.{part}"] for part in ("weight", "bias"))
+            towers = [activate(torch.addmm(b, x, w)) for w, b, x in zip(weight, bias, towers, strict=True)]
         return towers
 
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:
         """Return the 512 features of images [n, ...] uint8. Channels-last: 1.8 times as fast as channels-first, forward and backward."""
-        from tidemill.nets.actor_critic_policy import CONVOLUTIONS
-
         if image.ndim == 3:
             image = image.unsqueeze(1)
         elif not self._policy.encoder.images[name].channels_first:
@@ -78,54 +92,3 @@ class TorchActorCritic:
             x = functional.conv2d(x, weight(f"{i}.weight"), weight(f"{i}.bias"), stride).relu()
         x = x.permute(0, 2, 3, 1).flatten(1)  # as it lies: nothing is copied
         return torch.addmm(weight("out.bias"), x, weight("out.weight")).relu().float()
-
-
-class _Hidden(torch.autograd.Function):
-    """The hidden layers of all towers, forward and backward written out, for CPU tensors.
-
-    On a CPU numpy's tanh is some ten times as fast as torch's, and its products are at least as fast; autograd over single operations would cost more
-    than the arithmetic at the sizes of these networks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, activation: str, towers: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        inputs, weights = tensors[:towers], tensors[towers:]
-        arrays = [w.detach().numpy() for w in weights]
-        ctx.activation, ctx.weights, ctx.layers = activation, arrays[::2], []
-        outputs = []
-        for g in range(towers):
-            h = inputs[g].detach().numpy()
-            kept = [h]
-            for weight, bias in zip(arrays[::2], arrays[1::2], strict=True):
-                h = np.matmul(h, weight[g])
-                h += bias[g]
-                if activation == "tanh":
-                    np.tanh(h, out=h)
-                else:
-                    np.maximum(h, 0, out=h)
-                kept.append(h)
-            ctx.layers.append(kept)
-            outputs.append(torch.from_numpy(h))
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        towers = len(gradients)
-        into_weights: list[Tensor] = [torch.empty(w.shape) for w in ctx.weights]
-        into_biases: list[Tensor] = [torch.empty(towers, 1, w.shape[2]) for w in ctx.weights]
-        into_inputs: list[Tensor | None] = []
-        for g, gradient in enumerate(gradients):
-            kept = ctx.layers[g]
-            for i in reversed(range(len(ctx.weights))):
-                h = torch.from_numpy(kept[i + 1])
-                if ctx.activation == "tanh":
-                    through = torch.ops.aten.tanh_backward(gradient, h)
-                else:
-                    through = torch.ops.aten.threshold_backward(gradient, h, 0)
-                np.matmul(kept[i].T, through.numpy(), out=into_weights[i][g].numpy())
-                torch.sum(through, 0, out=into_biases[i][g, 0])
-                if i or ctx.needs_input_grad[2 + g]:
-                    gradient = torch.from_numpy(np.matmul(through.numpy(), ctx.weights[i][g].T))
-            into_inputs.append(gradient if ctx.needs_input_grad[2 + g] else None)
-        into_layers = [part for pair in zip(into_weights, into_biases, strict=True) for part in pair]
-        return None, None, *into_inputs, *into_layers

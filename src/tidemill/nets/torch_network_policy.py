@@ -1,9 +1,11 @@
 """The policy that a `TorchNetwork` describes: the user's module between raw observations and an action distribution."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -11,8 +13,11 @@ from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Array, Arrays, allocate, schema_of
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.normaliser import RunningMoments
+from tidemill.nets.torch_gradients import add_gradients, bind, detached
 from tidemill.nets.torch_network import TorchNetwork
 from tidemill.nets.trainable import Evaluation, TrainablePolicy
+
+Floats = NDArray[np.float32]
 
 
 class TorchNetworkPolicy(TrainablePolicy):
@@ -27,6 +32,8 @@ class TorchNetworkPolicy(TrainablePolicy):
             self._network = config.network(spaces, self._distribution.size).eval()
         self._log_std = torch.full((self._distribution.deviations,), config.log_std_init, requires_grad=True)
         self._returns = RunningMoments("returns", ())
+        self._bound: Floats | None = None  # where `backward` wrote last
+        self._kept: Evaluation | None = None
         self._check(config, spaces)
 
     def _check(self, config: TorchNetwork, spaces: Spaces) -> None:
@@ -77,6 +84,23 @@ class TorchNetworkPolicy(TrainablePolicy):
         """Return the observation: the module takes it raw."""
         return dict(observation)
 
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.trainable_parameters())
+
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        self._kept = self.evaluate(dict(inputs), dict(action))
+        return detached(self._kept)
+
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Floats) -> None:
+        assert self._kept is not None
+        if self._bound is not out:
+            self._bound = out
+            bind(self.trainable_parameters(), torch.from_numpy(out))
+        out.fill(0)
+        add_gradients(self._kept, of_log_prob, of_entropy, of_value)
+        self._kept = None
+
     def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
         """See `TrainablePolicy.evaluate`."""
         head, value = self._network(inputs)
@@ -93,10 +117,13 @@ class TorchNetworkPolicy(TrainablePolicy):
         """The running deviation of the λ-returns: reward units per unit of the network's value."""
         return self._returns.deviation()
 
-    def fold(self, observation: Arrays, returns: Array | None) -> None:
-        """See `TrainablePolicy.fold`. Values in reward units move with the deviation: which of the module's weights to rescale is not known here."""
-        if returns is not None:
-            self._returns.fold(returns)
+    def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
+        return self._returns.moments(returns)
+
+    def fold_moments(self, moments: NDArray[np.float64]) -> None:
+        """See `TrainablePolicy.fold_moments`. Values in reward units move with the deviation: which of the module's weights to rescale is not
+        known here."""
+        self._returns.fold(moments)
 
 
 def _tensors(arrays: Arrays) -> dict[str, Tensor]:

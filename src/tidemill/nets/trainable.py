@@ -1,7 +1,11 @@
 """What gradient algorithms ask of a policy besides acting. Importing this file imports no torch; calling its methods may."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
 from tidemill.core.schema import Array, Arrays
@@ -9,27 +13,39 @@ from tidemill.core.schema import Array, Arrays
 if TYPE_CHECKING:
     from torch import Tensor
 
+Library = Literal["numpy", "torch"]
+
 
 class Evaluation(NamedTuple):
-    """What a policy thinks of n rows, with gradients."""
+    """What a policy thinks of n rows: tensors with gradients from `evaluate`, plain arrays of the policy's library from `forward`."""
 
-    log_prob: "Tensor"
+    log_prob: Any
     """Of the rows' actions under the present weights, float32 [n], in the unit of the answer's ``log_prob``."""
-    entropy: "Tensor"
+    entropy: Any
     """Of the action distribution, float32 [n], nats."""
-    value: "Tensor"
+    value: Any
     """float32 [n], in units of `value_scale`: times it, reward units."""
 
 
 class TrainablePolicy(Policy):
-    """A policy that gradient algorithms can train. An update goes::
+    """A policy that gradient algorithms can train. An update goes, in torch::
 
     inputs = policy.prepare(observation)                   # once
     for each minibatch:
         policy.evaluate(inputs[minibatch], action[minibatch]) → loss.backward()
         optimiser over policy.trainable_parameters()       # in place: act() sees the new weights at once
     policy.fold(observation, returns)                      # once, after the last epoch
+
+    or, without autograd around the policy (for an MLP on a CPU: without torch), in arrays of its `library`::
+
+        policy.forward(inputs[minibatch], action[minibatch]) → derivatives of the loss
+        policy.backward(of_log_prob, of_entropy, of_value, gradient)
+
+    Between equal trainers ``moments`` are summed before ``fold_moments``, in place of ``fold``.
     """
+
+    library: Library = "torch"
+    """Whose arrays `forward` and `backward` take and give."""
 
     @abstractmethod
     def prepare(self, observation: Arrays) -> Arrays:
@@ -47,9 +63,37 @@ class TrainablePolicy(Policy):
 
     @property
     @abstractmethod
+    def size(self) -> int:
+        """Number of trainable weights."""
+
+    def flat_weights(self) -> NDArray[np.float32]:
+        """Return all trainable weights as one array [size] that views the policy's own memory; of policies whose `library` is numpy."""
+        raise TypeError(f"the weights of a {type(self).__name__} are tensors: see trainable_parameters")
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        """Return what `evaluate` returns, as plain arrays that the next `forward` may rewrite. What `backward` needs is kept."""
+
+    @abstractmethod
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: NDArray[np.float32]) -> None:
+        """Write (not add) the gradient of Σ (of_log_prob · log_prob + of_entropy · entropy + of_value · value) over the rows of the last `forward`
+        into `out`, float32 [size], in the order of the weights; once for each `forward`. The factors are arrays [n] of the library; None for
+        `of_entropy` stands for zeros. Hand in the same `out` each time: finding every weight's place in another one takes time."""
+
+    @property
+    @abstractmethod
     def value_scale(self) -> float:
         """What `Evaluation.value` is multiplied by to give reward units."""
 
     @abstractmethod
+    def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
+        """Return what the normalisers need of the raw observations [n] and (unless None) the λ-returns [n], in reward units, of one update: sums,
+        which may be added to those of other rows. For no rows `observation` may be empty."""
+
+    @abstractmethod
+    def fold_moments(self, moments: NDArray[np.float64]) -> None:
+        """Merge (sums of) `moments` into the normalisers; none must have been folded in since they were taken."""
+
     def fold(self, observation: Arrays, returns: Array | None) -> None:
-        """Merge the raw observations [n] and (unless None) the λ-returns [n], in reward units, of one update into the normalisers."""
+        """Merge the raw observations [n] and (unless None) the λ-returns [n] of one update into the normalisers."""
+        self.fold_moments(self.moments(observation, returns))

@@ -1,0 +1,88 @@
+"""Adam in numpy, over one flat array of weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.schema import Array, Arrays
+
+Floats = NDArray[np.float32]
+
+BETAS = 0.9, 0.999
+"""Decay of the first and of the second moment, per step."""
+BLOCK = 1 << 14  # weights worked on at a time: six arrays of them fit in a second-level cache
+
+
+class Optimiser(ABC):
+    """Steps down a gradient that always lies in the same array."""
+
+    @abstractmethod
+    def step(self, rate: float, scale: float) -> None:
+        """Do one step with learning rate `rate` and `scale` times the gradient (which may be overwritten)."""
+
+    @abstractmethod
+    def state(self) -> Arrays:
+        """Return copies of the number of steps and of the moments: ``0.step``, ``0.exp_avg``, ``0.exp_avg_sq``, and so on for other weights."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take back what `state` returned."""
+
+
+class _Block(NamedTuple):
+    weights: Floats
+    gradient: Floats
+    first: Floats
+    second: Floats
+    one: Floats
+    two: Floats
+
+
+class Adam(Optimiser):
+    """Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1 in the order of its section 2:
+
+    m ← β₁ m + (1-β₁) g;  v ← β₂ v + (1-β₂) g²;  w ← w - α √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε √(1-β₂ᵗ))
+    """
+
+    def __init__(self, weights: Floats, gradient: Floats, epsilon: float) -> None:
+        self._epsilon = epsilon
+        self._steps = 0
+        self._first, self._second = np.zeros_like(weights), np.zeros_like(weights)
+        scratch = np.empty((2, min(BLOCK, weights.size)), np.float32)
+        self._blocks = []
+        for start in range(0, weights.size, BLOCK):
+            parts = [array[start : start + BLOCK] for array in (weights, gradient, self._first, self._second)]
+            self._blocks.append(_Block(*parts, *scratch[:, : len(parts[0])]))
+
+    def step(self, rate: float, scale: float) -> None:
+        self._steps += 1
+        beta1, beta2 = BETAS
+        root = sqrt(1 - beta2**self._steps)
+        # Scalars that numpy keeps float32 arrays float32 with: Python's own.
+        size, epsilon = rate * root / (1 - beta1**self._steps), self._epsilon * root
+        into_second = scale * sqrt(1 - beta2)
+        into_first = (1 - beta1) / sqrt(1 - beta2)
+        for weights, gradient, first, second, one, two in self._blocks:
+            np.multiply(gradient, into_second, out=one)
+            np.multiply(one, one, out=two)
+            second *= beta2
+            second += two
+            one *= into_first
+            first *= beta1
+            first += one
+            np.sqrt(second, out=one)
+            one += epsilon
+            np.divide(first, one, out=one)
+            one *= size
+            weights -= one
+
+    def state(self) -> Arrays:
+        return {"0.step": np.array(self._steps, np.float32), "0.exp_avg": self._first.copy(), "0.exp_avg_sq": self._second.copy()}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        self._steps = int(state["0.step"])
+        self._first[...], self._second[...] = state["0.exp_avg"], state["0.exp_avg_sq"]

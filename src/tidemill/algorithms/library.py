@@ -1,0 +1,72 @@
+"""What an update does with a policy's arrays in the library that they belong to: numpy here, torch in `torch_library`, imported when it is needed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.algorithms.adam import Adam, Optimiser
+from tidemill.core.schema import Arrays
+from tidemill.nets.scratch import Scratch
+from tidemill.nets.trainable import TrainablePolicy
+
+
+class Library(ABC):
+    """Columns hold a batch; a minibatch is what `take` picks of them."""
+
+    namespace: ModuleType
+    """numpy or torch."""
+
+    @abstractmethod
+    def columns(self, arrays: Arrays) -> Mapping[str, Any]:
+        """Return `arrays` in this library."""
+
+    @abstractmethod
+    def take(self, columns: Mapping[str, Any], rows: NDArray[np.intp], axis: int = 0) -> dict[str, Any]:
+        """Return copies of `rows` (indices) of each column, in memory that the next call for columns of the same names may rewrite."""
+
+    @abstractmethod
+    def without_gradients(self) -> AbstractContextManager[object]:
+        """Return a context in which `TrainablePolicy.forward` keeps nothing for `backward`."""
+
+    @abstractmethod
+    def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+        """Return Adam over the policy's weights; `gradient` is where `TrainablePolicy.backward` writes."""
+
+
+class NumpyLibrary(Library):
+    """Everything is a numpy array already."""
+
+    def __init__(self) -> None:
+        self.namespace = np
+        self._scratch = Scratch()
+
+    def columns(self, arrays: Arrays) -> Mapping[str, Any]:
+        return arrays
+
+    def take(self, columns: Mapping[str, Any], rows: NDArray[np.intp], axis: int = 0) -> dict[str, Any]:
+        taken = {}
+        for name, column in columns.items():
+            out = self._scratch(name, (*column.shape[:axis], len(rows), *column.shape[axis + 1 :]), column.dtype)
+            # mode: with "raise" numpy would write to a copy of `out` first; the indices are in range
+            taken[name] = column.take(rows, axis, out, "clip")
+        return taken
+
+    def without_gradients(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+        return Adam(policy.flat_weights(), gradient, epsilon)
+
+
+def library_of(policy: TrainablePolicy) -> Library:
+    """Return the library of `policy`'s arrays."""
+    if policy.library == "numpy":
+        return NumpyLibrary()
+    from tidemill.algorithms.torch_library import TorchLibrary
+
+    return TorchLibrary()

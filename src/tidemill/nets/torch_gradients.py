@@ -1,0 +1,69 @@
+"""Between autograd and flat gradient arrays, both ways."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tidemill.nets.trainable import Evaluation
+
+if TYPE_CHECKING:
+    from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+
+Floats = NDArray[np.float32]
+
+
+def leaf(weights: Floats) -> Tensor:
+    """Return `weights` as a tensor on the same memory, with `.grad` in place."""
+    tensor = torch.from_numpy(weights).requires_grad_()
+    tensor.grad = torch.zeros_like(tensor)
+    return tensor
+
+
+def bind(parameters: Sequence[Tensor], gradient: Tensor) -> None:
+    """Make `.grad` of each parameter a view of `gradient` [sum of their sizes], one after the other."""
+    start = 0
+    for parameter in parameters:
+        parameter.grad = gradient[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+
+
+def detached(evaluation: Evaluation) -> Evaluation:
+    """Return the same numbers without gradients."""
+    return Evaluation(*(tensor.detach() for tensor in evaluation))
+
+
+def add_gradients(evaluation: Evaluation, of_log_prob: Tensor, of_entropy: Tensor | None, of_value: Tensor) -> None:
+    """Add the gradient of Σ (of_log_prob · log_prob + …) to `.grad` of all parameters that `evaluation` came from."""
+    pairs = zip(evaluation, (of_log_prob, of_entropy, of_value), strict=True)
+    wanted = [(tensor, factor) for tensor, factor in pairs if factor is not None and tensor.requires_grad]
+    torch.autograd.backward([tensor for tensor, _ in wanted], [factor for _, factor in wanted])
+
+
+def evaluate(policy: "ActorCriticPolicy", weights: Tensor, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
+    """Return the evaluation by a policy whose library is numpy, with gradients for `weights`, its `trainable_parameters`."""
+    arrays = [{name: tensor.detach().numpy() for name, tensor in tensors.items()} for tensors in (inputs, action)]
+    return Evaluation(*_Evaluate.apply(policy, *arrays, weights))  # type: ignore[no-untyped-call]
+
+
+class _Evaluate(torch.autograd.Function):
+    """`forward` and `backward` of a policy, as one node of a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, policy: "ActorCriticPolicy", inputs: Any, action: Any, weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.policy, ctx.inputs, ctx.action = policy, inputs, action
+        found = policy.forward(inputs, action)
+        ctx.turn = policy.turn
+        return tuple(torch.from_numpy(array.copy()) for array in found)
+
+    @staticmethod
+    def backward(ctx: Any, *factors: Tensor) -> tuple[Any, ...]:
+        policy = ctx.policy
+        if policy.turn != ctx.turn:  # what was kept is gone
+            policy.forward(ctx.inputs, ctx.action)
+        gradient = np.empty(policy.size, np.float32)
+        policy.backward(*(np.ascontiguousarray(factor.numpy()) for factor in factors), gradient)
+        return None, None, None, torch.from_numpy(gradient)

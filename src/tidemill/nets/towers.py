@@ -1,0 +1,62 @@
+"""The hidden layers of actor and critic, forward and backward written out in numpy.
+
+For layers as narrow as theirs autograd over single operations costs more than the arithmetic, and numpy's tanh is the fastest on a CPU.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.nets.scratch import Scratch
+
+Floats = NDArray[np.float32]
+Layer = tuple[Floats, Floats]
+"""(weight [towers, in, out], bias [towers, 1, out])."""
+
+
+class Towers:
+    """Layers of the same shapes, stacked: each is one batched product. Results lie in memory that the next `forward` rewrites."""
+
+    def __init__(self, layers: list[Layer], activation: str) -> None:
+        self._layers = layers
+        self._tanh = activation == "tanh"
+        self._scratch = Scratch()
+        self._kept: list[Floats] = []
+        self._ones: Floats = np.ones((1, 0), np.float32)
+
+    def forward(self, x: Floats) -> Floats:
+        """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the inputs where there is no layer. `x` [n, in] is kept."""
+        self._kept = [x]
+        for i, (weight, bias) in enumerate(self._layers):
+            h = self._scratch(f"layer {i}", (len(weight), x.shape[-2], weight.shape[2]))
+            np.matmul(x, weight, out=h)
+            np.add(h, bias, out=h)
+            if self._tanh:
+                np.tanh(h, out=h)
+            else:
+                np.maximum(h, 0, out=h)
+            self._kept.append(h)
+            x = h
+        return x if x.ndim == 3 else x[np.newaxis]
+
+    def backward(self, of_last: Floats, into: list[Layer]) -> None:
+        """Write the gradients of the weights of the last `forward` into `into`, `of_last` [towers, n, width] being that of its result.
+
+        Overwrites what `forward` returned: once only.
+        """
+        gradient, n = of_last, len(self._kept[0])
+        if self._ones.size < n:
+            self._ones = np.ones((1, n), np.float32)
+        for i in reversed(range(len(self._layers))):
+            below, h = self._kept[i], self._kept[i + 1]
+            if self._tanh:  # 1 - tanh²
+                np.multiply(h, h, out=h)
+                np.subtract(1, h, out=h)
+            else:
+                np.sign(h, out=h)
+            np.multiply(h, gradient, out=h)
+            of_weight, of_bias = into[i]
+            np.matmul(self._ones[:, :n], h, out=of_bias)  # a fifth of what np.sum takes
+            np.matmul(below.swapaxes(-1, -2), h, out=of_weight)
+            if i:
+                gradient = self._scratch(f"gradient {i}", below.shape)
+                np.matmul(h, self._layers[i][0].swapaxes(1, 2), out=gradient)
