@@ -1,9 +1,10 @@
-# `make train` and `make test` each do all the set-up they need, then their job. Set-up is redone when a pinned version or pyproject.toml changes.
+# `make train`, `make test` and `make bench` each do all the set-up they need, then their job. Set-up is redone when a pinned version or pyproject.toml
+# changes. `make bench` takes hours; make bench ARGS="cartpole --runs 3" takes minutes.
 PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh
 
-.PHONY: train test clean
+.PHONY: train test bench clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -15,6 +16,9 @@ test: .venv/ready-to-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+bench: .venv/ready-to-test
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 .venv/ready-to-train: $(PINS)
 	./install.sh $(PYTHON) plot,video

@@ -1,0 +1,485 @@
+"""`make bench`: Tidemill beside other systems, on the same works, in alternating runs; then the other benchmark scripts.
+
+    python benchmarks/compare.py                          # everything: hours on two cores
+    python benchmarks/compare.py cartpole pong --runs 3   # some works
+    python benchmarks/compare.py --continue               # keeps what finished runs have written, does the rest
+    python benchmarks/compare.py --quick                  # does it run at all? CartPole, Tidemill alone, one run of 3 s
+
+Each system is installed from its package into its own environment under `.bench/`. Each run is a process of its own with a deadline: `seconds` of
+training after a warm-up, steps/s over env steps that entered training. Results are written run by run to docs/results/bench/WORK.json; tables and
+plots come from these files (`--report` writes them anew, without a run).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+ENVIRONMENTS = ROOT / ".bench"
+TIDEMILL = "tidemill"
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class System:
+    """One competitor: `peers/NAME.py`, run by the interpreter of the environment that `peers/requirements/NAME.txt` makes."""
+
+    name: str
+    title: str
+    package: str  # whose version the table shows
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of the comparison: a function of `works.py` and an argument of the peers. Systems left out cannot do it without code of ours."""
+
+    name: str
+    title: str
+    systems: tuple[str, ...]
+    unit: str = "steps/s"
+    target: bool = False  # seconds to 475 are measured
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(TIDEMILL, "Tidemill", "tidemill"),
+        System("stable_baselines3", "Stable-Baselines3", "stable_baselines3"),
+        System("sample_factory", "Sample Factory", "sample-factory"),
+        System("cleanrl_style", "CleanRL-style file", "torch"),
+    )
+}
+ALL = tuple(SYSTEMS)
+WORKS = {
+    work.name: work
+    for work in (
+        Work("cartpole", "CartPole-v1, plain Gymnasium environments", ALL, target=True),
+        Work("cartpole_vector", "CartPole-v1, Gymnasium's native vector environment", (TIDEMILL, "cleanrl_style"), target=True),
+        Work("half_cheetah", "HalfCheetah-v5", ALL),
+        Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
+        Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
+    )
+}
+SCRIPTS: tuple[tuple[str, ...], ...] = (  # the other benchmarks, each with its arguments
+    ("transports.py",),
+    ("actor.py",),
+    ("learner.py",),
+    ("learner.py", "--images", "--rows", "1024", "--minibatch", "256", "--epochs", "1"),
+    ("cartpole.py",),
+    ("sleeping.py",),
+    ("memory.py",),
+    ("scaling.py",),
+)
+SCRIPT_DEADLINE = 3600.0
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class Failed(Exception):
+    """A run that gave no figure, and why."""
+
+
+# ---- set-up ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def prepare(name: str) -> Path:
+    """Return the interpreter of a peer's own environment, made anew when its requirements have changed."""
+    folder, files = ENVIRONMENTS / name, sorted((HERE / "peers" / "requirements").glob(f"{name}.*"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    ready, python = folder / "ready", folder / "bin" / "python"
+    if ready.exists() and ready.read_text() == digest:
+        return python
+    say(f"installing {SYSTEMS[name].title} into {folder.relative_to(ROOT)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    command([sys.executable, "-m", "venv", str(folder)], 300)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    for file in files:
+        alone = "without-dependencies" in file.name
+        torch = re.search(r"^torch==.*$", file.read_text(), re.MULTILINE)
+        if torch and shutil.which("nvidia-smi") is None:  # the CPU build, as in install.sh
+            for source in (["--no-index"], ["--index-url", "https://download.pytorch.org/whl/cpu"]):
+                try:
+                    command([*pip, "--no-deps", *source, torch[0]], 1800)
+                    break
+                except Failed:
+                    continue
+        command([*pip, *(["--no-deps"] if alone else []), "--requirement", str(file)], 1800)
+    ready.write_text(digest)
+    return python
+
+
+def command(words: list[str], deadline: float, **environment: str) -> str:
+    """Run a command in a session of its own and return its standard output. Raises `Failed`; at the deadline all its processes are killed."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd=folder, env={**os.environ, **environment}
+        )
+        try:
+            output, _ = child.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no end after {deadline:.0f} s") from None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.communicate()
+        if child.returncode:
+            errors.seek(0)
+            lines = [line for line in (errors.read() + output).splitlines() if line.strip()]
+            raise Failed(f"status {child.returncode}: {lines[-1].strip()[:300] if lines else 'no message'}")
+    return output
+
+
+# ---- runs --------------------------------------------------------------------------------------------------------------------------------------
+
+
+def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
+    """One run of another system."""
+    python = prepare(system)
+    output = command([str(python), str(HERE / "peers" / f"{system}.py"), work, f"--seconds={seconds}", f"--seed={seed}"], 6 * seconds + 240)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise Failed("it printed no figures")
+    return json.loads(lines[-1])
+
+
+def run_tidemill(work: str, seconds: float, seed: int, target: bool) -> Run:
+    """One run of Tidemill: its bench, and with a target the same experiment until it is reached."""
+    cli, experiment = [sys.executable, "-m", "tidemill.cli.main"], f"{HERE / 'works.py'}:{work}"
+    tool = Path(sys.executable).with_name("tidemill")
+    if tool.exists():
+        cli = [str(tool)]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        file = Path(folder) / "bench.json"
+        command([*cli, "bench", experiment, f"--seconds={seconds}", f"--json={file}", f"--set=seed={seed}"], 6 * seconds + 240)
+        found = json.loads(file.read_text())
+        result = {
+            "steps": round(found["run"]["steps_per_second"] * found["run"]["seconds"]),
+            "seconds": found["run"]["seconds"],
+            "steps_per_second": found["run"]["steps_per_second"],
+            "updates": found["run"]["updates"],
+            "bound": found["bound"],
+            "efficiency": found["efficiency"],
+            "dropped": found["run"]["dropped"],
+            "costs": {part: cost["core"] for part, cost in found["costs"].items()},
+            "notes": found["notes"],
+            "settings": {"workers": ", ".join(worker["name"] for worker in found["run"]["workers"]), "lanes": found["facts"]["lanes"]},
+            "versions": {"python": found["versions"]["python"], **found["versions"]["packages"]},
+        }
+        if target:
+            started = time.perf_counter()
+            words = ["train", experiment, f"--seed={seed}", "--stop-at-return=475", f"--run-dir={folder}/run", f"--set=limits.seconds={seconds}"]
+            command([*cli, *words], 6 * seconds + 240)
+            result["command_seconds"] = time.perf_counter() - started
+            records = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+            reached = (r["time/seconds"] for r in records if r["episodes"] >= 100 and (r.get("return/mean") or 0) >= 475)
+            result["seconds_to_475"] = next(reached, None)
+    return result
+
+
+def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], store: "Store") -> None:
+    """Alternate: a run of each system, and again, until each has `runs`. What the store holds is not run again."""
+    for number in range(1, runs + 1):
+        for system in systems:
+            if store.has(system, number):
+                continue
+            try:
+                if system == TIDEMILL:
+                    found = run_tidemill(work.name, seconds, number, work.target)
+                else:
+                    found = run_peer(system, work.name, seconds, number)
+                say(f"{work.name} {number}/{runs} {SYSTEMS[system].title}: {found['steps_per_second']:,.0f} {work.unit}")
+            except Failed as failure:
+                found = {"failed": plain(str(failure))}
+                say(f"{work.name} {number}/{runs} {SYSTEMS[system].title} failed: {failure}")
+            store.add(system, number, found)
+
+
+class Store:
+    """The runs of one work, in one JSON file that is written after each. Runs of other lengths are not mixed: they are dropped."""
+
+    def __init__(self, file: Path, seconds: float, keep: bool) -> None:
+        self.file = file
+        self.data: dict[str, Any] = {"seconds": seconds, "machine": machine(), "runs": {}}
+        if file.exists():
+            old = json.loads(file.read_text())
+            if keep and old["seconds"] == seconds:
+                self.data = old
+
+    def has(self, system: str, number: int) -> bool:
+        """Whether that run has a figure; failed ones are tried again."""
+        return "steps_per_second" in self.data["runs"].get(system, {}).get(str(number), {})
+
+    def add(self, system: str, number: int, run: Run) -> None:
+        """Keep one run, at once."""
+        self.data["runs"].setdefault(system, {})[str(number)] = run
+        self.data["date"] = date.today().isoformat()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        part = self.file.with_suffix(".part")
+        part.write_text(json.dumps(self.data, indent=1) + "\n")
+        part.replace(self.file)
+
+
+def machine() -> dict[str, Any]:
+    """Return what figures depend on besides versions."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return {"processor": names[0] if names else platform.processor(), "cores": cores, "gpu": shutil.which("nvidia-smi") is not None}
+
+
+# ---- report ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """One system's line of a work's table."""
+
+    system: System
+    speeds: list[float]
+    reached: list[float | None]
+    good: list[Run]
+    failures: list[str]
+
+    @property
+    def median(self) -> float:
+        """Of steps/s; 0 when every run failed."""
+        return statistics.median(self.speeds) if self.speeds else 0.0
+
+
+def lines_of(data: dict[str, Any]) -> list[Line]:
+    """Return a line per system that was run, the fastest first."""
+    lines = []
+    for name, runs in data["runs"].items():
+        good = [run for run in runs.values() if "failed" not in run]
+        speeds, reached = [run["steps_per_second"] for run in good], [run.get("seconds_to_475") for run in good]
+        lines.append(Line(SYSTEMS[name], speeds, reached, good, [run["failed"] for run in runs.values() if "failed" in run]))
+    return sorted(lines, key=lambda line: -line.median)
+
+
+def section_of(work: Work, data: dict[str, Any], pictures: str) -> str:
+    """Return the text of a work: table, sentence, plot."""
+    lines, seconds = lines_of(data), data["seconds"]
+    own = next((line for line in lines if line.system.name == TIDEMILL), None)
+    best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
+    head = ["system", "version", "layout", f"{work.unit}, median (lowest … highest)"]
+    head += ["Tidemill is"] * bool(own) + ["475 after, s of training: median (of how many runs)"] * work.target
+    text = [f"### {work.title}", "", f"`make bench ARGS={work.name}` · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.", ""]
+    text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for line in lines:
+        latest = line.good[-1] if line.good else {}
+        cells = [line.system.title, latest.get("versions", {}).get(line.system.package, "") if line.good else "", layout_text(latest.get("settings"))]
+        if line.system.package == "torch" and cells[1]:
+            cells[1] = f"torch {cells[1]}"
+        cells.append(f"{figure(line.median)} ({figure(min(line.speeds))} … {figure(max(line.speeds))})" if line.speeds else "failed")
+        if line.failures:
+            cells[-1] += f"; {len(line.failures)} of {len(line.failures) + len(line.good)} runs failed: {line.failures[-1]}"
+        if own:
+            cells.append(f"{own.median / line.median:.2f} ×" if line.median and line is not own else "")
+        if work.target:
+            cells.append(target_text(line.reached, seconds))
+        text.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    if own and own.good:
+        bounds, parts = [run["bound"] for run in own.good], [run["efficiency"] for run in own.good]
+        text += ["", f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} ({min(parts):.2f} … {max(parts):.2f})."]
+        text[-1] += f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
+        if took := [run["command_seconds"] for run in own.good if run.get("seconds_to_475") is not None]:
+            text[-1] += f" 475 by the whole command: {statistics.median(took):.1f} s."
+        notes = dict.fromkeys(note for run in own.good for note in run["notes"])
+        text += [f"Note: {note}." for note in list(notes)[:3]]
+    return "\n".join([*text, "", f"![{work.title}]({pictures}/{work.name}.png)"])
+
+
+def target_text(reached: list[float | None], seconds: float) -> str:
+    """Return the median of the seconds to 475 over the runs that reached it, and how many did."""
+    times = [value for value in reached if value is not None]
+    if not times:
+        return f"not in {seconds:g} s" if reached else ""
+    return f"{statistics.median(times):.1f} ({len(times)} of {len(reached)})"
+
+
+def layout_text(settings: dict[str, Any] | None) -> str:
+    """Return a layout in words."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (settings or {}).items())
+
+
+def machine_text(facts: dict[str, Any]) -> str:
+    """Return the machine in words."""
+    return f"{facts['cores']} cores ({facts['processor']}), {'with' if facts['gpu'] else 'no'} GPU"
+
+
+def figure(value: float) -> str:
+    """Return steps/s as people write them."""
+    return f"{value:,.0f}"
+
+
+def plain(text: str) -> str:
+    """Return a message without this machine's folders."""
+    for folder, word in ((str(ROOT), "."), (str(Path.home()), "~"), (tempfile.gettempdir(), "TMP")):
+        text = text.replace(folder, word)
+    return text
+
+
+def draw(work: Work, data: dict[str, Any], file: Path) -> None:
+    """Draw steps/s per system: the median as a bar, each run as a dot, the bound as a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = lines_of(data)[::-1]
+    bounds = [run["bound"] for line in lines for run in line.good if "bound" in run]
+    paper = Figure(figsize=(7.2, 1.15 + 0.46 * len(lines)), layout="constrained")
+    FigureCanvasAgg(paper)
+    axes = paper.subplots()
+    places = range(len(lines))
+    colours = ["#0b7285" if line.system.name == TIDEMILL else "#adb5bd" for line in lines]
+    axes.barh(places, [line.median for line in lines], height=0.62, color=colours)
+    widest = max([line.median for line in lines] + [max(line.speeds) for line in lines if line.speeds] + bounds[:1] + [1.0])
+    for place, line in zip(places, lines, strict=True):
+        axes.plot(line.speeds, [place] * len(line.speeds), "o", ms=3.2, mfc="white", mec="#343a40", mew=0.8, zorder=3)
+        end = max([line.median, *line.speeds], default=0)
+        axes.text(end + 0.012 * widest, place, figure(line.median) if line.speeds else "failed", va="center", fontsize=9, color="#212529")
+    if bounds:
+        bound = statistics.median(bounds)
+        axes.axvline(bound, color="#c92a2a", lw=1.2, ls=(0, (4, 3)), zorder=1)
+        axes.text(bound, len(lines) - 0.5, f"bound {figure(bound)} ", color="#c92a2a", fontsize=8.5, ha="right", va="bottom")
+    axes.set_yticks(list(places), [line.system.title for line in lines], fontsize=9.5)
+    axes.set_xlim(0, 1.16 * widest)
+    axes.set_ylim(-0.5, len(lines) - 0.5)
+    axes.xaxis.set_major_formatter(lambda value, _: figure(value))
+    axes.tick_params(axis="x", labelsize=8.5, color="#adb5bd")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e9ecef", zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#adb5bd")
+    axes.set_title(work.title, fontsize=11, loc="left", pad=16 if bounds else 8)
+    axes.set_xlabel(
+        f"{work.unit}, median of {max((len(line.speeds) for line in lines), default=0)} alternating runs of {data['seconds']:g} s", fontsize=9
+    )
+    paper.savefig(file, dpi=130)
+
+
+INTRODUCTION = """## Beside other systems
+
+Written by `make bench` ([compare.py](../benchmarks/compare.py), [peers](../benchmarks/peers)); edit nothing between its marks. PPO (Sample Factory:
+APPO) with the same network (MLP 64×64 tanh, actor and critic apart; Nature CNN), rollout 128, the same learning rate, γ, λ, clipping and
+coefficients, a quarter of a batch as minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages, with
+the best layout found for it on two cores. A run ends after the same seconds of training behind a warm-up; steps/s are env steps that entered
+training. Systems take turns: first run of each, second run of each. 475 is the mean of the last 100 training episodes."""
+
+
+def put(document: str, name: str, text: str) -> str:
+    """Return `document` with the generated part `name` replaced, or added at its end."""
+    begin, end = f"<!-- make bench: {name} -->", f"<!-- end of {name} -->"
+    block = f"{begin}\n{text}\n{end}"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    return pattern.sub(lambda _: block, document) if pattern.search(document) else document.rstrip() + "\n\n" + block + "\n"
+
+
+def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
+    """Yield every generated part, in order, and draw the plots."""
+    results = docs / "results" / "bench"
+    yield "introduction", INTRODUCTION
+    for work in WORKS.values():
+        file = results / f"{work.name}.json"
+        if file.exists():
+            data = json.loads(file.read_text())
+            draw(work, data, results / f"{work.name}.png")
+            yield work.name, section_of(work, data, "results/bench")
+    file = results / "scripts.json"
+    if file.exists():
+        for words, found in json.loads(file.read_text()).items():
+            text = found["output"] if "output" in found else f"failed: {found['failed']}"
+            yield words, f"### `python benchmarks/{words}`\n\n{found['date']}, {found['seconds']:.0f} s\n\n```\n{text.strip()}\n```"
+
+
+def report(docs: Path) -> None:
+    """Write docs/benchmarks.md's generated parts and the plots from the JSON files."""
+    file = docs / "benchmarks.md"
+    document = file.read_text() if file.exists() else "# Benchmarks\n"
+    for name, text in parts_of(docs):
+        document = put(document, name, text)
+    file.write_text(document)
+
+
+def run_scripts(docs: Path, keep: bool) -> None:
+    """Run the other benchmarks one after the other."""
+    file = docs / "results" / "bench" / "scripts.json"
+    found = json.loads(file.read_text()) if keep and file.exists() else {}
+    for words in SCRIPTS:
+        name, started = " ".join(words), time.perf_counter()
+        if "output" in found.get(name, {}):
+            continue
+        say(f"python benchmarks/{name}")
+        try:
+            if not (HERE / words[0]).exists():
+                raise Failed("there is no such script")
+            entry: Run = {"output": plain(command([sys.executable, str(HERE / words[0]), *words[1:]], SCRIPT_DEADLINE, **ONE_THREAD))}
+        except Failed as failure:
+            entry = {"failed": plain(str(failure))}
+            say(f"  failed: {failure}")
+        found[name] = {**entry, "seconds": time.perf_counter() - started, "date": date.today().isoformat()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        report(docs)
+
+
+def say(text: str) -> None:
+    """Tell the user what happens."""
+    print(time.strftime("%H:%M:%S"), plain(text), flush=True)
+
+
+def main() -> None:
+    """Do what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "works", nargs="*", metavar="WORK", help=f"{', '.join(WORKS)}; all of them, and the other benchmark scripts, when none is named"
+    )
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help="all of them by default")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of training in each run, after its warm-up; Pong has three times as many")
+    parser.add_argument("--continue", dest="keep", action="store_true", help="keep finished runs")
+    parser.add_argument("--quick", action="store_true", help="CartPole, Tidemill alone, one run of 3 s")
+    parser.add_argument("--report", action="store_true", help="only write tables and plots anew")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="FOLDER", help="where benchmarks.md and results/bench/ are written")
+    given = parser.parse_args()
+    if unknown := [name for name in given.works if name not in WORKS]:
+        parser.error(f"there is no work {', '.join(unknown)}: choose from {', '.join(WORKS)}")
+    if given.runs < 1 or given.seconds <= 0:
+        parser.error("--runs and --seconds must be above 0")
+    works, systems, runs, seconds = given.works or list(WORKS), tuple(given.systems or SYSTEMS), given.runs, given.seconds
+    if given.quick:
+        works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 3.0
+    docs = given.docs.resolve()
+    if not given.report:
+        for name in works:
+            work, length = WORKS[name], seconds * (3 if name.startswith("pong") else 1)
+            store = Store(docs / "results" / "bench" / f"{name}.json", length, given.keep)
+            measure(work, runs, length, tuple(s for s in work.systems if s in systems), store)
+            report(docs)
+        if not given.works and not given.quick:
+            run_scripts(docs, given.keep)
+    report(docs)
+    say(f"written: {docs / 'benchmarks.md'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What every peer shares: the works' hyper-parameters, the command line, and the stop rule. Standard library alone: it runs in each peer's own
+environment.
+
+A peer is a script that its own interpreter runs, ``python NAME.py WORK --seconds S --seed N``; the last line of its standard output is one JSON
+object: steps, seconds, steps_per_second, core_seconds (processor time of that process, without children), updates, seconds_to_475 (None where it was
+not reached, or is not asked), mean_return of the last 100 episodes, settings, versions.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+from dataclasses import dataclass, replace
+from time import perf_counter, process_time
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, the same for all systems. Adam; nothing is normalised but each batch's advantages."""
+
+    environment: str
+    network: str  # "mlp": 64×64 tanh, actor and critic apart; "nature": Nature CNN, one trunk
+    epochs: int
+    learning_rate: float
+    clip: float = 0.2
+    entropy_coefficient: float = 0.0
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    value_coefficient: float = 0.5
+    max_gradient_norm: float = 0.5
+    adam_epsilon: float = 1e-5
+    rollout: int = 128
+    minibatches: int = 4  # of each epoch
+    target: float | None = None  # mean return of the last 100 training episodes
+
+
+_CARTPOLE = Work("CartPole-v1", "mlp", epochs=4, learning_rate=3e-3, target=475.0)
+_PONG = Work("ALE/Pong-v5", "nature", epochs=4, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
+WORKS = {
+    "cartpole": _CARTPOLE,
+    "cartpole_vector": _CARTPOLE,
+    "half_cheetah": Work("HalfCheetah-v5", "mlp", epochs=4, learning_rate=3e-4),
+    "pong": _PONG,
+    "pong_one_epoch": replace(_PONG, epochs=1),
+}
+
+
+class Meter:
+    """The stop rule: `seconds` of training after a warm-up; only env steps count that have been trained on."""
+
+    def __init__(self, seconds: float, target: float | None) -> None:
+        self.warm, self.seconds, self.target = min(2.0, seconds / 5), seconds, target
+        self.reached: float | None = None
+        self.mean_return: float | None = None
+        self._start = self._first = self._last = perf_counter()
+        self._first_steps: int | None = None
+        self._last_steps = self._updates = 0
+        self._first_core = self._last_core = 0.0
+
+    def start(self) -> None:
+        """Training begins now."""
+        self._start = perf_counter()
+
+    def update(self, steps: int, mean_return: float | None = None) -> bool:
+        """All `steps` so far have been trained on; return whether that was long enough. `mean_return` is that of 100 episodes, or None before."""
+        now, self.mean_return = perf_counter(), mean_return
+        if self.reached is None and self.target is not None and mean_return is not None and mean_return >= self.target:
+            self.reached = now - self._start
+        if now - self._start < self.warm:
+            return False
+        if self._first_steps is None:
+            self._first, self._first_steps, self._first_core = now, steps, process_time()
+            return False
+        self._last, self._last_steps, self._updates, self._last_core = now, steps, self._updates + 1, process_time()
+        return now - self._first >= self.seconds
+
+    def report(self, settings: dict[str, Any], packages: tuple[str, ...]) -> None:
+        """Print the JSON line."""
+        if self._first_steps is None or not self._updates:
+            raise SystemExit("fewer than two updates were finished: give it more seconds")
+        steps, seconds = self._last_steps - self._first_steps, self._last - self._first
+        found = {
+            "steps": steps,
+            "seconds": seconds,
+            "steps_per_second": steps / seconds,
+            "core_seconds": self._last_core - self._first_core,
+            "updates": self._updates,
+            "seconds_to_475": self.reached,
+            "mean_return": self.mean_return,
+            "settings": settings,
+            "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
+        }
+        sys.stderr.flush()
+        print("\n" + json.dumps(found), flush=True)
+
+
+def arguments(layouts: dict[str, dict[str, Any]]) -> tuple[argparse.Namespace, Work, dict[str, Any]]:
+    """Return the command line, the work, and the system's layout for it: `layouts` (work → names and values), changed by ``--layout NAME=VALUE``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", choices=list(layouts))
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layout", action="append", default=[], metavar="NAME=VALUE", help="to look for a better layout")
+    found = parser.parse_args()
+    layout = dict(layouts[found.work])
+    for change in found.layout:
+        name, _, value = change.partition("=")
+        layout[name] = json.loads(value)
+    return found, WORKS[found.work], layout

@@ -1,0 +1,56 @@
+"""The works of `make bench` as experiments: PPO, MLP 64×64 tanh or Nature CNN, rollout 128, 4 epochs unless the name says otherwise.
+
+    tidemill bench benchmarks/works.py:cartpole
+
+Hyper-parameters are those of the other systems' scripts (`peers/common.py`; a test compares them): no normalisation but of each batch's advantages,
+a minibatch is a quarter of a batch. Where workers run, and how many, is left to the system.
+"""
+
+from typing import Any
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, GymnasiumVector, Trainer
+from tidemill.api.environment import EnvironmentConfig
+
+ROLLOUT = 128
+
+
+def _ppo(name: str, environment: EnvironmentConfig, lanes: int, policy: ActorCritic | None = None, **algorithm: Any) -> Experiment:
+    plain = PPO(minibatch_size=ROLLOUT * lanes // 4, normalise_returns=False, **algorithm)
+    return Experiment(
+        name=name,
+        policies={"policy": policy or ActorCritic()},
+        workers={
+            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=ROLLOUT),)),
+            "trainer": Trainer(algorithm=plain),
+        },
+    )
+
+
+def cartpole() -> Experiment:
+    """CartPole-v1, plain Gymnasium environments in lanes."""
+    return _ppo("cartpole", Gymnasium(id="CartPole-v1"), 64, learning_rate=3e-3)
+
+
+def cartpole_vector() -> Experiment:
+    """CartPole-v1, Gymnasium's native vector environment."""
+    return _ppo("cartpole_vector", GymnasiumVector(id="CartPole-v1"), 256, learning_rate=3e-3)
+
+
+def half_cheetah() -> Experiment:
+    """HalfCheetah-v5, plain Gymnasium environments in lanes."""
+    return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 16)
+
+
+def pong() -> Experiment:
+    """ALE/Pong-v5 by ale-py's vector environment, convolutions in bfloat16."""
+    return _pong("pong", epochs=4)
+
+
+def pong_one_epoch() -> Experiment:
+    """The same with one epoch."""
+    return _pong("pong_one_epoch", epochs=1)
+
+
+def _pong(name: str, epochs: int) -> Experiment:
+    environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
+    return _ppo(name, environment, 16, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
