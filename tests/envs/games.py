@@ -1,5 +1,9 @@
 """Small environments with identifiable answers, for the tests of the adapters (and found there by name, as a user's would be)."""
 
+import random
+import sys
+import threading
+import time
 from typing import Any
 
 import gymnasium
@@ -62,6 +66,40 @@ class Nested(Counter):
 
     def _see(self) -> Any:
         return {"step": 10 + self.steps, "place": (np.full((2, 2), self.steps, np.uint8), np.array([1, 0, 1], np.int8))}
+
+
+class Delayed(Counter):
+    """Takes a time that nobody can foresee, of `most` seconds at most; knows in which threads it was stepped, and whether it was closed."""
+
+    def __init__(self, length: int = 4, fault: str = "", most: float = 0.002) -> None:
+        super().__init__(length, fault)
+        self.most, self.threads, self.closed = most, set[int](), False
+
+    def step(self, action: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        time.sleep(random.random() * self.most)
+        if self.fault == "exit" and self.steps == 1:
+            sys.exit("enough")
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Hanging(Counter):
+    """Hangs in step 2 until it is `freed`."""
+
+    def __init__(self, length: int = 4) -> None:
+        super().__init__(length)
+        self.freed, self.closed = threading.Event(), False
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 1:
+            self.freed.wait()
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Unseeded(Counter):

@@ -1,10 +1,10 @@
-"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`."""
+"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`, or each in a thread."""
 
 import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from tidemill.api.spaces import Dict, Discrete, Space, Spaces, Tuple, field_of, 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.source import load_attribute
+from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import check_finite
 from tidemill.envs.registry import call_maker, find_spec
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
@@ -29,12 +30,17 @@ class Gymnasium(EnvironmentConfig):
     make               "module:NAME" or "FILE.py:NAME": a class or function that returns a `gymnasium.Env`
     kwargs             arguments of its constructor
     max_episode_steps  an episode is cut after that many steps; None: the environment's own limit, 0: none
+    threads            threads in which the lanes of a target step, at most one per lane; 0: in the actor's own, one lane after the other. For steps
+                       that wait, or compute outside Python's lock; quick ones in Python are slower so. Copies must not share anything that one
+                       thread alone may touch. Rows are the same whatever the number. Split the lanes among targets (`Actors.ring`), so that some
+                       step while the actor serves others: ring=8, lanes=8, threads=8 for 64 in all
     """
 
     id: str | None = None
     make: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.make is None):
@@ -43,6 +49,8 @@ class Gymnasium(EnvironmentConfig):
             )
         if self.max_episode_steps is not None and self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
+        if self.threads < 0:
+            raise ConfigError(f"threads = {self.threads} must be 0 (step in the actor's own thread) or more")
 
     @property
     def name(self) -> str:
@@ -53,7 +61,7 @@ class Gymnasium(EnvironmentConfig):
         """Return `lanes` copies as one environment."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
-        return LaneLoop([self.make_one(render and lane == 0) for lane in range(lanes)], self.name, seed)
+        return LaneLoop([self.make_one(render and lane == 0) for lane in range(lanes)], self.name, seed, self.threads)
 
     def make_one(self, render: bool = False) -> Any:
         """Return one bare `gymnasium.Env`, with its time limit."""
@@ -95,12 +103,13 @@ def _picture(maker: Callable[..., Any]) -> dict[str, str]:
 
 
 class LaneLoop(Environment):
-    """L Gymnasium environments of one agent. `send` steps them (and raises `EnvironmentFault` when one raises); `recv` writes what they returned.
+    """L Gymnasium environments of one agent. `send` steps them; `recv` writes what they returned. With `threads`, `send` has them stepped and `recv`
+    is for when they are ready. Either raises `EnvironmentFault` when a lane raised: `send`, or with threads `recv`.
 
     Per tick and lane there is only the call of `step`: what the lanes return is turned into arrays by a few calls for all of them.
     """
 
-    def __init__(self, envs: Sequence[Any], name: str, seed: int) -> None:
+    def __init__(self, envs: Sequence[Any], name: str, seed: int, threads: int = 0) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
@@ -117,6 +126,10 @@ class LaneLoop(Environment):
         self._writers = [_Writer(leaf_name, leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
+        self._given: list[Any] = []
+        self._crew = Crew(name, self.lanes, threads) if threads else None
+        self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
+        self._pending = False  # with a crew: sent and not yet received
         self._last: Sequence[Any] = [None] * self.lanes  # newest observation of each lane: what an idle one shows
         self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
         self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
@@ -139,23 +152,35 @@ class LaneLoop(Environment):
             self._absent = None
         columns = [writer.column(actions[0][writer.name]) for writer in self._writers]
         given = columns[0] if self._plain_action else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
+        if self._crew is not None:
+            self._given, self._resets, self._pending = given, reset.copy(), True
+            self._crew.begin(calls, given)
+            return
         self._results = results = []
         try:
             for call, action in zip(calls, given, strict=True):
                 results.append(call(action))
-        except EnvironmentFault:
-            raise
         except Exception as error:
-            lane = len(results)
-            doing = "resetting" if reset[lane] else f"stepping with action {given[lane]!r}"
-            raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
+            self._raise(len(results), error, reset, given)
+
+    def _raise(self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]) -> NoReturn:
+        if isinstance(error, EnvironmentFault) or not isinstance(error, Exception):
+            raise error
+        doing = "resetting" if reset[lane] else f"stepping with action {given[lane]!r}"
+        raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
 
     def ready(self) -> bool:
-        """Return True: the work was done in `send`."""
-        return True
+        """True when all lanes have answered: without threads, always."""
+        return self._crew is None or self._crew.ready()
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        if self._crew is not None:
+            self._crew.on_ready(wake)
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the lanes returned. Raises `EnvironmentFault` for what the spaces forbid."""
+        if self._pending:
+            self._take()
         tick = ticks[0]
         try:
             observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
@@ -184,10 +209,20 @@ class LaneLoop(Environment):
         return picture
 
     def close(self) -> None:
-        """Close every lane."""
+        """Close every lane, but for those that hang in a thread: nobody else may touch them."""
         envs, self.envs = self.envs, []
-        for env in envs:
-            env.close()
+        stuck = self._crew.close() if self._crew is not None and envs else []
+        for lane, env in enumerate(envs):
+            if lane not in stuck:
+                env.close()
+
+    def _take(self) -> None:
+        """Take over what the crew's lanes returned; the first that raised is the one that is told."""
+        assert self._crew is not None
+        self._results, self._pending = self._crew.take(), False
+        for lane, result in enumerate(self._results):
+            if isinstance(result, Raised):
+                self._raise(lane, result.error, self._resets, self._given)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
         """A stand-in for `step` that resets instead. Each lane is seeded once."""

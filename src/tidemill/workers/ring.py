@@ -23,6 +23,8 @@ class EnvTarget:
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
         self._lane_steps = np.zeros(environment.lanes, np.int64)
         self._forced = False  # cut every open episode at the next observation
+        self.elsewhere = False
+        """The environment was not ready when it was asked: it steps in a thread or a process of its own."""
         self.steps = 0
         """Env steps so far: lanes that stepped, resets not counted."""
 
@@ -54,10 +56,16 @@ class EnvTarget:
         self._environment.send(actions, self._reset)
         self._clock.enter(left)
         self._stepping = True
+        self.elsewhere = False
 
     def ready_to_observe(self) -> bool:
         """True when a tick was begun, its answer has come, and there is room for its rows."""
-        return self._stepping and self._environment.ready() and all(agent.has_room() for agent in self._agents)
+        if not self._stepping:
+            return False
+        if not self._environment.ready():
+            self.elsewhere = True
+            return False
+        return all(agent.has_room() for agent in self._agents)
 
     def observe(self) -> None:
         """Finish the tick: receive it, store its rows, post the requests."""
@@ -96,8 +104,11 @@ class EnvRing:
         self._at = 0
 
     def __iter__(self) -> Iterator[EnvTarget]:
-        """Yield each target once, beginning with the one whose turn it is; the turn moves on with each."""
+        """Yield each target once, beginning with the one whose turn it is; the turn moves on with each. One whose environment steps elsewhere, and
+        would now idle while the others are served, is yielded again, to be sent its next actions: its requests were answered at once."""
         for _ in self.targets:
             target = self.targets[self._at]
             self._at = (self._at + 1) % len(self.targets)
             yield target
+            if target.elsewhere and target.ready_to_step():
+                yield target

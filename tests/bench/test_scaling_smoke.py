@@ -1,0 +1,28 @@
+"""The benchmarks of scaling and of sleeping environments run; their figures decide nothing here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_the_scaling_benchmark_writes_a_table_a_plot_and_json_per_curve(tmp_path):
+    names = ["lanes", "actors", "seats", "bytes"]
+    command = [sys.executable, str(BENCHMARKS / "scaling.py"), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for name in names:
+        points = json.loads((tmp_path / f"{name}.json").read_text())["points"]
+        assert all(point["steps_per_second"] > 0 and point["left"] == 0 for point in points)
+        assert (tmp_path / f"{name}.md").read_text().startswith(f"# {name}")
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def test_the_benchmark_of_sleeping_environments_runs():
+    command = [sys.executable, str(BENCHMARKS / "sleeping.py"), "--runs", "1", "--seconds", "0.5", "--splits", "4x16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "bare threads" in done.stdout
+    assert "4 x 16" in done.stdout
