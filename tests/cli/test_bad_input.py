@@ -114,6 +114,16 @@ NEVER_BEGAN = {
     "misspelt group": (["CartPole-v1", "--set", "workers.trainr.algorithm.epochs=3"], ['"trainr"', 'did you mean "trainer"?']),
     "wrong type": (["CartPole-v1", "--set", "workers.trainer.algorithm.epochs=many"], ["epochs", "many", "int"]),
     "out of range": (["CartPole-v1", "--set", "workers.trainer.algorithm.gamma=1.5"], ["gamma", "1.5", "0.99 is usual"]),
+    "a layout that is none": (["CartPole-v1", "--layout", "fast"], ['"fast"', "auto, measure, given"]),
+    "a part of a layout": (["CartPole-v1", "--layout", "actors=2,lames=3"], ['"lames=3"', 'did you mean "lanes"?']),
+    "a layout for others": (
+        ["bad.py:no_server", "--layout", "actors=1,trainers=1,lanes=2,sample_steps=8,ring=1,slots=1"],
+        ['"inference"', "nobody"],
+    ),
+    "a layout and its parts": (
+        ["CartPole-v1", "--layout", "actors=1,trainers=1,lanes=2,sample_steps=8,ring=1,slots=1", "--set", "workers.actor.lanes=3"],
+        ["workers.actor.lanes was set besides", "one place"],
+    ),
     "no value": (["CartPole-v1", "--set", "seed"], ["--set seed", "NAME=VALUE"]),
     "negative limit": (["CartPole-v1", "--max-steps", "-5"], ["steps", "-5", "must be above 0"]),
     "negative seconds": (["CartPole-v1", "--set", "limits.seconds=-1"], ["seconds", "-1", "must be above 0"]),

@@ -33,6 +33,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_layout_that_was_shown_runs_again(tmp_path: Path) -> None:
+    text = "actors=1,trainers=1,together,lanes=4,sample_steps=16,ring=1,slots=1,threads=0"
+    small = ("--set", "workers.trainer.algorithm.epochs=1", "--max-steps", 200)
+    result = tidemill("train", "CartPole-v1", "--run-dir", tmp_path / "run", "--layout", text, *small)
+    assert result.exit_code == 0, result.output
+    assert "layout: 1 process, an actor of 4 lanes × 16 steps and a trainer by turns, as told; a batch has 64 rows" in result.output
+    assert json.loads((tmp_path / "run" / "layout.json").read_bytes())["layout"] == text
+    config = json.loads((tmp_path / "run" / "config.json").read_bytes())
+    assert (config["together"], config["workers"]["actor"]["lanes"]) == (["actor", "trainer"], 4)
+    given = tidemill("train", "CartPole-v1", "--run-dir", tmp_path / "given", "--layout", "given", *small)
+    assert given.exit_code == 0 and "layout:" not in given.output and not (tmp_path / "given" / "layout.json").exists()
+
+
 def test_eval_prints_a_table_with_an_interval(run: Path) -> None:
     result = tidemill("eval", run, "--episodes", 5, "--seed", 3)
     assert result.exit_code == 0, result.output

@@ -50,6 +50,17 @@ def test_plain_lines_come_first_every_five_seconds_and_at_a_change_of_state() ->
     assert [line.split()[0] for line in text(view._console).splitlines()] == ["0:00:00", "0:00:05", "0:00:06", "0:00:08"]
 
 
+def test_the_memory_plan_is_told_once_and_stays_in_the_live_view() -> None:
+    view = PlainView(console())
+    planned = dataclasses.replace(START, memory="memory: samples 66 MB; 21.3 GB available")
+    for snapshot in (START, planned, dataclasses.replace(planned, seconds=9.0)):
+        view.show(snapshot)
+    assert [line.startswith("memory: samples 66 MB; 21.3 GB") for line in text(view._console).splitlines()] == [False, True, False]
+    lines = frame(dataclasses.replace(planned, workers=(ACTOR,) * 40)).splitlines()
+    assert lines[1].strip() == planned.memory and len(lines) < 20
+    assert max(map(len, frame(dataclasses.replace(planned, memory="x" * 200)).splitlines())) <= 100
+
+
 def test_a_plain_line_tells_every_figure() -> None:
     view = PlainView(console())
     view.show(LATER)

@@ -11,9 +11,9 @@ from tests.run.watching import EXPERIMENTS
 from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
-from tidemill.run.controller import Rate
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
+from tidemill.run.progress import Rate
 from tidemill.run.session import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")

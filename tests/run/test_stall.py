@@ -6,7 +6,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill.api.control import State
 from tidemill.core.source import load_file
-from tidemill.run.controller import Member
+from tidemill.run.progress import Member
 from tidemill.run.stall import explain_stall
 from tidemill.transports.local import LocalBell, LocalLink
 

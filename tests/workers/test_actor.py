@@ -1,5 +1,6 @@
 """The actor worker: its ring, when it takes parameters, how it is held back, and which agents its specs match."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from tests.workers.world import OFFSET, Known, Marked, World, check_samples
 from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.core.schema import Field
 from tidemill.envs.scripted import ScriptedEnvironment
-from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, check_memory, match_agents
+from tidemill.workers import actor
+from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
 
 EDGE = "samples/s/actor-0/0"
 
@@ -288,8 +289,49 @@ def test_two_specs_share_one_policy_and_one_batch() -> None:
     assert check_samples(world)
 
 
-def test_slots_that_do_not_fit_into_memory_are_refused_with_the_sums() -> None:
+# ---- memory ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fat(Marked):
+    """Each lane takes 100 kB."""
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> Any:
+        assert lanes < 100_000, "all lanes are built, though they cannot fit"
+        environment = super().build(lanes, seed, render)
+        environment.fat = np.ones((lanes, 100_000), np.int8)  # type: ignore[attr-defined]
+        return environment
+
+
+def test_rows_that_cannot_fit_are_refused_with_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "available", lambda: 1_000_000)
+    world_of(lanes=4, ring=2).begin()
     with pytest.raises(
-        ConfigError, match=r"2 sample slots of 10,000,000,001 rows x 4 seats x 4 bytes are 298\.0 GiB, and this machine has .*smaller"
+        ConfigError, match=r"(?s)MB of memory, and 1\.0 MB are available; make sample_steps.*samples: .* = 2 x 3 slots x 50,001 rows x 4 "
     ):
-        check_memory({"obs": Field((1,), "float32")}, 10_000_000_001, 4, 2)
+        world_of(agents=(spec(sample_steps=50_000),), lanes=4, slots=3, count=2).begin()
+
+
+def test_what_an_actor_says_of_its_slots_is_what_it_offers() -> None:
+    world = world_of(lanes=4, ring=2, slots=3, remote=True)
+    told = {need.what: need.nbytes for need in world.begin().memory}
+    for _ in range(4):
+        world.poll()
+        world.drain()
+    offered = [sum(a.nbytes for a in slot.values()) for c in world.consumers.values() if c.attach() for slot in c._views]  # type: ignore[attr-defined]
+    assert len(offered) == 6
+    assert sum(offered) <= told["samples"] < sum(offered) + 6 * 64 * len(world.consumers[EDGE].schema)
+
+
+def test_a_hundred_million_lanes_are_refused_before_they_are_built() -> None:
+    with pytest.raises(ConfigError, match=r"samples: [\d,.]+ GB = 2 slots x 5 rows x 100,000,000 seats x "):
+        world_of(Fat(), lanes=100_000_000).begin()
+
+
+def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "available", lambda: 20_000_000_000)
+    with pytest.raises(ConfigError) as caught:
+        world_of(Fat(), agents=(spec(samples=None),), lanes=300_000).begin()
+    found = re.search(r"environments: ([\d.]+) GB = ring 1 x 300,000 lanes x ([\d,]+) bytes", str(caught.value))
+    assert found is not None, caught.value
+    assert 90_000 < int(found[2].replace(",", "")) < 120_000

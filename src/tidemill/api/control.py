@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
+from tidemill.core.memory import Need
 
 
 class State(enum.StrEnum):
@@ -34,10 +35,12 @@ class SampleFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What only the owners of environments know and the others need: spaces by policy name, blocks by sample stream."""
+    """What only the owners of environments know and the others need: spaces by policy name, blocks by sample stream. And, of any worker, the memory
+    that it has not filled yet and is going to."""
 
     spaces: dict[str, Spaces] = {}
     samples: dict[str, SampleFacts] = {}
+    memory: tuple[Need, ...] = ()
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):

@@ -193,8 +193,8 @@ class Experiment(Config):
                 if len(groups) > 1:
                     raise ConfigError(f'policy "{stream}" is published by {", ".join(sources)}; one group of trainers per policy')
                 for i, source in enumerate(sources):
-                    if share := tuple(target for target in targets if number(target) % len(sources) == i):
-                        edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, share))
+                    if players := tuple(target for target in targets if number(target) % len(sources) == i):
+                        edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, players))
             elif family == "samples":
                 groups = {worker.rpartition("-")[0] for worker in targets}
                 if len(groups) > 1:
@@ -204,8 +204,9 @@ class Experiment(Config):
                         f'sample stream "{stream}" has {len(sources)} producers ({", ".join(sources)}) for {len(targets)} consumers '
                         f"({', '.join(targets)}), so that some would never get a sample; let there be at least as many"
                     )
+                share = {source: targets[i % len(targets)] for i, source in enumerate(sources)}
                 edges += [
-                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (targets[sources.index(name) % len(targets)],))
+                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (share[name],))
                     for name, port in ports
                     if (port.stream, port.role) == (stream, "produce")
                     for outlet in range(port.outlets)

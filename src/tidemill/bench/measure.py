@@ -182,7 +182,7 @@ def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
     warm = min(2.0, seconds / 5)
     limited = experiment.replace(limits=Limits(seconds=seconds + warm))
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
-        result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True)
+        result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
         if result.summary["status"] == "interrupted":
             raise RunError(f"interrupted by {result.summary['reason']}: nothing was measured")
         records = read_metrics(result.folder)

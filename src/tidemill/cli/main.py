@@ -106,6 +106,14 @@ File = Annotated[Path | None, typer.Option(help="The experiment's file, when it 
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
 EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
+Lay = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), given (the experiment's own), "
+        "or all of one, as it is shown at the start.",
+    ),
+]
 Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
 
 
@@ -118,6 +126,7 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
+    layout: Lay = "auto",
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
@@ -129,7 +138,8 @@ def train(
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}
     experiment = experiment.replace(limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None}))
-    _exit(run(experiment, launch=launch, run_dir=run_dir, source=source).summary)
+    fixed = pairs("--set", set_ or [])
+    _exit(run(experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed).summary)
 
 
 def _exit(summary: dict[str, Any]) -> None:
@@ -308,17 +318,23 @@ def bench(
     what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
     seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    layout: Lay = "auto",
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
     """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
     from tidemill.bench.measure import bench as measure
     from tidemill.bench.table import tables
+    from tidemill.run.arrange import arrange
 
     experiment, source = experiment_from(what, env_arg, set_)
+    experiment.check()
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
-    found = measure(experiment, source, seconds, lambda text: print(text, file=sys.stderr))
+    arranged = arrange(experiment, source, layout, pairs("--set", set_ or []))
+    if arranged.told:
+        print(arranged.told, file=sys.stderr)
+    found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
     for part in tables(found):
         Console().print(part)
     if json_file is not None:
@@ -326,6 +342,43 @@ def bench(
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+
+
+@app.command()
+@friendly
+def tune(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to tune, as for train.")],
+    seconds: Annotated[float, typer.Option(help="Length of a run, after its start-up; the first of each layout takes half of that.")] = 6.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    env_arg: EnvArg = None,
+    set_: Set = None,
+) -> None:
+    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here."""
+    from rich.live import Live
+
+    from tidemill.bench.tune import Tuning, check_out, table, write
+    from tidemill.bench.tune import tune as search
+    from tidemill.run.folder import command
+
+    experiment, source = experiment_from(what, env_arg, set_)
+    if out is not None:
+        check_out(out, force, source)
+    console = Console(stderr=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def tell(tuning: Tuning) -> None:
+            if console.is_terminal:
+                live.update(table(tuning), refresh=True)
+            elif tuning.now:
+                print(f"run {tuning.done + 1} of {tuning.runs}, {tuning.now}", file=sys.stderr)
+
+        found = search(experiment, source, seconds, tell)
+    _print_table(table(found))
+    print(f"fastest: --layout {found.best.layout}")
+    if out is not None:
+        write(found, out, source)
+        print(f"written to {out}; train with it: {command()} train {out}:experiment")
 
 
 @app.command()

@@ -1,10 +1,19 @@
-"""Memory segments: sized once by the side that knows the size, mapped by the other. Anonymous, so that nothing outlives its processes."""
+"""Memory segments: sized once by the side that knows the size, mapped by the other. Anonymous, so that nothing outlives its processes.
+
+And the memory of the machine: what is needed, what there is, and the refusal, with the sums, of what cannot fit.
+"""
 
 import mmap
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
-from tidemill.core.errors import SchemaError
+import msgspec
+
+from tidemill.core.errors import ConfigError, SchemaError
 
 LIMIT = 64 << 30  # bytes; a size beyond it is a corrupt header, not a plan
 
@@ -50,3 +59,75 @@ class MemfdSegment(Segment):
     def attach(self) -> memoryview | None:
         size = os.fstat(self.descriptor).st_size
         return memoryview(mmap.mmap(self.descriptor, size)) if size else None
+
+
+class Need(msgspec.Struct, frozen=True):
+    """Memory that is going to be filled: `nbytes` for `what`, and the factors that make it ("2 slots x 129 rows x …")."""
+
+    what: str
+    nbytes: int
+    sums: str = ""
+
+
+def check_memory(needs: Iterable[Need], free: int) -> None:
+    """Raise `ConfigError`, with the sums, when `needs` are more than the `free` bytes."""
+    counted = Counter(needs)
+    total = sum(need.nbytes * count for need, count in counted.items())
+    if total > free:
+        lines = [
+            f"  {need.what}: {size(need.nbytes * count)}" + (f" = {f'{count:,} x ' * (count > 1)}{need.sums}" if need.sums else "")
+            for need, count in sorted(counted.items(), key=lambda item: -item[0].nbytes * item[1])
+        ]
+        raise ConfigError(
+            f"this needs {size(total)} of memory, and {size(free)} are available; make sample_steps, lanes, slots, ring or count smaller:\n"
+            + "\n".join(lines)
+        )
+
+
+def size(nbytes: float) -> str:
+    """Return bytes for people: "0.1 MB", "66 MB", "21.3 GB"."""
+    if nbytes < 999.5e6:
+        return f"{nbytes / 1e6:.0f} MB" if nbytes >= 9.95e6 else f"{nbytes / 1e6:.1f} MB"
+    return f"{nbytes / 1e9:,.1f} GB"
+
+
+def available() -> int:
+    """Return the bytes that can still be filled here: what the machine has left, or this process's control groups where that is less."""
+    return min(_machine(), *_control_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), 1 << 62)
+
+
+def _machine() -> int:
+    with suppress(OSError, StopIteration):  # Linux: as psutil reads it, without the time to import that
+        return next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _control_groups(own: Path, root: Path) -> list[int]:
+    """Return what each control group (version 2) that this process is in, and that has a limit, has left. Shared memory counts in them, too."""
+    with suppress(OSError, StopIteration):
+        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+        folder = root / name.lstrip("/")
+        return [room for group in (folder, *folder.parents) if group.is_relative_to(root) and (room := _room(group)) is not None]
+    return []
+
+
+def _room(group: Path) -> int | None:
+    with suppress(OSError, ValueError):  # the root has no such files, and an unlimited one says "max"
+        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(stat.get("inactive_file", 0)), 0)  # files that were read and can be dropped again
+    return None
+
+
+def held(children: bool = False) -> list[int]:
+    """Return the bytes that this process holds, and each of those that it started: its own and its share of what it shares (Linux: PSS)."""
+    import psutil
+
+    me, found = psutil.Process(), []
+    for process in (me, *(me.children(recursive=True) if children else ())):
+        with suppress(psutil.Error):
+            info = process.memory_full_info()
+            found.append(int(getattr(info, "pss", info.rss)))
+    return found

@@ -1,8 +1,6 @@
 """The controller of a run: configures the workers, starts them in order, watches them, records what they report, and ends them."""
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -23,74 +21,17 @@ from tidemill.api.control import (
     pack,
     unpack_up,
 )
-from tidemill.api.experiment import WorkerConfig
 from tidemill.api.launcher import Job, Launcher
-from tidemill.api.transport import Link
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
+from tidemill.run.plan import Plan, make_plan
+from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import explain_stall
 
 READY_DEADLINE = 120.0  # seconds from launch to every worker READY
 EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
-
-
-@dataclass
-class Member:
-    """What the controller knows of one worker."""
-
-    config: WorkerConfig
-    link: Link
-    state: State = State.CONFIGURING
-    shares: dict[str, float] = field(default_factory=dict)
-    rate: float = 0.0
-    told: dict[str, float] = field(default_factory=dict)  # its last regular statistics, all of them
-    update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
-    heard: float = field(default_factory=monotonic)
-
-
-@dataclass
-class Progress:
-    """The run so far, as the trainers and actors tell it."""
-
-    steps: int = 0
-    updates: int = 0
-    seconds: float = 0.0
-    dropped: int = 0
-    episodes: int = 0
-    returns: deque[float] = field(default_factory=deque)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean undiscounted return of the last finished episodes; None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
-
-
-class Rate:
-    """How fast a count has grown over the last few seconds, however rarely it is told. For display alone."""
-
-    def __init__(self, seconds: float = 5.0) -> None:
-        self._seconds = seconds
-        self._marks: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, count: int) -> None:
-        """Say how far the count is."""
-        self._marks.append((now, count))
-        self._forget(now)
-
-    def _forget(self, now: float) -> None:
-        while len(self._marks) > 1 and self._marks[1][0] <= now - self._seconds:
-            self._marks.popleft()
-
-    def per_second(self, now: float) -> float:
-        """Return the growth per second up to now, 0 before anything was told."""
-        self._forget(now)
-        if not self._marks:
-            return 0.0
-        (since, before), (_, last) = self._marks[0], self._marks[-1]
-        return (last - before) / max(now - since, 1e-9)
 
 
 class _Cut(Exception):
@@ -120,12 +61,14 @@ class Controller:
     ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
         self.progress = progress or Progress()
-        self.progress.returns = deque(maxlen=job.experiment.limits.window)
+        self.progress.begin(job.experiment.limits.window)
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
         self.tracebacks: list[str] = []
         self.paused = self.began = False
         self.reason = ""
+        self.plan: Plan | None = None
+        """The memory that the run takes, once every worker is READY."""
         self.interrupted = 0
         """The signal that ended the run, 0 for none."""
         self._interrupts = interrupts or Interrupts()
@@ -134,14 +77,12 @@ class Controller:
         self._finishing = False  # and to finish
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
-        self._last_update = monotonic()
         self._stalled = False
-        self._rate = Rate()
 
     @property
     def steps_per_second(self) -> float:
         """Env steps per second over the last few seconds."""
-        return self._rate.per_second(monotonic())
+        return self.progress.rate.per_second(monotonic())
 
     @property
     def phase(self) -> str:
@@ -225,6 +166,8 @@ class Controller:
         for name in others:
             self._send(name, Configure(self._facts))
         self._await(others, State.READY)
+        self.plan = make_plan(need for member in self.members.values() for need in member.needs)
+        self._watch(self)  # so that it is told before any of it is taken
 
     def _start(self) -> None:
         orders = sorted({member.config.order for member in self.members.values()})
@@ -234,8 +177,7 @@ class Controller:
                 self._send(name, Start())
             self._await(names, State.RUNNING)
         self._running = True
-        self._last_update = monotonic()
-        self._rate.add(self._last_update, self.progress.steps)
+        self.progress.mark()
         if self.paused:
             self._tell_all(Pause())
 
@@ -311,6 +253,7 @@ class Controller:
                         self.tracebacks.append(f"{name}: {message.details}")
                     raise RunError(f"{name}: {message.error}")
                 if message.state is State.READY:
+                    member.needs = message.facts.memory
                     self._merge(name, message.facts)
                 if message.state is State.COMPLETED and not self.reason and not self._finishing:
                     if not member.config.limited:
@@ -318,14 +261,12 @@ class Controller:
                     self.reason = message.reason
             case Statistics():
                 if message.update:
-                    self._record_update(name, message)
+                    self._stalled = False
+                    self._record(self.progress.count_update(name, message, self.members))
                 else:
-                    member.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
-                    member.rate = message.time.get("samples_per_second", 0.0)
-                    member.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()}
+                    member.told_regularly(message)
             case Episodes():
-                self.progress.episodes += len(message.returns)
-                self.progress.returns.extend(message.returns)
+                self.progress.count_episodes(message.returns)
             case Notice():
                 self.notices.append(f"{name}: {message.text}")
 
@@ -342,33 +283,8 @@ class Controller:
                     "one stream has one shape of samples: give each kind of actors a stream"
                 )
 
-    def _record_update(self, name: str, message: Statistics) -> None:
-        """Record an update. Several trainers share the environment: steps and updates are those of the one that is furthest, what was dropped is
-        their sum, and each one's own numbers bear its name. A resumed one that has not been heard yet counts as before."""
-        progress = self.progress
-        self.members[name].update = message
-        trainers = [member.update for member in self.members.values() if member.update.update]
-        progress.steps = max(progress.steps, int(message.values["step"]))
-        progress.updates = max(progress.updates, int(message.values["update"]))
-        progress.seconds = max(progress.seconds, message.time["seconds"])
-        progress.dropped = max(progress.dropped, sum(int(update.values["dropped"]) for update in trainers))
-        progress.metrics = message.values
-        self._last_update, self._stalled = monotonic(), False
-        self._rate.add(self._last_update, progress.steps)
-        several = sum(member.config.limited for member in self.members.values()) > 1
-        own = {f"{name}/{k}": v for k, v in message.values.items()} if several else message.values
-        counters = {"step": progress.steps, "update": progress.updates, "dropped": progress.dropped, "episodes": progress.episodes}
-        record = {**own, **{k: float(v) for k, v in counters.items()}}
-        if progress.mean_return is not None:
-            record["return/mean"] = progress.mean_return
-        record["time/seconds"] = progress.seconds
-        record["time/steps_per_second"] = progress.steps / max(progress.seconds, 1e-9)
-        for worker, member in self.members.items():
-            record.update({f"time/{worker}/{k}": v for k, v in member.told.items()})
-        self._record(record)
-
     def _look_for_stall(self) -> None:
-        if self.paused or self._stalled or monotonic() - self._last_update < STALL:
+        if self.paused or self._stalled or monotonic() - self.progress.last_update < STALL:
             return
         self._stalled = True
         self.notices.append(f"no update for {STALL:.0f} s: {explain_stall(self.job.experiment, self.members)}")
@@ -386,7 +302,7 @@ class Controller:
         if self.paused and self._running:
             self._tell_all(Start())
         self.paused = False
-        self._last_update = monotonic()
+        self.progress.last_update = monotonic()
 
     def stop(self, reason: str) -> None:
         """End the run cleanly, with a final checkpoint."""

@@ -3,7 +3,8 @@
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
 source.json      the files behind it, SHA-256        metrics.jsonl    a line per update (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
-logs/            what workers printed, tracebacks
+logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
+layout.json      how it was laid out, and why
 """
 
 import fcntl
@@ -29,7 +30,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import file_digest, load_file, named_files
 
-CONFIG, SOURCE, SUMMARY, VERSIONS = "config.json", "source.json", "summary.json", "versions.json"
+CONFIG, MEMORY, SOURCE, SUMMARY, VERSIONS = "config.json", "memory.json", "source.json", "summary.json", "versions.json"
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
 
 

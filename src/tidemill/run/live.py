@@ -49,6 +49,7 @@ class Snapshot:
     mean_return        of the last episodes; None before the first has ended
     lag                mean age of the rows in the newest batch, in versions; None before the first update
     dropped            samples that were thrown away
+    memory             the memory plan in a line; "" before there is one
     """
 
     run: str
@@ -63,6 +64,7 @@ class Snapshot:
     dropped: int
     workers: tuple[WorkerView, ...] = ()
     state: str = "running"
+    memory: str = ""
 
 
 class View(ABC):
@@ -115,9 +117,13 @@ class PlainView(View):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._last: Snapshot | None = None
+        self._memory = ""  # as it was told
 
     def show(self, snapshot: Snapshot) -> None:
         last = self._last
+        if snapshot.memory != self._memory:
+            self._memory = snapshot.memory
+            self._line(snapshot.memory)
         if last and snapshot.state == last.state and snapshot.seconds < last.seconds + LINE_EVERY:
             return
         self._last = snapshot
@@ -163,11 +169,13 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """Return the live view's frame for a terminal of `width` columns and `height` lines."""
     head = Text.assemble((snapshot.run, "bold"), "  ", (snapshot.state, STATES.get(snapshot.state, "")), f"  {_clock(snapshot.seconds)}")
     parts: list[RenderableType] = [head]
+    if snapshot.memory:
+        parts.append(Text(snapshot.memory, "bright_black", no_wrap=True, overflow="ellipsis"))
     if snapshot.limit:
         parts.append(_progress(snapshot.steps / snapshot.limit, min(width - 6, 66)))
     parts += [Text(), _table_of(_figures(snapshot)), Text()]
     if snapshot.workers:
-        rows = max(height - 9, 1)  # what a terminal cannot show below the other lines is only counted
+        rows = max(height - 9 - bool(snapshot.memory), 1)  # what a terminal cannot show below the other lines is only counted
         parts.append(_table_of_workers(snapshot.workers[:rows]))
         if len(snapshot.workers) > rows:
             parts.append(Text(f"and {len(snapshot.workers) - rows} more", "bright_black"))

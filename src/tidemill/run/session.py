@@ -1,7 +1,7 @@
 """The Python front: `train` an experiment, `resume` a run."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,15 @@ from tidemill.core.errors import CheckpointError, ConfigError, RunError, Tidemil
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher
 from tidemill.launchers.threads import ThreadsLauncher
+from tidemill.run.arrange import AUTO, LAYOUT, arrange
 from tidemill.run.control import ControlSocket
-from tidemill.run.controller import Controller, Progress
-from tidemill.run.folder import CONFIG, SUMMARY, RunFolder, Source, command
+from tidemill.run.controller import Controller
+from tidemill.run.folder import CONFIG, MEMORY, SUMMARY, RunFolder, Source, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live import Snapshot, View, WorkerView, make_view
 from tidemill.run.metrics import MetricsWriter, read_metrics
+from tidemill.run.plan import check_processes
+from tidemill.run.progress import Progress
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
 
@@ -47,6 +50,8 @@ def train(
     run_dir: str | Path | None = None,
     source: str | Path | None = None,
     quiet: bool = False,
+    layout: str = AUTO,
+    fixed: Collection[str] = (),
 ) -> Result:
     """Train `experiment` to its limits and return how it ended.
 
@@ -54,6 +59,9 @@ def train(
     run_dir   the run's folder; by default a new one under ./runs
     source    the file that defines the experiment's own classes; by default that of the main script, where it defines any
     quiet     show nothing
+    layout    how many actors and trainers there are, and so on: "auto" has it follow from measured costs where the experiment says nothing of it
+              (processes only), "measure" measures them anew, "given" takes the experiment as it is; or a layout's text, as it was shown
+    fixed     paths of settings that are not to be changed, e.g. "workers.actor.lanes"
 
     Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a final checkpoint (status "interrupted").
     """
@@ -62,8 +70,17 @@ def train(
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     path = Path(run_dir) if run_dir is not None else _new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else _own_source(experiment)
+    arranged = arrange(experiment, Path(known.file) if known else None, layout, fixed, isinstance(launcher, ProcessesLauncher))
+    experiment = arranged.experiment
+    experiment.check()
+    _check_processes(launcher, experiment)
+    if arranged.told and not quiet:
+        Console().print(Text(arranged.told), soft_wrap=True)
     with Interrupts() as interrupts:
         folder = RunFolder.create(path, experiment, known)
+        if arranged.told:
+            with suppress(OSError):  # a full disk does not stop training
+                folder.write(LAYOUT, arranged.plain())
         job = Job(experiment, known.file if known else None, str(path.resolve()))
         return _run(folder, job, launcher, interrupts, None, quiet)
 
@@ -83,6 +100,7 @@ def resume(
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     if "mean_return" not in (limits or {}):
         experiment = _drop_reached_mark(folder, experiment)
+    _check_processes(launcher, experiment)
     with Interrupts() as interrupts:
         folder.lock()
         try:
@@ -99,6 +117,11 @@ def resume(
             raise
         job = Job(experiment, source.file if source else None, str(folder.path.resolve()), name)
         return _run(folder, job, launcher, interrupts, progress, quiet)
+
+
+def _check_processes(launcher: Launcher, experiment: Experiment) -> None:
+    if isinstance(launcher, ProcessesLauncher):
+        check_processes(len(experiment.processes()))
 
 
 def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress]:
@@ -171,10 +194,15 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
     (folder.path / SUMMARY).unlink(missing_ok=True)
     console = Console()
     view = None if quiet else make_view(console)
+    planned = False
     shown, lost, kept = 0, resumed is None, ""  # lost: nothing is there that is worth keeping, but for what is called kept
 
     def watch(controller: Controller) -> None:
-        nonlocal shown
+        nonlocal shown, planned
+        if controller.plan is not None and not planned:
+            planned = True
+            with suppress(OSError):  # a full disk does not stop training
+                folder.write(MEMORY, controller.plan)
         _obey(control, controller)
         shown = _show_notices(controller, shown, None if view is None else console)
         if view is not None:
@@ -293,6 +321,7 @@ def _snapshot(controller: Controller) -> Snapshot:
         dropped=progress.dropped,
         workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()),
         state=controller.phase,
+        memory=str(controller.plan or ""),
     )
 
 

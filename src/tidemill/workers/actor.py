@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import psutil
-
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.control import Episodes, Facts, SampleFacts
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -19,6 +17,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.memory import Need, available, check_memory, held
 from tidemill.core.schema import Field, Schema, layout
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
@@ -30,6 +29,8 @@ from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.ring import EnvRing, EnvTarget
 
 MAX_POLL_STEPS = 16
+MANY_LANES = 256  # an actor with as many or more looks first whether they fit
+TELLING = 8 << 20  # bytes by which a process must grow before it is taken for the cost of its lanes
 PULL_TICKS = 128  # an actor that meets no sample boundary (or reset of a single lane) for so many ticks takes new parameters all the same
 
 INLINE = "inline"
@@ -166,16 +167,6 @@ def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -
         )
 
 
-def check_memory(schema: Schema, rows: int, seats: int, slots: int) -> None:
-    """Raise `ConfigError`, with the sums, when the sample slots of one target cannot fit into this machine's memory."""
-    block, memory = layout(schema, (rows, seats))[1], psutil.virtual_memory().total
-    if slots * block > memory:
-        raise ConfigError(
-            f"{slots} sample slots of {rows:,} rows x {seats:,} seats x {block / rows / seats:,.0f} bytes are {slots * block / 2**30:,.1f} GiB, "
-            f"and this machine has {memory / 2**30:,.1f}; make sample_steps, lanes or slots smaller"
-        )
-
-
 def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
     """Return the fields of a row of `spec`."""
     policy = context.experiment.policies[spec.policy]
@@ -186,6 +177,62 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
         **policy.state(spaces),
         **{f"info.{name}": field for name, field in info.items()},
     }
+
+
+def memory_needs(context: Context, config: Actors, environment: Environment) -> list[Need]:
+    """Return the memory that one actor's rows will take: the slots of its streams, its own arrays, and what a trainer copies out of a sample.
+
+    `environment` may have fewer lanes than it is going to have. Offering a slot touches none of its pages, so that this can be refused later.
+    """
+    needs = []
+    lanes, ring = config.lanes, config.ring
+    for spec, group in zip(config.agents, match_agents(environment.agents, config.agents), strict=True):
+        spaces, seats = environment.agents[group[0]].spaces, lanes * len(group)
+        schema = row_schema(context, spec, spaces, environment.info)
+        row = sum(field.nbytes for field in schema.values())
+        per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)
+        kept = spec.burn_in + spec.bootstrap + 3  # rows carried over from block to block, in a tick and in a request
+        if environment.same_step or spec.samples is None:
+            kept += spec.rows  # a block of its own, since seats get out of step
+        needs.append(Need("actors' own rows", ring * layout(schema, (kept, seats))[1], f"{kept:,} rows x {per_row}"))
+        if spec.samples is not None:
+            block = ring * layout(schema, (spec.rows, seats))[1]
+            needs.append(Need("samples", config.slots * block, f"{config.slots} slots x {spec.rows:,} rows x {per_row}"))
+            needs.append(Need("batches", 2 * block, f"2 copies x {spec.rows:,} rows x {per_row}"))
+        if spec.inference != INLINE:
+            policy = context.experiment.policies[spec.policy]
+            answer, state = policy.answer(spaces), policy.state(spaces)
+            slot = sum(f.nbytes for f in (*schema_of_space(spaces.observation, "obs").values(), *answer.values(), *state.values(), *state.values()))
+            slots, rows = 2 * ring * len(config.agents), ring * seats * (1 + environment.same_step)
+            needs.append(Need("requests and answers", slots * rows * slot, f"{slots} slots x {rows:,} rows x {slot:,} bytes"))
+    return needs
+
+
+def check_lanes(context: Context, config: Actors, seed: int) -> None:
+    """Raise `ConfigError`, with the sums, when so many lanes cannot fit: before they are all built, which may take hours.
+
+    A few are built and thrown away, then 8 times as many, until the process has grown by what can be told from chance.
+    """
+    if config.lanes < MANY_LANES:
+        return
+    lanes = 4
+    marks: list[tuple[int, int]] = []  # lanes, bytes that the process held then
+    while config.lanes >= lanes * 8:
+        environment = config.environment.build(lanes, seed)
+        try:
+            if not marks:
+                check_memory(memory_needs(context, config, environment) * config.count, available())
+            marks.append((lanes, held()[0]))
+        finally:
+            environment.close()
+            del environment
+        (first, before), (last, after) = marks[0], marks[-1]
+        if after - before > TELLING:
+            each = (after - before) / (last - first)
+            sums = f"ring {config.ring} x {config.lanes:,} lanes x {each:,.0f} bytes"
+            check_memory([Need("environments", int(each * config.lanes) * config.ring, sums)] * config.count, available())
+            return
+        lanes *= 8
 
 
 class ActorWorker(Worker):
@@ -200,6 +247,7 @@ class ActorWorker(Worker):
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
+        check_lanes(context, config, derive_seed(context.experiment.seed, context.name, "target", 0))
         for number in range(config.ring):
             seed = derive_seed(context.experiment.seed, context.name, "target", number)
             self._environments.append(config.environment.build(config.lanes, seed))
@@ -207,6 +255,8 @@ class ActorWorker(Worker):
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)
+        needs = memory_needs(context, config, first)
+        check_memory(needs * config.count, available())
         self._clients: dict[tuple[str, str], InferenceClient] = {}
         largest: dict[tuple[str, str], int] = {}
         for spec, group in zip(config.agents, groups, strict=True):
@@ -226,6 +276,7 @@ class ActorWorker(Worker):
                 for spec, group in zip(config.agents, groups, strict=True)
                 if spec.samples
             },
+            memory=tuple(needs),
         )
 
     def _make_client(self, spec: AgentSpec, spaces: Spaces, rows: int) -> InferenceClient:
@@ -253,11 +304,8 @@ class ActorWorker(Worker):
             if spec.samples is not None:
                 samples = ChannelSampleProducer(context.endpoints.producer(f"samples/{spec.samples}/{context.name}/{outlet}"))
             seats = config.lanes * len(group)
-            schema = row_schema(context, spec, own, environment.info)
-            if samples is not None:
-                check_memory(schema, spec.rows, seats, config.slots)
             agent = Agent(
-                schema=schema,
+                schema=row_schema(context, spec, own, environment.info),
                 seats=seats,
                 rows=spec.rows,
                 overlap=spec.burn_in + spec.bootstrap,

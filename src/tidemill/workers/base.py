@@ -191,6 +191,7 @@ class Worker(WorkerHandle):
         time["samples_per_second"] = (self._samples - samples) / seconds
         time["batches_per_second"] = (self._batches - batches) / seconds
         time["rescues"] = self.rescues
+        time["seconds"] = seconds
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
         self.report(Statistics(self.polls, self._stats(), time))
 

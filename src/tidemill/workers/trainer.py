@@ -20,6 +20,7 @@ from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.experiment import Context, Port, WorkerConfig
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.parameters import ParameterPublisher
@@ -104,6 +105,7 @@ class TrainerWorker(Worker):
         self._dropped = 0  # not yet in the counters
         self._saved_update = -1
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+        self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
         self._asked_at = 0.0  # when it became known
@@ -130,7 +132,8 @@ class TrainerWorker(Worker):
         self._publisher = ParameterPublisher(endpoints.writer(edges[0].name), policy) if edges else None
         if self._publisher is not None:
             self._publisher.publish(policy)
-        return Facts()
+        buffers = 3 * sum(array.nbytes for array in policy.parameters().values()) if edges else 0
+        return Facts(memory=(Need("parameters", buffers),))
 
     def _join_peers(self) -> Summing | None:
         context, policy = self.context, self._config.policy

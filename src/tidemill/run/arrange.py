@@ -1,0 +1,208 @@
+"""Lays experiments out: measures what their parts cost here (once: the costs are kept) and says in words what follows.
+
+Costs lie in $XDG_CACHE_HOME/tidemill (~/.cache/tidemill), a file for each experiment's parts on each machine.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidemill.api.experiment import Experiment
+from tidemill.core.config import encode
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.source import file_digest, named_files
+from tidemill.launchers.processes import kill_session
+from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, of_layout, parse, why_given
+from tidemill.run.probe import SECONDS
+
+LAYOUT = "layout.json"
+AUTO, GIVEN, MEASURE = "auto", "given", "measure"
+FORMAT = 1  # of the probe: costs of another one are measured anew
+_LARGEST = 10_000  # bytes of a file of costs
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """An experiment as it is run.
+
+    layout  what it was laid out to, None where it is as it was given
+    costs   what that follows from, None where nothing was measured
+    told    one line for people, "" where there is nothing to tell
+    """
+
+    experiment: Experiment
+    layout: Layout | None = None
+    costs: Costs | None = None
+    told: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a run keeps of it, as plain data."""
+        return {"layout": self.layout and str(self.layout), "costs": msgspec.to_builtins(self.costs), "told": self.told}
+
+
+def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fixed: Collection[str] = (), processes: bool = True) -> Arranged:
+    """Return the experiment laid out.
+
+    source     the file that it came from
+    layout     "auto": as its costs on this machine advise; "measure": the same, from costs measured anew; "given": as it is; or a layout's text
+    fixed      paths of the settings that the user made; where they are a matter of layout, the experiment stays as it is
+    processes  whether workers get processes, for which alone layouts are chosen
+    """
+    if layout == GIVEN:
+        return Arranged(experiment)
+    if layout not in (AUTO, MEASURE):
+        return _as_told(experiment, parse(layout), of_layout(fixed))
+    if not processes:
+        return Arranged(experiment)
+    if why := why_given(experiment, fixed):
+        return Arranged(experiment, told=f"layout: as given, since {why}")
+    try:
+        costs = costs_of(experiment, source, anew=layout == MEASURE)
+    except RunError as error:
+        return Arranged(experiment, told=f"layout: as given, since its costs could not be measured: {error}")
+    found, count = choose(experiment, costs, cores()), cores()
+    told = f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: --layout {found})"
+    return Arranged(apply(experiment, found), found, costs, told)
+
+
+def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arranged:
+    if besides:
+        raise ConfigError(f"--layout {layout}: {besides[0]} was set besides; say it in one place")
+    arranged, given = apply(experiment, layout), layout_of(experiment)
+    told = f"layout: {layout.words()}, as told"
+    if layout.rows != given.rows:
+        told += f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may learn otherwise"
+    return Arranged(arranged, layout, None, told)
+
+
+def cores() -> int:
+    """Return the cores that this process may use: its affinity, or the quota of its control groups where that is less."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([own, *_quotas(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]))
+
+
+def _quotas(own: Path, root: Path) -> list[int]:
+    """Return the cores, rounded up, that each control group (version 2) that this process is in allows."""
+    found: list[int] = []
+    with suppress(OSError, StopIteration):
+        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+        folder = root / name.lstrip("/")
+        for group in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # the root has no such file, and an unlimited one says "max"
+                quota, period = (group / "cpu.max").read_text().split()
+                found.append(ceil(int(quota) / int(period)))
+    return found
+
+
+# ---- costs -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) -> Costs:
+    """Return what the experiment's parts cost, as kept from an earlier time, or measured. Raises `RunError` when that fails."""
+    path = cache() / f"{_key(experiment, source)}.json"
+    costs = None if anew else _read(path)
+    if costs is None:
+        costs = probe(experiment, source)
+        _write(path, costs)
+    return costs
+
+
+def cache() -> Path:
+    """Return the folder of kept costs."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "tidemill"
+
+
+def _key(experiment: Experiment, source: Path | None) -> str:
+    """Return a name for all that the costs depend on."""
+    content = encode(experiment)
+    files = {name: file_digest(Path(name)) for name in (*named_files(content), *([str(source)] if source else [])) if Path(name).is_file()}
+    about = {
+        "format": FORMAT,
+        "policies": content["policies"],
+        "workers": content["workers"],
+        "files": {Path(name).name: digest for name, digest in files.items()},
+        "processor": processor(),
+        "cores": cores(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium")},
+    }
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    with suppress(OSError, StopIteration):
+        return next(line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> Costs | None:
+    """Return the costs in a file; None when there is none, or anything is wrong with it."""
+    with suppress(OSError, msgspec.MsgspecError, ValueError), open(path, "rb") as file:
+        return msgspec.json.decode(file.read(_LARGEST), type=Costs)
+    return None
+
+
+def _write(path: Path, costs: Costs) -> None:
+    """Keep costs; where that cannot be, they are measured again next time."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(costs))
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def probe(experiment: Experiment, source: Path | None) -> Costs:
+    """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long."""
+    order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None, "runner": os.getpid()})
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidemill.run.probe"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **one},
+        start_new_session=True,  # so that what its environment starts ends with it
+    )
+    try:
+        answer, _ = process.communicate(order, SECONDS + 1)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"no answer after {SECONDS} s") from None
+    finally:
+        kill_session(process.pid)
+        process.wait()
+    if not answer:
+        raise RunError(f"the process that measures them ended with status {process.returncode}" + " (too slow)" * (process.returncode == -14))
+    try:
+        content = json.loads(answer)
+        if "error" in content:
+            raise RunError(str(content["error"]).splitlines()[0])
+        return msgspec.convert(content["costs"], Costs)
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise RunError(f"they make no sense: {error}") from None

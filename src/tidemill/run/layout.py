@@ -1,0 +1,347 @@
+"""Layouts: how many actors and trainers there are, which of them share processes, and how many environments each actor steps.
+
+`choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here measures or reads anything: `run.arrange` does.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from tidemill.api.experiment import Experiment
+from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.workers.actor import INLINE, Actors
+from tidemill.workers.trainer import Trainer
+
+TICK = 40e-6  # core seconds of an actor's tick that do not grow with its lanes: the line through CartPole's ticks of 1, 4, 16 and 64 lanes
+# 64 environments that sleep 5 ms reached, in a ring of 2, 4, 8 and 16 targets, 0.88, 0.91, 0.94 and 0.85 of what bare threads do. That is:
+WAKING = 300e-6  # seconds of a tick of threads beside its lanes: wake-ups, and waits for Python's lock
+HANDOVER = 5e-6  # and for each lane
+TICK_SHARE = 0.05  # of what a step costs: with more lanes than make a tick as cheap as that, samples would be shorter for nothing
+LEAST_STEPS = 32  # samples are not cut shorter than this: advantages look ahead within a sample
+LEAST_ROWS = 128  # of a trainer's part of a minibatch: below, summing gradients and calling the library cost more than the arithmetic
+NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
+ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
+WAIT_FACTOR, WAIT_SECONDS = 2.0, 0.5e-3  # an environment waits when its step takes so much longer than its work, and so long
+
+
+class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a probe measured.
+
+    env       core seconds of an env step
+    wall      seconds that pass in it, those in which others had the core not counted
+    infer     core seconds per row acted on, without those of the calls:
+    call      core seconds of the calls of policies in a tick, however many rows they answer
+    train     core seconds per row trained on, all epochs
+    rows      rows per env step
+    parallel  whether equal trainers can share the algorithm
+    """
+
+    env: float
+    wall: float
+    infer: float
+    call: float
+    train: float
+    rows: int
+    parallel: bool
+
+    def __post_init__(self) -> None:
+        for name in ("env", "wall", "infer", "train", "rows"):
+            value = getattr(self, name)
+            if not 0 < value < 1e6:
+                raise ValueError(f"{name} = {value} is no cost")
+        if not 0 <= self.call < 1e6:
+            raise ValueError(f"call = {self.call} is no cost")
+
+    @property
+    def waits(self) -> bool:
+        """True when a step is spent waiting for something other than a core."""
+        return self.wall > WAIT_FACTOR * self.env and self.wall > WAIT_SECONDS
+
+    def words(self, lanes: int) -> str:
+        """For people, per env step, with so many lanes in a target."""
+        waited = f", of which it waits {microseconds(self.wall - self.env)}" if self.waits else ""
+        step = microseconds(self.wall if self.waits else self.env)
+        acted, trained = microseconds(self.rows * self.infer + self.call / lanes), microseconds(self.rows * self.train)
+        return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + ("" if self.waits else " on a core")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How an experiment of one group of actors and one of trainers is laid out. Its text (`str`, `parse`) reproduces it exactly.
+
+    actors, trainers  how many there are
+    together          whether actor i and trainer i take turns in one process
+    lanes, ring       environments of a target, targets of an actor
+    sample_steps      rows by which a sample advances
+    slots             sample slots per target
+    threads           in which the lanes of a target step; None: the environment has no such setting
+    """
+
+    actors: int
+    trainers: int
+    together: bool = False
+    lanes: int
+    sample_steps: int
+    ring: int
+    slots: int
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.together and self.actors != self.trainers:
+            raise ConfigError(
+                f"--layout {self}: together needs as many actors as trainers, not {self.actors} and {self.trainers}; "
+                "make them equal, or leave together out"
+            )
+
+    def __str__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ",".join(name if value is True else f"{name}={value}" for name, value in values.items() if value is not None and value is not False)
+
+    @property
+    def processes(self) -> int:
+        """How many worker processes it makes."""
+        return self.actors if self.together else self.actors + self.trainers
+
+    @property
+    def rows(self) -> int:
+        """Rows per agent of a batch."""
+        return self.actors * self.ring * self.lanes * self.sample_steps
+
+    def words(self) -> str:
+        """For people."""
+        ring = f"{self.ring} × " if self.ring > 1 else ""
+        lanes = f"{ring}{self.lanes} lane{'s' * (self.lanes > 1)} × {self.sample_steps} steps{' in threads' if self.threads else ''}"
+        if self.together:
+            if self.actors == 1:
+                return f"1 process, an actor of {lanes} and a trainer by turns"
+            return f"{self.actors} processes, each an actor of {lanes} and a trainer by turns"
+        actors = f"{self.actors} actors, each of" if self.actors > 1 else "an actor of"
+        return f"{actors} {lanes} beside {'a trainer' if self.trainers == 1 else f'{self.trainers} trainers'}"
+
+
+EXAMPLE = "actors=2,trainers=2,together,lanes=64,sample_steps=32,ring=1,slots=1,threads=0"
+
+
+def parse(text: str) -> Layout:
+    """Return the layout that `text` says. Raises `ConfigError` naming what is wrong with it."""
+    values: dict[str, Any] = {}
+    numbers = [f.name for f in fields(Layout) if f.name != "together"]
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        if name in values:
+            raise ConfigError(f"--layout {text}: {name} is said twice")
+        if name == "together" and not equals:
+            values[name] = True
+            continue
+        if name not in numbers or not equals:
+            if len(text.split(",")) == 1 and not equals:
+                raise ConfigError(f'--layout {text}: there is no layout "{text}"; write auto, measure, given, or all of one, e.g. {EXAMPLE}')
+            hint = f"write {name}=NUMBER" if name in numbers else did_you_mean(name, [*numbers, "together"])
+            raise ConfigError(f'--layout {text}: "{item}" is not a part of a layout; {hint}')
+        least = 0 if name == "threads" else 1
+        if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) < least:
+            raise ConfigError(f"--layout {text}: {name} = {value or 'nothing'} must be a whole number of at least {least}")
+        values[name] = int(value)
+    if missing := [name for name in numbers if name not in values and name != "threads"]:
+        raise ConfigError(f"--layout {text}: {', '.join(missing)} is missing; a layout is written out in full, e.g. {EXAMPLE}")
+    return Layout(**values)
+
+
+# ---- experiments ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """The one group of actors and the one of trainers of an experiment. Raises `ConfigError` for any other experiment, saying why."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        groups = {kind: [(n, c) for n, c in experiment.workers.items() if type(c) is kind] for kind in (Actors, Trainer)}
+        others = [name for name, config in experiment.workers.items() if type(config) not in groups]
+        if others:
+            raise ConfigError(f"it has workers of other kinds ({', '.join(others)})")
+        for kind, found in groups.items():
+            if len(found) != 1:
+                raise ConfigError(f"it has {len(found)} groups of {kind.__name__}")
+        (self.actor, actors), (self.trainer, trainer) = groups[Actors][0], groups[Trainer][0]
+        assert isinstance(actors, Actors) and isinstance(trainer, Trainer)
+        self.actors, self.trainers = actors, trainer
+        if asked := [spec.inference for spec in actors.agents if spec.inference != INLINE]:
+            raise ConfigError(f'its actors ask policy workers ("{asked[0]}")')
+        self.sampled = [spec for spec in actors.agents if spec.samples is not None]
+        steps = {spec.sample_steps for spec in self.sampled}
+        if len(steps) != 1:
+            raise ConfigError(f"its agent specs have {len(steps)} different sample_steps")
+        (self.steps,) = steps
+        self.threads: int | None = getattr(actors.environment, "threads", None)
+        """The environment's setting, None where it has none."""
+
+
+def layout_of(experiment: Experiment) -> Layout:
+    """Return the layout that an experiment has. Raises `ConfigError` where that is more than a `Layout` can say."""
+    parts = _Parts(experiment)
+    actors, trainers = parts.actors, parts.trainers
+    return Layout(
+        actors=actors.count,
+        trainers=trainers.count,
+        together=set(experiment.together) == {parts.actor, parts.trainer},
+        lanes=actors.lanes,
+        sample_steps=parts.steps,
+        ring=actors.ring,
+        slots=actors.slots,
+        threads=parts.threads,
+    )
+
+
+def apply(experiment: Experiment, layout: Layout) -> Experiment:
+    """Return the experiment laid out so, and changed in nothing else. Raises `ConfigError` where that cannot be."""
+    try:
+        parts = _Parts(experiment)
+    except ConfigError as error:
+        raise ConfigError(f"--layout {layout}: the experiment cannot be laid out, since {error}; use --layout given") from None
+    environment = parts.actors.environment
+    if layout.threads is not None:
+        if parts.threads is None:
+            kind = type(environment).__name__
+            raise ConfigError(f"--layout {layout}: a {kind} environment has no threads; leave threads={layout.threads} out")
+        environment = environment.replace(threads=layout.threads)
+    specs = tuple(spec if spec.samples is None else spec.replace(sample_steps=layout.sample_steps) for spec in parts.actors.agents)
+    actors = parts.actors.replace(
+        count=layout.actors, lanes=layout.lanes, ring=layout.ring, slots=layout.slots, agents=specs, environment=environment
+    )  # fmt: skip
+    workers = {**experiment.workers, parts.actor: actors, parts.trainer: parts.trainers.replace(count=layout.trainers)}
+    return experiment.replace(workers=workers, together=(parts.actor, parts.trainer) if layout.together else ())
+
+
+_LAID_OUT = re.compile(
+    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
+)
+
+
+def of_layout(paths: Collection[str]) -> list[str]:
+    """Return those of the paths of settings that are a matter of layout."""
+    return [path for path in paths if _LAID_OUT.fullmatch(path)]
+
+
+def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
+    """Return why an experiment is run as it is given, "" when its layout may be chosen. `fixed` are the paths of settings that the user made."""
+    if own := of_layout(fixed):
+        return f"{own[0]} was set"
+    try:
+        parts = _Parts(experiment)
+    except ConfigError as error:
+        return str(error)
+    counts = {f"workers.{parts.actor}": parts.actors.count, f"workers.{parts.trainer}": parts.trainers.count}
+    for name, count in counts.items():
+        if count > 1:
+            return f"{name}.count is {count}"
+    if experiment.together:
+        return "together is set"
+    if parts.actors.ring > 1:
+        return f"workers.{parts.actor}.ring is {parts.actors.ring}"
+    if parts.threads:
+        return f"workers.{parts.actor}.environment.threads is {parts.threads}"
+    if parts.trainers.batch_size is not None:
+        return f"workers.{parts.trainer}.batch_size is set"
+    device = str(getattr(parts.trainers, "device", "cpu"))
+    if device.startswith("cuda"):  # costs are measured on cores
+        return f"workers.{parts.trainer}.device is {device}"
+    if not isinstance(getattr(parts.trainers.algorithm, "minibatch_size", None), int):
+        return f"{type(parts.trainers.algorithm).__name__} has no minibatch_size"
+    return ""
+
+
+# ---- choosing ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
+    """Return the layout that promises the most env steps per second, among those that nearly do the one with the fewest parts.
+
+    Learning does not change: a batch has the same rows, and samples are not cut below `LEAST_STEPS`. The experiment must be one for which
+    `why_given` has nothing to say. It is left as it is where an environment waits that has no threads.
+    """
+    promised = list(promises(experiment, costs, cores))
+    if not promised:
+        return layout_of(experiment)
+    near = _nearly(promised, NEARLY)
+    kind = min((not layout.together, layout.processes) for layout, _ in near)
+    alike = [(layout, speed) for layout, speed in near if (not layout.together, layout.processes) == kind]
+    return min((layout for layout, _ in _nearly(alike, ALMOST)), key=lambda layout: layout.ring)
+
+
+def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[Layout, float]]:
+    most = max(speed for _, speed in promised)
+    return [(layout, speed) for layout, speed in promised if speed >= most * (1 - share)]
+
+
+def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple[Layout, float]]:
+    """Yield the layouts that are possible on so many cores, and the env steps per second that each promises."""
+    parts = _Parts(experiment)
+    minibatch = getattr(parts.trainers.algorithm, "minibatch_size", 0)
+    most_trainers = max(1, minibatch // LEAST_ROWS) if costs.parallel else 1
+    train = costs.rows * costs.train
+    if costs.waits:
+        if parts.threads is None:
+            return
+        for layout in _waiting(parts, cores, most_trainers):
+            own = max(costs.env - TICK, 0) + HANDOVER + costs.rows * costs.infer  # a slow environment is measured by one lane, in ticks of its own
+            served = WAKING + costs.call + layout.lanes * own  # what a tick of a target takes of its actor
+            turn = max(costs.wall + served, layout.ring * served)
+            yield layout, min(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
+        return
+    for layout in _computing(parts, costs, cores, most_trainers):
+        gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
+        if layout.together:
+            yield layout, layout.actors / (gather + train)
+        else:
+            yield layout, min(layout.actors / gather, layout.trainers / train)
+
+
+def _computing(parts: _Parts, costs: Costs, cores: int, most_trainers: int) -> Iterator[Layout]:
+    """Equal processes that gather and train by turns, and actors beside trainers: never more processes than cores."""
+    threads = None if parts.threads is None else 0
+    for actors in range(1, min(cores, parts.actors.lanes) + 1):
+        size = _lanes_and_steps(parts, costs, actors)
+        if size is None:
+            continue
+        lanes, steps = size
+        if actors <= most_trainers:
+            yield Layout(actors=actors, trainers=actors, together=True, lanes=lanes, sample_steps=steps, ring=1, slots=1, threads=threads)
+        for trainers in range(1, min(most_trainers, cores - actors, actors) + 1):
+            if actors % trainers == 0:
+                slots = parts.actors.slots
+                yield Layout(actors=actors, trainers=trainers, lanes=lanes, sample_steps=steps, ring=1, slots=slots, threads=threads)
+
+
+def _lanes_and_steps(parts: _Parts, costs: Costs, actors: int) -> tuple[int, int] | None:
+    """Return lanes and sample_steps of each of so many actors: the fewest lanes that make ticks cheap, else the most that there may be."""
+    rows, rest = divmod(parts.actors.lanes * parts.steps, actors)
+    if rest:
+        return None
+    least = parts.steps if any(spec.burn_in for spec in parts.sampled) else min(LEAST_STEPS, parts.steps)
+    fits = [n for n in range(1, parts.actors.lanes + 1) if rows % n == 0 and least <= rows // n <= parts.steps]
+    if not fits:
+        return None
+    step = costs.env + costs.rows * (costs.infer + costs.train)
+    lanes = next((n for n in fits if TICK + costs.call <= n * TICK_SHARE * step), fits[-1])
+    return lanes, rows // lanes
+
+
+def _waiting(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
+    """Actors whose lanes step in threads, in a ring so that some step while others are served, beside trainers. As many lanes as were asked for."""
+    every = parts.actors.lanes
+    slots = max(2, parts.actors.slots)
+    for actors in (n for n in range(1, max(cores, 2)) if every % n == 0):
+        for trainers in range(1, min(most_trainers, max(cores, 2) - actors, actors) + 1):
+            for ring in (n for n in range(1, every // actors + 1) if every // actors % n == 0 and actors % trainers == 0):
+                lanes = every // actors // ring
+                yield Layout(
+                    actors=actors, trainers=trainers, lanes=lanes, sample_steps=parts.steps, ring=ring, slots=slots, threads=lanes
+                )  # fmt: skip
+
+
+def microseconds(seconds: float) -> str:
+    """Return a cost in microseconds, with two figures."""
+    value = seconds * 1e6
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"

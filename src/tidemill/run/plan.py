@@ -1,0 +1,45 @@
+"""The memory plan of a run: what it will fill, what its processes hold already, and what there is. Shown at the start, refused when it cannot fit.
+
+What streams take only their owners know, who say it when they are READY (`Facts.memory`); by then the processes have what they need for themselves.
+Sample slots and all else that is offered is address space until the first row is written, so that nothing has to be given back.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tidemill.core import memory
+from tidemill.core.memory import Need, check_memory, held, size
+
+LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
+TOLD = 100_000  # bytes; less is not worth a word
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a run needs: still to be filled, in bytes by what it is for; held already by its processes, each; and free when it was about to start."""
+
+    needs: dict[str, int]
+    processes: tuple[int, ...]
+    free: int
+
+    def __str__(self) -> str:
+        """One line for people."""
+        needs = [f"{what} {size(nbytes)}" for what, nbytes in self.needs.items() if nbytes >= TOLD]
+        count = len(self.processes)
+        needs.append(f"{count} process{'es' * (count > 1)} {size(sum(self.processes))} so far")
+        return f"memory: {', '.join(needs)}; {size(self.free)} available"
+
+
+def make_plan(needs: Iterable[Need]) -> Plan:
+    """Return the plan of a run whose workers are READY. Raises `ConfigError`, with the sums, when what they need is not there."""
+    needs, free = list(needs), memory.available()
+    check_memory(needs, free)
+    total: dict[str, int] = {}
+    for need in needs:
+        total[need.what] = total.get(need.what, 0) + need.nbytes
+    return Plan(total, tuple(held(children=True)), free)
+
+
+def check_processes(count: int) -> None:
+    """Raise `ConfigError` when so many worker processes cannot fit, before any is started."""
+    check_memory([Need("worker processes", LEAST, f"{size(LEAST)} at least")] * count, memory.available())

@@ -1,0 +1,259 @@
+"""Measures what an experiment's parts cost on this machine, in a second: a process of its own, so that what an environment does stays there.
+
+python -m tidemill.run.probe < order.json
+
+It steps a few lanes of the real environment, and times the real policy and learner on random rows. Answers with one line of JSON: ``costs``, or
+the ``error`` that kept it from measuring. It ends by itself after `SECONDS`.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter, process_time, sleep
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import tidemill  # noqa: F401  registers every configuration
+from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.experiment import Experiment
+from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.spaces import Discrete, MultiDiscrete, Space, Spaces, leaves, schema_of_space
+from tidemill.core.config import decode
+from tidemill.core.errors import TidemillError
+from tidemill.core.schema import Arrays, allocate
+from tidemill.core.source import load_file
+from tidemill.core.threads import limit_threads
+from tidemill.envs.check import sample_actions
+from tidemill.run.layout import Costs
+from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.workers.trainer import Trainer
+
+SECONDS = 20  # a probe that takes longer is given up
+STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
+QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
+BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
+FEW_LANES = 8
+FEW_ROWS = 64  # trained on first, to see how many there is time for
+
+
+def measure(experiment: Experiment) -> Costs:
+    """Return the costs of an experiment that has one group of actors and one of trainers."""
+    actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
+    trainer = next(c for c in experiment.workers.values() if isinstance(c, Trainer))
+    agents, env, wall = measure_environment(actors)
+    groups = match_agents(agents, actors.agents)
+    infer = call = train = 0.0
+    parallel = True
+    for spec, group in zip(actors.agents, groups, strict=True):
+        spaces, config = agents[group[0]].spaces, experiment.policies[spec.policy]
+        policy = config.build(spaces, 0)
+        per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
+        infer, call = infer + len(group) * per_row, call + per_call
+        if spec.samples == trainer.samples and spec.policy == trainer.policy:
+            cost, parallel = measure_learner(trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group))
+            train += len(group) * cost
+    rows = sum(map(len, groups))
+    return Costs(env=env, wall=wall, infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
+
+
+def measure_environment(actors: Actors) -> tuple[Sequence[AgentInfo], float, float]:
+    """Return the agents, and the core seconds and the seconds of a step."""
+    config = actors.environment
+    if getattr(config, "threads", 0):
+        config = config.replace(threads=0)
+    environment, _ = build(config, 1)
+    stepping = Stepping(environment)
+    try:
+        for _ in range(3):  # the first step may do what happens once only
+            began, steps = perf_counter(), stepping.tick()
+            quick = (perf_counter() - began) / max(steps, 1) < QUICK
+        lanes = min(actors.lanes, FEW_LANES) if quick else 1
+        while lanes > environment.lanes:  # as many as the run will have, if that does not take long
+            environment.close()
+            environment, seconds = build(config, lanes)
+            stepping = Stepping(environment)
+            lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
+        stepping.tick()
+        env, wall = timed(stepping.tick, STEPPING)
+        return environment.agents, env, wall
+    finally:
+        environment.close()
+
+
+def build(config: EnvironmentConfig, lanes: int) -> tuple[Environment, float]:
+    """Return an environment, and the seconds that it took to build."""
+    began = perf_counter()
+    return config.build(lanes, 0), max(perf_counter() - began, 1e-6)
+
+
+class Stepping:
+    """Steps an environment with random actions, and resets its lanes as their episodes end."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment, rng = environment, np.random.default_rng(0)
+        environment.bind([[index] for index in range(len(environment.agents))])
+        lanes, agents = environment.lanes, environment.agents
+        self._actions = [[sample_actions(agent.spaces.action, rng, lanes) for agent in agents] for _ in range(61)]
+        self._ticks = [Tick.allocate(a.spaces.observation, lanes, environment.info, environment.same_step) for a in agents]
+        self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
+        self._ended = np.zeros((len(agents), lanes), np.bool_)
+        self._bell, self._count = Event(), 0
+        environment.on_ready(self._bell.set)
+
+    def tick(self) -> int:
+        """Do one tick and return the env steps in it: those of resets are none."""
+        environment = self._environment
+        steps = environment.lanes - int(np.count_nonzero(self._reset))
+        self._count += 1
+        environment.send(self._actions[self._count % len(self._actions)], self._reset)
+        self._ended[:, self._reset] = False
+        while not environment.ready():
+            self._bell.wait(0.1)
+            self._bell.clear()
+        environment.recv(self._ticks)
+        for ended, tick in zip(self._ended, self._ticks, strict=True):
+            ended |= (tick.done | tick.truncated) & ~tick.restarted
+        self._ended.all(axis=0, out=self._reset)
+        return steps
+
+
+def measure_policy(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -> tuple[float, float]:
+    """Return the core seconds of answering a row, and those of a call: the line through `rows` at a time, and an eighth of them."""
+    few = max(1, rows // 8)
+    seconds = [answering(policy, config, spaces, n) for n in (few, rows)]
+    per_row = (seconds[1] - seconds[0]) / (rows - few) if rows > few else 0.0
+    if per_row * rows < seconds[1] / 100:  # chance, or a row alone
+        return seconds[1] / rows, 0.0
+    return per_row, max(seconds[0] - few * per_row, 0.0)
+
+
+def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -> float:
+    """Return the core seconds of answering `rows` rows at once."""
+    observation, state = random_rows(spaces.observation, rows), allocate(config.state(spaces), (rows,))
+    out = allocate({**config.answer(spaces), **config.state(spaces)}, (rows,))
+
+    def act() -> int:
+        policy.act(observation, state, False, out)
+        return 1
+
+    act()
+    return timed(act, COMPUTING / 2)[0]
+
+
+def measure_learner(
+    config: AlgorithmConfig, policy: Policy, policy_config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int
+) -> tuple[float, bool]:
+    """Return the core seconds of training on a row, all epochs, and whether equal trainers can share the algorithm.
+
+    As many rows as a minibatch has, if there is time, since calls cost the less per row the more rows they get.
+    """
+    calm = {name: value for name, value in (("target_kl", None), ("learning_rate", 1e-8)) if hasattr(config, name)}
+    algorithm = config.replace(**calm).build(policy, 0)  # so that updates of the same rows again and again lead nowhere
+    most, rows = min(int(getattr(config, "minibatch_size", FEW_ROWS)), seats * spec.sample_steps), FEW_ROWS
+
+    def update() -> int:
+        algorithm.update([sample], 0.0)
+        return trained
+
+    while True:
+        sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
+        trained = int(np.count_nonzero(sample.trained()))
+        update()
+        began = perf_counter()
+        update()
+        fits = int(COMPUTING / max(perf_counter() - began, 1e-6) * trained)
+        if rows >= most or fits < 2 * rows:
+            break
+        rows = min(most, fits)
+    return timed(update, COMPUTING)[0], isinstance(algorithm, DataParallel)
+
+
+def make_sample(policy: Policy, config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int, rows: int) -> Sample:
+    """Return a sample of `rows` trained rows or a few more: every row of a seat is the same but for its reward."""
+    observation, state = random_rows(spaces.observation, seats), allocate(config.state(spaces), (seats,))
+    out = allocate({**config.answer(spaces), **config.state(spaces)}, (seats,))
+    policy.act(observation, state, False, out)
+    length = spec.burn_in + -(-rows // seats) + spec.bootstrap
+    sample = Sample({name: np.broadcast_to(array, (length, *array.shape)).copy() for name, array in (out | state | observation).items()})
+    sample |= allocate(ROW_FIELDS, (length, seats))
+    sample["reward"][:] = np.random.default_rng(1).standard_normal((length, seats))
+    sample.burn_in, sample.bootstrap = spec.burn_in, spec.bootstrap
+    return sample
+
+
+def random_rows(space: Space, rows: int) -> Arrays:
+    """Return random observations: integers in their range, floats standard normal."""
+    rng, found = np.random.default_rng(0), {}
+    for name, leaf in leaves(space, "obs").items():
+        ((_, field),) = schema_of_space(leaf, name).items()
+        shape = (rows, *field.shape)
+        if "float" in field.dtype:
+            found[name] = rng.standard_normal(shape, np.float32).astype(field.dtype)
+        else:
+            most = leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec) if isinstance(leaf, MultiDiscrete) else 2
+            found[name] = rng.integers(0, 256 if field.dtype == "uint8" else most, shape).astype(field.dtype)
+    return found
+
+
+def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+    """Call `work`, which returns the units that it did, until so many seconds have passed; return the core seconds and the seconds of a unit.
+
+    The seconds in which this thread could have gone on, but others had the core, do not count.
+    """
+    units, began, core, delayed = 0, perf_counter(), process_time(), queued()
+    while True:
+        units += work()
+        passed = perf_counter() - began
+        if passed >= seconds and units:
+            core = process_time() - core
+            return max(core, 1e-9) / units, max(passed - (queued() - delayed), core, 1e-9) / units
+
+
+def queued() -> float:
+    """Return the seconds that this thread has waited for a core, 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def main() -> None:
+    """Obey standard input (see the module's text)."""
+    signal.alarm(SECONDS)  # whatever hangs, this process does not
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an environment prints is no answer
+    limit_threads(1)
+    order = json.loads(sys.stdin.read())
+    Thread(target=_end_with, args=(order.get("runner", os.getppid()),), daemon=True).start()
+    try:
+        if order["source"] is not None:
+            load_file(Path(order["source"]), "experiment file")
+        answer = {"costs": msgspec.to_builtins(measure(decode(Experiment, order["experiment"])))}
+    except TidemillError as error:
+        answer = {"error": str(error)}
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+    os._exit(0)  # at once, whatever an environment has left running
+
+
+def _end_with(runner: int) -> None:
+    """Wait until whoever started this is gone; end what was begun for it."""
+    while os.getppid() == runner:
+        sleep(0.2)
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # with what the environment has started
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

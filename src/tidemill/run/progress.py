@@ -1,0 +1,124 @@
+"""What a run knows of its workers and of how far it is, from what they report."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from tidemill.api.control import State, Statistics
+from tidemill.api.experiment import WorkerConfig
+from tidemill.api.transport import Link
+from tidemill.core.memory import Need
+
+
+@dataclass
+class Member:
+    """What the controller knows of one worker."""
+
+    config: WorkerConfig
+    link: Link
+    state: State = State.CONFIGURING
+    shares: dict[str, float] = field(default_factory=dict)
+    rate: float = 0.0
+    told: dict[str, float] = field(default_factory=dict)  # its last regular statistics, all of them; shares are those since the last record
+    recorded: bool = True  # since it was last heard
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by place of its clock since the last record
+    update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
+    heard: float = field(default_factory=monotonic)
+    needs: tuple[Need, ...] = ()  # memory that it is going to fill
+
+    def told_regularly(self, message: Statistics) -> None:
+        """Note its regular statistics: the shares of its time, its rate, and all the rest."""
+        self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
+        self.rate = message.time.get("samples_per_second", 0.0)
+        if self.recorded:
+            self.recorded, self.spent = False, {}
+        for place, share in self.shares.items():
+            self.spent[place] = self.spent.get(place, 0.0) + share * message.time.get("seconds", 0.0)
+        total = sum(self.spent.values())
+        shares = {place: seconds / total for place, seconds in self.spent.items()} if total else self.shares
+        self.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()} | shares
+
+
+class Rate:
+    """How fast a count has grown over the last few seconds, however rarely it is told. For display alone."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._seconds = seconds
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, count: int) -> None:
+        """Say how far the count is."""
+        self._marks.append((now, count))
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        while len(self._marks) > 1 and self._marks[1][0] <= now - self._seconds:
+            self._marks.popleft()
+
+    def per_second(self, now: float) -> float:
+        """Return the growth per second up to now, 0 before anything was told."""
+        self._forget(now)
+        if not self._marks:
+            return 0.0
+        (since, before), (_, last) = self._marks[0], self._marks[-1]
+        return (last - before) / max(now - since, 1e-9)
+
+
+@dataclass
+class Progress:
+    """The run so far, as the trainers and actors tell it."""
+
+    steps: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    dropped: int = 0
+    episodes: int = 0
+    returns: deque[float] = field(default_factory=deque)
+    metrics: dict[str, float] = field(default_factory=dict)
+    rate: Rate = field(default_factory=Rate)
+    last_update: float = field(default_factory=monotonic)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean undiscounted return of the last finished episodes; None before the first."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    def begin(self, window: int) -> None:
+        """Keep the returns of the last `window` episodes from now on."""
+        self.returns = deque(maxlen=window)
+
+    def mark(self) -> None:
+        """Say that the run is here now: at its start, and with each update."""
+        self.last_update = monotonic()
+        self.rate.add(self.last_update, self.steps)
+
+    def count_episodes(self, returns: Sequence[float]) -> None:
+        """Count episodes that ended."""
+        self.episodes += len(returns)
+        self.returns.extend(returns)
+
+    def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> dict[str, float]:
+        """Count an update of trainer `name` and return what is to be recorded. Several trainers share the environment: steps and updates are those
+        of the one that is furthest, what was dropped is their sum, and each one's own numbers bear its name. A resumed one that has not been heard
+        yet counts as before."""
+        members[name].update = message
+        trainers = [member.update for member in members.values() if member.update.update]
+        self.steps = max(self.steps, int(message.values["step"]))
+        self.updates = max(self.updates, int(message.values["update"]))
+        self.seconds = max(self.seconds, message.time["seconds"])
+        self.dropped = max(self.dropped, sum(int(update.values["dropped"]) for update in trainers))
+        self.metrics = message.values
+        self.mark()
+        several = len({worker.rpartition("-")[0] for worker, member in members.items() if member.config.limited}) > 1  # kinds: equal ones tell as one
+        own = {f"{name}/{k}": v for k, v in message.values.items()} if several else message.values
+        counters = {"step": self.steps, "update": self.updates, "dropped": self.dropped, "episodes": self.episodes}
+        record = {**own, **{k: float(v) for k, v in counters.items()}}
+        if self.mean_return is not None:
+            record["return/mean"] = self.mean_return
+        record["time/seconds"] = self.seconds
+        record["time/steps_per_second"] = self.steps / max(self.seconds, 1e-9)
+        for worker, member in members.items():
+            record.update({f"time/{worker}/{k}": v for k, v in member.told.items()})
+            member.recorded = True
+        return record

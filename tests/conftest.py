@@ -1,0 +1,18 @@
+"""For all tests."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measured costs out of the user's cache; Matplotlib, which keeps its fonts there, goes on with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "MPLCONFIGDIR" not in os.environ:
+            home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+            patch.setenv("MPLCONFIGDIR", str(home / "matplotlib"))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,53 @@
+"""What memory there is, and the refusal of what cannot fit."""
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.core import memory
+from tidemill.core.errors import ConfigError
+from tidemill.core.memory import Need, available, check_memory, held, size
+
+
+def test_needs_that_fit_are_let_pass_and_others_refused_with_the_sums() -> None:
+    needs = [Need("samples", 600, "2 slots x 300 bytes"), Need("batches", 100), Need("samples", 600, "2 slots x 300 bytes")]
+    check_memory(needs, 1300)
+    with pytest.raises(ConfigError) as caught:
+        check_memory([need for need in needs for _ in range(1_000_000)], 1_299_999_999)
+    assert str(caught.value).splitlines() == [
+        "this needs 1.3 GB of memory, and 1.3 GB are available; make sample_steps, lanes, slots, ring or count smaller:",
+        "  samples: 1.2 GB = 2,000,000 x 2 slots x 300 bytes",
+        "  batches: 100 MB",
+    ]
+
+
+def test_sizes_read_well() -> None:
+    assert [size(n) for n in (0, 123_456, 9_949_999, 9_950_000, 999_400_000, 999_500_000, 2.13e13)] == [
+        "0.0 MB", "0.1 MB", "9.9 MB", "10 MB", "999 MB", "1.0 GB", "21,300.0 GB",
+    ]  # fmt: skip
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/old\n0::/outer/inner\n")
+    root = tmp_path / "groups"
+    for path, limit, current, files in (("outer", "5000", "1000", 500), ("outer/inner", "max", "900", 500)):
+        group = root / path
+        group.mkdir(parents=True)
+        (group / "memory.max").write_text(limit + "\n")
+        (group / "memory.current").write_text(current + "\n")
+        (group / "memory.stat").write_text(f"anon 7\ninactive_file {files}\n")
+    assert memory._control_groups(own, root) == [4500]
+    (root / "outer/inner/memory.max").write_text("2000\n")
+    assert memory._control_groups(own, root) == [1600, 4500]
+    assert memory._control_groups(tmp_path / "none", root) == []
+    monkeypatch.setattr(memory, "_control_groups", lambda *_: [1600, 4500])
+    assert available() == 1600
+
+
+def test_a_process_knows_what_it_holds() -> None:
+    assert available() > 0
+    before = held()[0]
+    kept = bytearray(b"x" * 50_000_000)
+    assert 45_000_000 < held()[0] - before < 60_000_000
+    assert len(kept) == 50_000_000

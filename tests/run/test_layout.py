@@ -1,0 +1,428 @@
+"""Layouts: what follows from costs, what they change, what they are called; and where costs come from."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.run.watching import wait_until
+
+import tidemill
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    GymnasiumVector,
+    Limits,
+    PolicyWorkers,
+    Scripted,
+    Trainer,
+)
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.core.config import decode, encode
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.run import arrange as arranging
+from tidemill.run.arrange import arrange, cache, costs_of
+from tidemill.run.layout import LEAST_STEPS, Costs, Layout, apply, choose, layout_of, parse, promises, why_given
+
+CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
+SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True)
+HEAVY = Costs(300e-6, 300e-6, 100e-6, 300e-6, 2e-3, 1, True)  # convolutions
+
+
+def experiment(lanes: int = 64, steps: int = 64, minibatch: int = 1024, environment: EnvironmentConfig | None = None, **trainer: Any) -> Experiment:
+    return Experiment(
+        name="small",
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={
+            "actor": Actors(environment=environment or Gymnasium(id="CartPole-v1"), lanes=lanes, agents=(AgentSpec(sample_steps=steps),)),
+            "trainer": Trainer(**{"algorithm": PPO(minibatch_size=minibatch), **trainer}),
+        },
+        limits=Limits(updates=3),
+    )
+
+
+def chosen(made: Experiment, costs: Costs, cores: int) -> str:
+    return str(choose(made, costs, cores))
+
+
+# ---- choosing ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_quick_environments_are_gathered_and_trained_on_by_equal_processes() -> None:
+    ends = "ring=1,slots=1,threads=0"
+    assert chosen(experiment(), CARTPOLE, 1) == f"actors=1,trainers=1,together,lanes=64,sample_steps=64,{ends}"
+    assert chosen(experiment(), CARTPOLE, 2) == f"actors=2,trainers=2,together,lanes=64,sample_steps=32,{ends}"
+    assert choose(experiment(), CARTPOLE, 3).processes <= 3  # 4,096 rows do not divide by three
+
+
+def test_many_cores_share_small_minibatches_among_few_trainers() -> None:
+    for cores in (16, 64):
+        layout = choose(experiment(), CARTPOLE, cores)
+        assert not layout.together and layout.trainers <= 1024 // 128 and layout.processes <= cores
+        assert layout.actors > cores // 3 and layout.actors % layout.trainers == 0
+    small = choose(experiment(minibatch=64), CARTPOLE, 16)
+    assert small.trainers == 1 and small.actors > 1
+    large = choose(experiment(minibatch=64 * 1024, steps=1024), CARTPOLE, 64)
+    assert large.together and large.actors == 64
+
+
+def test_an_algorithm_that_cannot_be_shared_has_one_trainer() -> None:
+    for cores in (1, 2, 16):
+        assert choose(experiment(), msgspec.structs.replace(CARTPOLE, parallel=False), cores).trainers == 1
+
+
+def test_environments_that_wait_step_in_threads_beside_the_trainer() -> None:
+    for cores in (1, 2, 16):
+        layout = choose(experiment(steps=128), SLEEPS, cores)
+        assert (layout.actors, layout.trainers, layout.together, layout.slots) == (1, 1, False, 2)
+        assert layout.ring == layout.lanes == layout.threads == 8  # as was fastest
+        assert layout.sample_steps == 128
+    slower = choose(experiment(), msgspec.structs.replace(SLEEPS, wall=0.5), 2)
+    assert slower.ring <= 8 and slower.ring * slower.lanes == 64
+    busy = msgspec.structs.replace(SLEEPS, env=1e-3)  # one process could not serve them all
+    assert choose(experiment(steps=128), busy, 16).actors > 1
+
+
+def test_what_waits_and_has_no_threads_stays_as_it_is() -> None:
+    for environment in (GymnasiumVector(id="CartPole-v1"), Scripted()):
+        made = experiment(environment=environment)
+        assert apply(made, choose(made, SLEEPS, 16)) == made
+
+
+def test_heavy_networks_are_trained_on_all_cores() -> None:
+    assert choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 2).together
+    layout = choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 16)
+    assert layout.trainers == 4 and layout.processes <= 16
+
+
+def test_ticks_that_cost_little_beside_their_steps_are_not_made_larger() -> None:
+    assert choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 2).lanes == 8  # half of them each, samples as long as they were
+    assert choose(experiment(lanes=16, steps=128), CARTPOLE, 2).lanes == 16
+
+
+counts = st.integers(1, 100)
+times = st.floats(1e-7, 1e-1)
+
+
+@given(
+    lanes=st.integers(1, 300),
+    steps=st.integers(1, 300),
+    minibatch=st.integers(1, 1 << 20),
+    burn_in=st.sampled_from([0, 0, 4]),
+    cores=st.integers(1, 128),
+    costs=st.builds(Costs, times, times, times, times | st.just(0.0), times, st.integers(1, 10), st.booleans()),
+)
+def test_learning_does_not_change_with_the_layout(lanes: int, steps: int, minibatch: int, burn_in: int, cores: int, costs: Costs) -> None:
+    made = experiment(lanes, steps, minibatch)
+    spec = AgentSpec(sample_steps=steps, burn_in=burn_in)
+    made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=(spec,))})
+    own = layout_of(made)
+    for layout, speed in promises(made, costs, cores):
+        assert layout.rows == own.rows and speed > 0
+        assert min(LEAST_STEPS, steps) <= layout.sample_steps <= steps and (layout.sample_steps == steps or not burn_in)
+        assert layout.lanes <= lanes and layout.actors * layout.ring % layout.trainers == 0
+        assert layout.processes <= max(cores, 2 if costs.waits else 1)
+        assert layout.trainers == 1 or (costs.parallel and minibatch // layout.trainers >= 128)
+    layout = choose(made, costs, cores)
+    laid = apply(made, layout)
+    laid.check()
+    assert layout_of(laid) == layout == parse(str(layout))
+    assert apply(laid, own) == made  # nothing else has changed
+    assert decode(Experiment, encode(laid)) == laid
+
+
+def test_several_agent_specs_keep_their_kinds() -> None:
+    specs = (AgentSpec(match="red_.*", sample_steps=64), AgentSpec(match="blue_.*", samples=None, sample_steps=7))
+    made = experiment(environment=Scripted(agents=4, kinds=2))
+    made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=specs)})
+    laid = apply(made, choose(made, CARTPOLE, 2))
+    actors = laid.workers["actor"]
+    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [32, 7]
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    together, actors = draw(st.booleans()), draw(counts)
+    numbers = {name: draw(counts) for name in ("lanes", "sample_steps", "ring", "slots")}
+    trainers, threads = actors if together else draw(counts), draw(st.none() | st.integers(0, 100))
+    return Layout(actors=actors, trainers=trainers, together=together, threads=threads, **numbers)
+
+
+@given(layouts())
+def test_a_text_says_all_of_a_layout(layout: Layout) -> None:
+    assert parse(str(layout)) == layout
+    assert parse(", ".join(reversed(str(layout).split(",")))) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("fast", ['"fast"', "auto, measure, given", "e.g. actors=2"]),
+        ("", ["auto, measure, given"]),
+        ("actors=2,lanes=4", ["trainers, sample_steps, ring, slots is missing", "e.g. actors=2"]),
+        ("actors=2,lames=4", ['"lames=4"', 'did you mean "lanes"?']),
+        ("actors=two,lanes=4", ["actors = two", "whole number of at least 1"]),
+        ("actors=2,actors=2", ["actors is said twice"]),
+        ("actors=0,lanes=4", ["actors = 0", "at least 1"]),
+        ("actors=1,lanes", ['"lanes"', "write lanes=NUMBER"]),
+        ("actors=2,trainers=1,together,lanes=1,sample_steps=1,ring=1,slots=1", ["as many actors as trainers, not 2 and 1", "leave together out"]),
+    ],
+)
+def test_a_text_that_says_nothing_is_refused(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    for part in (f"--layout {text}", *parts):
+        assert part in str(caught.value)
+
+
+def test_words() -> None:
+    made = experiment()
+    assert choose(made, CARTPOLE, 2).words() == "2 processes, each an actor of 64 lanes × 32 steps and a trainer by turns"
+    assert choose(made, CARTPOLE, 1).words() == "1 process, an actor of 64 lanes × 64 steps and a trainer by turns"
+    assert layout_of(made).words() == "an actor of 64 lanes × 64 steps beside a trainer"
+    assert "in threads beside a trainer" in choose(made, SLEEPS, 1).words()
+    assert CARTPOLE.words(64) == "a step takes 4.5 µs, inference 0.6, training 3.6 on a core"
+    assert SLEEPS.words(64) == "a step takes 5,100 µs, of which it waits 5,026, inference 0.6, training 3.6"
+
+
+# ---- what is left alone --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_user_says_is_left_alone() -> None:
+    made = experiment()
+    assert why_given(made) == ""
+    free = ["workers.trainer.algorithm.epochs", "seed", "workers.actor.environment.kwargs.threads", "workers.actor.max_episode_steps", "limits.steps"]
+    assert why_given(made, free) == ""
+    for path in ("count", "lanes", "ring", "slots", "agents", "agents.0.sample_steps", "environment.threads"):
+        assert why_given(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
+    assert why_given(made, ["workers.trainer.count"]) and why_given(made, ["together"]) and why_given(made, ["workers"])
+
+    def changed(group: str, **values: Any) -> Experiment:
+        return made.replace(workers={**made.workers, group: made.workers[group].replace(**values)})
+
+    for other, why in (
+        (changed("actor", count=2), "workers.actor.count is 2"),
+        (changed("trainer", count=2), "workers.trainer.count is 2"),
+        (changed("actor", ring=2), "workers.actor.ring is 2"),
+        (changed("actor", environment=Gymnasium(id="CartPole-v1", threads=2)), "workers.actor.environment.threads is 2"),
+        (changed("trainer", batch_size=100), "workers.trainer.batch_size is set"),
+        (made.replace(together=("actor", "trainer")), "together is set"),
+        (changed("actor", agents=(AgentSpec(inference="inference"),)), "its actors ask policy workers"),
+        (made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), "workers of other kinds (server)"),
+        (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
+    ):
+        assert why in why_given(other)
+        assert arrange(other, None).experiment == other and why in arrange(other, None).told
+
+
+def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
+    made = experiment()
+    for layout in ("auto", "measure"):
+        assert arrange(made, None, layout, processes=False).experiment == made
+    assert arrange(made, None, "given").experiment == made
+
+
+def test_a_layout_can_be_told() -> None:
+    made = experiment()
+    text = "actors=2,trainers=2,together,lanes=16,sample_steps=128,ring=1,slots=1,threads=0"
+    found = arrange(made, None, text)
+    assert str(layout_of(found.experiment)) == text and "batch" not in found.told
+    more = arrange(made, None, text.replace("lanes=16", "lanes=32"))
+    assert "a batch has 8,192 rows, not 4,096" in more.told
+    with pytest.raises(ConfigError, match=r"workers\.actor\.lanes was set besides"):
+        arrange(made, None, text, ["workers.actor.lanes"])
+    with pytest.raises(ConfigError, match="a Scripted environment has no threads; leave threads=0 out"):
+        arrange(experiment(environment=Scripted()), None, text)
+    with pytest.raises(ConfigError, match=r"cannot be laid out, since it has workers of other kinds \(server\); use --layout given"):
+        arrange(made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), None, text)
+
+
+# ---- costs -------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "tidemill"
+
+
+def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Experiment] = []
+
+    def probe(made: Experiment, source: Path | None) -> Costs:
+        measured.append(made)
+        return msgspec.structs.replace(CARTPOLE, infer=len(measured) * 1e-6)
+
+    monkeypatch.setattr(arranging, "probe", probe)
+    made = experiment()
+    first = arrange(made, None)
+    assert "2 processes" in first.told or arranging.cores() != 2
+    assert arrange(made, None) == first and len(measured) == 1
+    (file,) = kept.iterdir()
+    assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert arrange(made.replace(seed=3, limits=Limits(steps=5)), None).costs == first.costs  # these cost nothing
+    assert len(measured) == 1
+    assert arrange(made, None, "measure").costs != first.costs and len(measured) == 2
+    assert arrange(made, None).costs == msgspec.structs.replace(CARTPOLE, infer=2e-6)
+    arrange(experiment(lanes=32), None)
+    arrange(experiment(minibatch=512), None)
+    assert len(measured) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"env": 0}', b'{"env": 1e-5}', b"nan", b"x" * 100_000])
+def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
+    costs_of(experiment(), None)
+    (file,) = kept.iterdir()
+    file.write_bytes(content)
+    assert costs_of(experiment(), None) == CARTPOLE
+    assert json.loads(file.read_bytes())["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"env": 0.0}, {"env": -1.0}, {"rows": 0}, {"train": 1e9}, {"infer": "1"}, {"call": -1.0}, {"parallel": 1}, {"more": 1.0}]
+)
+def test_kept_costs_are_read_strictly(kept: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+    monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
+    costs_of(experiment(), None)
+    (file,) = kept.iterdir()
+    file.write_bytes(msgspec.json.encode({**msgspec.structs.asdict(CARTPOLE), "infer": 5.0, **change}))
+    assert costs_of(experiment(), None) == CARTPOLE
+
+
+def test_costs_that_cannot_be_kept_are_measured_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
+    assert costs_of(experiment(), None) == CARTPOLE
+
+
+def test_the_cache_is_where_such_files_belong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache() == tmp_path / ".cache" / "tidemill"
+
+
+def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path) -> None:
+    made = experiment(environment=Gymnasium(id="CartPol-v1"))
+    found = arrange(made, None)
+    assert found.experiment == made
+    assert "as given, since its costs could not be measured" in found.told and "CartPol-v1" in found.told and "\n" not in found.told
+    assert not kept.exists()
+
+
+def test_a_quota_of_cores_counts(tmp_path: Path) -> None:
+    own, root = tmp_path / "cgroup", tmp_path / "sys"
+    (root / "a" / "b").mkdir(parents=True)
+    own.write_text("1:cpu:/old\n0::/a/b\n")
+    assert arranging._quotas(own, root) == []
+    (root / "a" / "cpu.max").write_text("150000 100000\n")
+    (root / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert arranging._quotas(own, root) == [2]
+    (root / "cpu.max").write_text("nonsense\n")
+    assert arranging._quotas(own, root) == [2]
+    assert 1 <= arranging.cores() <= (os.cpu_count() or 1)
+
+
+FILE = """
+import time
+import gymnasium, numpy as np
+from tidemill import *
+
+class Sleeping(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, seconds=0.005):
+        self.seconds, self.steps = seconds, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        print("what an environment prints")
+        time.sleep(self.seconds)
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps % 10 == 0, False, {}
+
+def experiment():
+    return Experiment(
+        name="sleeping",
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={
+            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Sleeping"), lanes=16, agents=(AgentSpec(sample_steps=8),)),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=64)),
+        },
+        limits=Limits(updates=3),
+    )
+"""
+
+
+def train(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", "train", *words, "--run-dir", "run"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_whose_environment_sleeps(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(FILE)
+    said = train(tmp_path, "made.py:experiment")
+    record = json.loads((tmp_path / "run" / "layout.json").read_bytes())
+    assert record["told"] in said and f"again: --layout {record['layout']}" in said
+    assert record["costs"]["wall"] > 0.004 > record["costs"]["env"]
+    layout = parse(record["layout"])
+    assert (layout.actors, layout.trainers, layout.together) == (1, 1, False) and layout.threads == layout.lanes
+    assert layout.ring > 1 and layout.rows == 16 * 8
+    ran = decode(Experiment, {**json.loads((tmp_path / "run" / "config.json").read_bytes())})
+    assert layout_of(ran) == layout
+
+
+def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = train(tmp_path, "CartPole-v1", "--max-steps", "20000")
+    record = json.loads((tmp_path / "run" / "layout.json").read_bytes())
+    layout = parse(record["layout"])
+    assert layout.rows == 64 * 64 and layout.threads == 0 and str(layout) in said
+    monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
+    tidemill.resume(tmp_path / "run", limits={"steps": 30_000}, quiet=True)
+    assert layout_of(decode(Experiment, json.loads((tmp_path / "run" / "config.json").read_bytes()))) == layout
+    assert json.loads((tmp_path / "run" / "layout.json").read_bytes()) == record
+
+
+def test_the_probe_survives_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
+    monkeypatch.setattr(arranging, "SECONDS", 0.5)
+    made = experiment(environment=Gymnasium(make=f"{tmp_path / 'made.py'}:Sleeping"))
+    with pytest.raises(RunError, match="no answer after"):
+        arranging.probe(made, tmp_path / "made.py")
+
+
+def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
+    main = subprocess.Popen(
+        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    wait_until(lambda: psutil.Process(main.pid).children(), 30, "the probe has begun")
+    (probe,) = psutil.Process(main.pid).children()
+    main.kill()
+    main.wait()
+    wait_until(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE, 10, "the probe has ended")
+    assert not (tmp_path / "runs").exists()
