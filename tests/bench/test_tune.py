@@ -69,7 +69,7 @@ def test_the_best_few_run_again_by_turns(pretend: list[tuple[Layout, float]]) ->
     coarse, fine = [r for r in pretend if r[1] == 3.0], [r[0] for r in pretend if r[1] == 6.0]
     assert len(coarse) == len(found.trials) and len(fine) == 6
     assert fine[:3] == fine[:2:-1] and len(set(fine)) == 3  # the same, the other way round
-    assert (found.best.layout.trainers, found.best.layout.sample_steps) == (2, 64)
+    assert (found.best.layout.trainers, found.best.layout.sample_steps) == (2, 128)
     assert found.best.layout in fine and len(found.best.fine) == 2
     (failed,) = [trial for trial in found.trials if trial.failed]
     assert failed.failed == "no room" and failed.layout not in fine

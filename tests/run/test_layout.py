@@ -33,7 +33,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
 from tidemill.run.arrange import arrange, cache, costs_of
-from tidemill.run.layout import LEAST_STEPS, Costs, Layout, apply, choose, layout_of, parse, promises, why_given
+from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, parse, promises, why_given
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True)
@@ -62,7 +62,7 @@ def chosen(made: Experiment, costs: Costs, cores: int) -> str:
 def test_quick_environments_are_gathered_and_trained_on_by_equal_processes() -> None:
     ends = "ring=1,slots=1,threads=0"
     assert chosen(experiment(), CARTPOLE, 1) == f"actors=1,trainers=1,together,lanes=64,sample_steps=64,{ends}"
-    assert chosen(experiment(), CARTPOLE, 2) == f"actors=2,trainers=2,together,lanes=64,sample_steps=32,{ends}"
+    assert chosen(experiment(), CARTPOLE, 2) == f"actors=2,trainers=2,together,lanes=32,sample_steps=64,{ends}"
     assert choose(experiment(), CARTPOLE, 3).processes <= 3  # 4,096 rows do not divide by three
 
 
@@ -106,11 +106,6 @@ def test_heavy_networks_are_trained_on_all_cores() -> None:
     assert layout.trainers == 4 and layout.processes <= 16
 
 
-def test_ticks_that_cost_little_beside_their_steps_are_not_made_larger() -> None:
-    assert choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 2).lanes == 8  # half of them each, samples as long as they were
-    assert choose(experiment(lanes=16, steps=128), CARTPOLE, 2).lanes == 16
-
-
 counts = st.integers(1, 100)
 times = st.floats(1e-7, 1e-1)
 
@@ -130,7 +125,7 @@ def test_learning_does_not_change_with_the_layout(lanes: int, steps: int, miniba
     own = layout_of(made)
     for layout, speed in promises(made, costs, cores):
         assert layout.rows == own.rows and speed > 0
-        assert min(LEAST_STEPS, steps) <= layout.sample_steps <= steps and (layout.sample_steps == steps or not burn_in)
+        assert layout.sample_steps == steps
         assert layout.lanes <= lanes and layout.actors * layout.ring % layout.trainers == 0
         assert layout.processes <= max(cores, 2 if costs.waits else 1)
         assert layout.trainers == 1 or (costs.parallel and minibatch // layout.trainers >= 128)
@@ -148,7 +143,7 @@ def test_several_agent_specs_keep_their_kinds() -> None:
     made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=specs)})
     laid = apply(made, choose(made, CARTPOLE, 2))
     actors = laid.workers["actor"]
-    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [32, 7]
+    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [64, 7] and actors.lanes == 32
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------------------------------------
@@ -191,7 +186,7 @@ def test_a_text_that_says_nothing_is_refused(text: str, parts: list[str]) -> Non
 
 def test_words() -> None:
     made = experiment()
-    assert choose(made, CARTPOLE, 2).words() == "2 processes, each an actor of 64 lanes × 32 steps and a trainer by turns"
+    assert choose(made, CARTPOLE, 2).words() == "2 processes, each an actor of 32 lanes × 64 steps and a trainer by turns"
     assert choose(made, CARTPOLE, 1).words() == "1 process, an actor of 64 lanes × 64 steps and a trainer by turns"
     assert layout_of(made).words() == "an actor of 64 lanes × 64 steps beside a trainer"
     assert "in threads beside a trainer" in choose(made, SLEEPS, 1).words()

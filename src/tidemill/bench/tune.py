@@ -22,11 +22,12 @@ from tidemill.bench.measure import MOST_DROPPED, run_for
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.run.arrange import cores, costs_of, processor
-from tidemill.run.layout import LEAST_STEPS, Costs, Layout, apply, choose, layout_of, promises, why_given
+from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer import Trainer
 
 MOST = 10  # layouts to try
 PROMISED = 4  # of those: as many as promise the most
+LEAST_STEPS = 32  # samples are not cut shorter than this: advantages look ahead within a sample
 FINALISTS, TURNS = 3, 2
 
 

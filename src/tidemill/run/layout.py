@@ -19,8 +19,6 @@ TICK = 40e-6  # core seconds of an actor's tick that do not grow with its lanes:
 # 64 environments that sleep 5 ms reached, in a ring of 2, 4, 8 and 16 targets, 0.88, 0.91, 0.94 and 0.85 of what bare threads do. That is:
 WAKING = 300e-6  # seconds of a tick of threads beside its lanes: wake-ups, and waits for Python's lock
 HANDOVER = 5e-6  # and for each lane
-TICK_SHARE = 0.05  # of what a step costs: with more lanes than make a tick as cheap as that, samples would be shorter for nothing
-LEAST_STEPS = 32  # samples are not cut shorter than this: advantages look ahead within a sample
 LEAST_ROWS = 128  # of a trainer's part of a minibatch: below, summing gradients and calling the library cost more than the arithmetic
 NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
@@ -122,7 +120,7 @@ class Layout:
         return f"{actors} {lanes} beside {'a trainer' if self.trainers == 1 else f'{self.trainers} trainers'}"
 
 
-EXAMPLE = "actors=2,trainers=2,together,lanes=64,sample_steps=32,ring=1,slots=1,threads=0"
+EXAMPLE = "actors=2,trainers=2,together,lanes=32,sample_steps=64,ring=1,slots=1,threads=0"
 
 
 def parse(text: str) -> Layout:
@@ -258,8 +256,9 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
 def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
     """Return the layout that promises the most env steps per second, among those that nearly do the one with the fewest parts.
 
-    Learning does not change: a batch has the same rows, and samples are not cut below `LEAST_STEPS`. The experiment must be one for which
-    `why_given` has nothing to say. It is left as it is where an environment waits that has no threads.
+    A batch is made of the same number of lanes, each as many steps long: shorter samples of more lanes would make cheaper ticks, but CartPole then
+    took half as many env steps more to its mark. The experiment must be one for which `why_given` has nothing to say. It is left as it is where an
+    environment waits that has no threads.
     """
     promised = list(promises(experiment, costs, cores))
     if not promised:
@@ -290,7 +289,7 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
             turn = max(costs.wall + served, layout.ring * served)
             yield layout, min(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
         return
-    for layout in _computing(parts, costs, cores, most_trainers):
+    for layout in _computing(parts, cores, most_trainers):
         gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
         if layout.together:
             yield layout, layout.actors / (gather + train)
@@ -298,34 +297,18 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
             yield layout, min(layout.actors / gather, layout.trainers / train)
 
 
-def _computing(parts: _Parts, costs: Costs, cores: int, most_trainers: int) -> Iterator[Layout]:
+def _computing(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
     """Equal processes that gather and train by turns, and actors beside trainers: never more processes than cores."""
     threads = None if parts.threads is None else 0
-    for actors in range(1, min(cores, parts.actors.lanes) + 1):
-        size = _lanes_and_steps(parts, costs, actors)
-        if size is None:
-            continue
-        lanes, steps = size
+    steps = parts.steps
+    for actors in (n for n in range(1, cores + 1) if parts.actors.lanes % n == 0):
+        lanes = parts.actors.lanes // actors
         if actors <= most_trainers:
             yield Layout(actors=actors, trainers=actors, together=True, lanes=lanes, sample_steps=steps, ring=1, slots=1, threads=threads)
         for trainers in range(1, min(most_trainers, cores - actors, actors) + 1):
             if actors % trainers == 0:
                 slots = parts.actors.slots
                 yield Layout(actors=actors, trainers=trainers, lanes=lanes, sample_steps=steps, ring=1, slots=slots, threads=threads)
-
-
-def _lanes_and_steps(parts: _Parts, costs: Costs, actors: int) -> tuple[int, int] | None:
-    """Return lanes and sample_steps of each of so many actors: the fewest lanes that make ticks cheap, else the most that there may be."""
-    rows, rest = divmod(parts.actors.lanes * parts.steps, actors)
-    if rest:
-        return None
-    least = parts.steps if any(spec.burn_in for spec in parts.sampled) else min(LEAST_STEPS, parts.steps)
-    fits = [n for n in range(1, parts.actors.lanes + 1) if rows % n == 0 and least <= rows // n <= parts.steps]
-    if not fits:
-        return None
-    step = costs.env + costs.rows * (costs.infer + costs.train)
-    lanes = next((n for n in fits if TICK + costs.call <= n * TICK_SHARE * step), fits[-1])
-    return lanes, rows // lanes
 
 
 def _waiting(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:

@@ -42,8 +42,8 @@ def ppo(
 
 
 def cartpole(environment: EnvironmentConfig) -> Experiment:
-    """CartPole-v1: 475 in about 140 k env steps."""
-    algorithm = PPO(learning_rate=2e-3, learning_rate_schedule="linear", minibatch_size=1024)
+    """CartPole-v1: 475 in about 125 k env steps."""
+    algorithm = PPO(learning_rate=3e-3, learning_rate_schedule="linear", minibatch_size=1024)
     return ppo("CartPole-v1", environment, lanes=64, sample_steps=64, algorithm=algorithm, steps=600_000)
 
 
