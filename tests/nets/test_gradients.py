@@ -111,14 +111,14 @@ def test_images_write_what_autograd_adds(action, shared):
     found = policy.evaluate(inputs, actions)
     sum((factor * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     expected = policy.trainable_parameters()[0].grad.clone()
-    gradient = np.full(policy.size, np.nan, np.float32)
+    gradient = torch.full((policy.size,), np.nan)
     for _ in range(2):
         plain = policy.forward(inputs, actions)
         assert not any(x.requires_grad for x in plain)
         policy.backward(*factors, gradient)
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(plain.log_prob, out["log_prob"], rtol=1e-4, atol=1e-5)
-    assert np.shares_memory(policy.trainable_parameters()[0].grad.numpy(), gradient)
+    assert policy.trainable_parameters()[0].grad is gradient
 
 
 def test_extreme_heads_have_finite_gradients():

@@ -137,7 +137,7 @@ def test_backward_writes_what_autograd_adds(action):
     found = policy.evaluate(inputs, actions)
     sum((factor * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     expected = torch.cat([weight.grad.reshape(-1) for weight in policy.trainable_parameters()])
-    gradient = np.full(policy.size, np.nan, np.float32)
+    gradient = torch.full((policy.size,), np.nan)
     for _ in range(2):
         plain = policy.forward(inputs, actions)
         np.testing.assert_array_equal(plain.value, found.value.detach())

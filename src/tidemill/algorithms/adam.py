@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from math import sqrt
-from typing import NamedTuple
+from math import isfinite, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,9 @@ class Optimiser(ABC):
     """Steps down a gradient that always lies in the same array."""
 
     @abstractmethod
-    def step(self, rate: float, scale: float) -> None:
-        """Do one step with learning rate `rate` and `scale` times the gradient (which may be overwritten)."""
+    def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Any:
+        """Do one step with learning rate `rate` down the gradient, divided by `share` and then scaled down to Euclidean norm `limit` (it may be
+        overwritten); return the norm before clipping. Where that or `loss` is not finite, no weight changes. Both are scalars of the library."""
 
     @abstractmethod
     def state(self) -> Arrays:
@@ -49,7 +50,7 @@ class Adam(Optimiser):
     """
 
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float) -> None:
-        self._epsilon = epsilon
+        self._epsilon, self._gradient = epsilon, gradient
         self._steps = 0
         self._first, self._second = np.zeros_like(weights), np.zeros_like(weights)
         scratch = np.empty((2, min(BLOCK, weights.size)), np.float32)
@@ -58,7 +59,15 @@ class Adam(Optimiser):
             parts = [array[start : start + BLOCK] for array in (weights, gradient, self._first, self._second)]
             self._blocks.append(_Block(*parts, *scratch[:, : len(parts[0])]))
 
+    def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = sqrt(float(self._gradient @ self._gradient)) / share
+        if isfinite(norm) and isfinite(loss):
+            self.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
+        return norm
+
     def step(self, rate: float, scale: float) -> None:
+        """Do one step with learning rate `rate` and `scale` times the gradient."""
         self._steps += 1
         beta1, beta2 = BETAS
         root = sqrt(1 - beta2**self._steps)

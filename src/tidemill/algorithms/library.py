@@ -1,7 +1,7 @@
 """What an update does with a policy's arrays in the library that they belong to: numpy here, torch in `torch_library`, imported when it is needed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -21,34 +21,69 @@ class Library(ABC):
     namespace: ModuleType
     """numpy or torch."""
 
+    at_once: bool
+    """Whether a number can be read without waiting for anything. Else all of an update are better read together, at its end."""
+
+    @abstractmethod
+    def zeros(self, *shape: int) -> Any:
+        """Return an array of float32 zeros."""
+
+    @abstractmethod
+    def to_host(self, array: Any) -> NDArray[np.float32]:
+        """Return the numbers of `array` as numpy's, in its own memory where that is the host's; else in memory that the next call rewrites."""
+
+    @abstractmethod
+    def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
+        """Put into `array` what became of `numbers`, which `to_host` made of it."""
+
+    @abstractmethod
+    def total(self, parts: Sequence[Any], weight: float, out: Any) -> None:
+        """Write `parts`, scalars of the library or plain numbers, times `weight` into `out`."""
+
     @abstractmethod
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
         """Return `arrays` in this library."""
 
     @abstractmethod
-    def take(self, columns: Mapping[str, Any], rows: NDArray[np.intp], axis: int = 0) -> dict[str, Any]:
-        """Return copies of `rows` (indices) of each column, in memory that the next call for columns of the same names may rewrite."""
+    def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
+        """Return copies of `rows` (indices, of the library or numpy's) of each column, in memory that the next call for columns of the same names
+        may rewrite."""
 
     @abstractmethod
     def without_gradients(self) -> AbstractContextManager[object]:
         """Return a context in which `TrainablePolicy.forward` keeps nothing for `backward`."""
 
     @abstractmethod
-    def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+    def optimiser(self, policy: TrainablePolicy, gradient: Any, epsilon: float) -> Optimiser:
         """Return Adam over the policy's weights; `gradient` is where `TrainablePolicy.backward` writes."""
 
 
 class NumpyLibrary(Library):
     """Everything is a numpy array already."""
 
+    at_once = True
+
     def __init__(self) -> None:
         self.namespace = np
         self._scratch = Scratch()
 
+    def zeros(self, *shape: int) -> NDArray[np.float32]:
+        return np.zeros(shape, np.float32)
+
+    def to_host(self, array: Any) -> NDArray[np.float32]:
+        numbers: NDArray[np.float32] = array
+        return numbers
+
+    def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
+        """Nothing: they are the same."""
+
+    def total(self, parts: Sequence[Any], weight: float, out: Any) -> None:
+        out[:] = [float(part) * weight for part in parts]
+
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
         return arrays
 
-    def take(self, columns: Mapping[str, Any], rows: NDArray[np.intp], axis: int = 0) -> dict[str, Any]:
+    def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
         taken = {}
         for name, column in columns.items():
             out = self._scratch(name, (*column.shape[:axis], len(rows), *column.shape[axis + 1 :]), column.dtype)
@@ -69,4 +104,4 @@ def library_of(policy: TrainablePolicy) -> Library:
         return NumpyLibrary()
     from tidemill.algorithms.torch_library import TorchLibrary
 
-    return TorchLibrary()
+    return TorchLibrary(policy)

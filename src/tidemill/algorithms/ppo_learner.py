@@ -52,18 +52,32 @@ class PPOLearner(DataParallel):
         self._rng = np.random.default_rng(seed)
         self._library = library_of(policy)
         size = policy.size
-        self._shared = np.zeros(size + len(MEASURED) + 1, np.float32)
-        """[gradient, measured parts, share]: those of the loss summed over own rows, in units of 1 / (rows of a minibatch, about)."""
-        self._gradient, self._parts = self._shared[:size], self._shared[size:]
-        self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
+        with policy.place():
+            self._shared = self._library.zeros(size + len(MEASURED) + 1)
+            """[gradient, measured parts, share]: those of the loss summed over own rows, in units of 1 / (rows of a minibatch, about)."""
+            self._gradient, self._parts = self._shared[:size], self._shared[size:]
+            self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
 
     @property
     def largest_sum(self) -> int:
-        return max(self._shared.nbytes, self.policy.moments({}, None).nbytes)
+        return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes)
 
     def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
-        """See `DataParallel`. Metrics are those of all trainers together. Raises `RunError` before a minibatch whose loss or gradient is not finite
-        can spoil the weights."""
+        """See `DataParallel`. Metrics are those of all trainers together. Raises `RunError` when the loss or gradient of a minibatch
+        is not finite; that one does not change the weights."""
+        return self._update(samples, progress, alone=False)
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
+        steps = self._update(samples, progress, alone=True)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            metrics: dict[str, float] = end.value
+            return metrics
+
+    def _update(self, samples: Sequence[Sample], progress: float, alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy = self._config, self.policy
         rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
         batch = gather(samples, config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None)
@@ -73,7 +87,7 @@ class PPOLearner(DataParallel):
         if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
         count = max(1, round(whole.rows / config.minibatch_size))
-        steps = yield from self._steps(batch, whole, count, rate)
+        steps = yield from self._steps(batch, whole, count, rate, alone)
         moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
         yield moments
         policy.fold_moments(moments)
@@ -83,34 +97,58 @@ class PPOLearner(DataParallel):
             "rows": whole.rows,
             "minibatches": float(len(steps)),
         }
-        if steps:
-            means, last = np.mean(steps, axis=0).tolist(), np.mean(steps[-count:], axis=0).tolist()
+        if len(steps):
+            means, last = steps.mean(0).tolist(), steps[-count:].mean(0).tolist()
             # kl and clip_fraction: how far the last epoch has gone, not the average of all
             metrics |= dict(zip(MEASURED, means[:3] + last[3:5], strict=True))
             metrics["gradient_norm"] = means[5]
         return metrics
 
-    def _steps(self, batch: Batch, whole: _Whole, count: int, rate: float) -> Generator[Array, None, list[list[float]]]:
+    def _steps(self, batch: Batch, whole: _Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
-        config, rows = self._config, len(batch)
-        weight = count / whole.rows
-        columns = self._columns(batch, whole)
+        config, library, place, rows = self._config, self._library, self.policy.place, len(batch)
+        weight, done = count / whole.rows, 0
+        with place():
+            columns, found = self._columns(batch, whole), library.zeros(config.epochs * count, len(MEASURED) + 1)
         bounds = [rows * i // count for i in range(count + 1)]
-        done: list[list[float]] = []
         for _ in range(config.epochs):
-            order = self._rng.permutation(rows)
+            with place():
+                order = library.columns({"order": self._rng.permutation(rows)})["order"]
             for start, end in pairwise(bounds):
-                self._differentiate(columns, order[start:end], weight)
-                yield self._shared
-                *parts, share = self._parts.tolist()
+                with place():
+                    self._differentiate(columns, order[start:end], weight)
+                share = float(np.float32((end - start) * weight))
+                if not alone:
+                    with place():
+                        numbers = library.to_host(self._shared)
+                    yield numbers
+                    share = float(numbers[-1])
+                    with place():
+                        library.from_host(numbers, self._shared)
                 if share == 0:  # fewer rows than minibatches at every trainer
                     continue
-                parts = [part / share for part in parts]
-                if config.target_kl is not None and parts[3] > config.target_kl:
-                    return done
-                parts.append(self._step(parts, share, rate))
-                done.append(parts)
-        return done
+                with place():
+                    parts = self._parts[:-1] / share
+                    if config.target_kl is not None and float(parts[3]) > config.target_kl:
+                        return self._read(found[:done])
+                    found[done, :-1], found[done, -1] = parts, self._step(parts, share, rate)
+                done += 1
+                if library.at_once and not np.isfinite(found[done - 1]).all():
+                    self._read(found[done - 1 : done])
+        with place():
+            return self._read(found[:done])
+
+    def _read(self, found: Any) -> NDArray[np.float64]:
+        """Return what was measured. Raises `RunError` for the first step that was not done since its loss or gradient was not finite."""
+        steps = self._library.to_host(found).astype(np.float64)
+        lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
+        if lost.any():
+            *parts, norm = steps[lost.argmax()].tolist()
+            raise RunError(_explain(parts, norm))
+        return steps
+
+    def _loss(self, parts: Any) -> Any:
+        return parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
 
     def _columns(self, batch: Batch, whole: _Whole) -> list[Mapping[str, Any]]:
         """Return the inputs, the actions and (as one array, rows last) `COLUMNS` of a batch."""
@@ -128,10 +166,10 @@ class PPOLearner(DataParallel):
         np.divide(batch.value, scale, out=scalars[3])
         return [self._library.columns(arrays) for arrays in (self.policy.prepare(batch.observation), batch.action, {"scalars": scalars})]
 
-    def _differentiate(self, columns: Sequence[Mapping[str, Any]], rows: NDArray[np.intp], weight: float) -> None:
+    def _differentiate(self, columns: Sequence[Mapping[str, Any]], rows: Any, weight: float) -> None:
         """Write the loss's gradient and its parts, summed over `rows` and multiplied by `weight`, into the shared array."""
         if not len(rows):
-            self._shared.fill(0)
+            self._shared[:] = 0
             return
         config, policy, take, xp = self._config, self.policy, self._library.take, self._library.namespace
         inputs, action = take(columns[0], rows), take(columns[1], rows)
@@ -143,30 +181,21 @@ class PPOLearner(DataParallel):
             value_loss, of_value = differentiate_value_loss(xp, found.value, target, old_value, config.clip_value)
             of_value *= weight * config.value_coefficient
             of_entropy = xp.full_like(of_value, -config.entropy_coefficient * weight) if config.entropy_coefficient else None
-            measured = (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows))
-            self._parts[:] = [float(part) * weight for part in measured]
+            self._library.total((of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts)
             policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
 
-    def _step(self, parts: Sequence[float], share: float, rate: float) -> float:
+    def _step(self, parts: Any, share: float, rate: float) -> Any:
         """Do one step of Adam down the shared gradient; return its norm before clipping."""
-        config = self._config
-        with np.errstate(over="ignore", invalid="ignore"):
-            norm = sqrt(float(self._gradient @ self._gradient)) / share
-        loss = parts[0] + config.value_coefficient * parts[1] - config.entropy_coefficient * parts[2]
-        if not isfinite(norm) or not isfinite(loss):
-            raise RunError(_explain(parts, norm))
-        limit = config.max_gradient_norm
-        self._optimiser.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
-        return norm
+        return self._optimiser.descend(rate, share, self._config.max_gradient_norm, self._loss(parts))
 
     def _log_ratio(self, observation: Arrays, action: Arrays, log_prob: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return log π - log μ of n rows, π being the policy at the start of the update."""
-        columns = [self._library.columns(arrays) for arrays in (self.policy.prepare(observation), action)]
         size, ratio = self._config.minibatch_size, -log_prob
-        with self._library.without_gradients():
+        with self.policy.place(), self._library.without_gradients():
+            columns = [self._library.columns(arrays) for arrays in (self.policy.prepare(observation), action)]
             for start in range(0, len(ratio), size):
                 inputs, acted = ({k: v[start : start + size] for k, v in part.items()} for part in columns)
-                ratio[start : start + size] += np.asarray(self.policy.forward(inputs, acted).log_prob)
+                ratio[start : start + size] += self._library.to_host(self.policy.forward(inputs, acted).log_prob)
         return ratio
 
     def state(self) -> Arrays:
@@ -209,6 +238,6 @@ def _explain(parts: Sequence[float], norm: float) -> str:
     values = dict(zip(MEASURED, parts, strict=True))
     wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [f"the gradient's norm is {norm}"]
     return (
-        f"PPO stopped before a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
+        f"PPO left out a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
         "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
     )

@@ -1,16 +1,19 @@
-"""An update in torch: see `library`. CPU tensors share their memory with the arrays that they are made of."""
+"""An update in torch: see `library`. Nothing in it waits for a GPU but what `target_kl` and the sums of equal trainers need. CPU tensors share their
+memory with the arrays that they are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tidemill.algorithms.adam import BETAS, Optimiser
 from tidemill.algorithms.library import Library
 from tidemill.core.schema import Array, Arrays
+from tidemill.nets.torch_device import Staging, host_empty
 from tidemill.nets.torch_gradients import bind
 from tidemill.nets.trainable import TrainablePolicy
 
@@ -18,42 +21,76 @@ from tidemill.nets.trainable import TrainablePolicy
 class TorchLibrary(Library):
     """For policies whose network is a torch module."""
 
-    def __init__(self) -> None:
+    at_once = False
+
+    def __init__(self, policy: TrainablePolicy) -> None:
         self.namespace = torch
+        self._policy, self._device = policy, policy.trainable_parameters()[0].device
+        self._staging = Staging(self._device) if self._device.type != "cpu" else None
+        self._host = torch.empty(0)
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self._device)
+
+    def to_host(self, array: Any) -> NDArray[np.float32]:
+        if self._staging is None:
+            return np.asarray(array)
+        if self._host.numel() < array.numel():
+            self._host = host_empty((array.numel(),), torch.float32, self._device)
+        host = self._host[: array.numel()].view(array.shape)
+        host.copy_(array, non_blocking=True)
+        self._policy.settle()
+        return np.asarray(host)
+
+    def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
+        if self._staging is not None:
+            array.copy_(torch.from_numpy(numbers), non_blocking=True)
+
+    def total(self, parts: Sequence[Any], weight: float, out: Any) -> None:
+        numbers = [part for part in parts if not isinstance(part, Tensor)]
+        measured = [part.to(out.dtype) for part in parts if isinstance(part, Tensor)]
+        torch.mul(torch.stack(measured), weight, out=out[: len(measured)])
+        for i, number in enumerate(numbers, len(measured)):
+            out[i].fill_(number * weight)
 
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()} if self._staging is None else self._staging(arrays)
 
-    def take(self, columns: Mapping[str, Any], rows: NDArray[np.intp], axis: int = 0) -> dict[str, Any]:
-        index = torch.from_numpy(rows)
+    def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
+        index = rows if isinstance(rows, Tensor) else self.columns({"rows": rows})["rows"]
         return {name: column.index_select(axis, index) for name, column in columns.items()}
 
     def without_gradients(self) -> AbstractContextManager[object]:
         return torch.no_grad()
 
-    def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+    def optimiser(self, policy: TrainablePolicy, gradient: Any, epsilon: float) -> Optimiser:
         return TorchAdam(policy, gradient, epsilon)
 
 
 class TorchAdam(Optimiser):
     """Torch's fused Adam, over as many tensors as the policy has."""
 
-    def __init__(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> None:
+    def __init__(self, policy: TrainablePolicy, gradient: Tensor, epsilon: float) -> None:
         self._parameters = policy.trainable_parameters()
         self._gradient = gradient
-        bind(self._parameters, torch.from_numpy(gradient))  # as `backward` does, which a trainer without rows never calls
-        self._adam = torch.optim.Adam(self._parameters, betas=BETAS, eps=epsilon, fused=True)
+        bind(self._parameters, gradient)  # as `backward` does, which a trainer without rows never calls
+        self._adam: Any = torch.optim.Adam(self._parameters, betas=BETAS, eps=epsilon, fused=True)
         for p in self._parameters:  # made now, not at the first step, so that `state` always has them
-            self._adam.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            step = torch.zeros((), device=p.device)
+            self._adam.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
-    def step(self, rate: float, scale: float) -> None:
+    def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(self._gradient) / share
+        # What the fused step reads on the device itself: it divides by the one, and leaves everything as it is where the other is not 0.
+        self._adam.grad_scale = share * (norm / limit).clamp(min=1) if limit is not None else norm.new_full((), share)
+        self._adam.found_inf = (norm + loss).isfinite().logical_not().to(norm.dtype)
         for group in self._adam.param_groups:
             group["lr"] = rate
-        self._gradient *= np.float32(scale)  # the parameters' `.grad` are views of it
         self._adam.step()
+        return norm
 
     def state(self) -> Arrays:
-        return {f"{i}.{k}": v.detach().numpy().copy() for i, p in enumerate(self._parameters) for k, v in self._adam.state[p].items()}
+        return {f"{i}.{k}": v.detach().cpu().numpy().copy() for i, p in enumerate(self._parameters) for k, v in self._adam.state[p].items()}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         for i, p in enumerate(self._parameters):

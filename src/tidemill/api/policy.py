@@ -4,10 +4,11 @@ Shapes: n rows of any seats. Observations come by leaf name (``obs``, ``obs.posi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 
 
@@ -23,13 +24,24 @@ class Policy(ABC):
         for recurrent policies the next state) into ``out[name][:n]``. `deterministic` (bool, or bool [n]) asks for the mode of the distribution.
         Must not keep references to its arguments."""
 
+    def begin(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> Callable[[], None]:
+        """Begin what `act` does, and return what ends it: `out` is written once that was called, in any thread, in the order of the beginnings. All
+        arguments but `out` are free at once. For policies that compute elsewhere than in the caller's thread; others do everything here."""
+        self.act(observation, state, deterministic, out)
+        return _nothing
+
     @abstractmethod
     def parameters(self) -> Arrays:
-        """Return all that a version consists of, weights and normalisers, as arrays that view the policy's own memory."""
+        """Return all that a version consists of, weights and normalisers, as arrays that view the policy's own memory on the host; a policy on a GPU
+        copies it there first."""
 
     @abstractmethod
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
         """Copy `parameters` in and set `version`. Raises `SchemaError` when a name or shape differs."""
+
+
+def _nothing() -> None:
+    """What is left to do of an answer that is complete."""
 
 
 class PolicyConfig(Config):
@@ -46,3 +58,9 @@ class PolicyConfig(Config):
     def build(self, spaces: Spaces, seed: int) -> Policy:
         """Return the policy with weights drawn from `seed`, and its own random stream for sampling."""
         raise TypeError(f"{type(self).__name__} has no build()")
+
+    def build_on(self, device: str, spaces: Spaces, seed: int) -> Policy:
+        """Return the policy with its weights on `device`: "cpu", or a GPU as torch names it ("cuda:1"). A family that knows GPUs implements this."""
+        if device != "cpu":
+            raise ConfigError(f'device = "{device}", but {type(self).__name__} has no build_on() and so knows the CPU only; take device = "cpu"')
+        return self.build(spaces, seed)

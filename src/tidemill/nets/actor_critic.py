@@ -8,6 +8,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
+from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.trainable import TrainablePolicy
 
 
@@ -51,6 +52,14 @@ class ActorCritic(PolicyConfig):
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy. Weights and samples come from two independent streams of `seed`."""
-        from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+        return self.build_on("cpu", spaces, seed)
 
-        return ActorCriticPolicy(self, spaces, seed)
+    def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
+        """Return the policy; its first weights are the same on every device. An MLP on a CPU is numpy's, everything else torch's."""
+        if device == "cpu" and not ObservationEncoder(spaces.observation, self.encoder).images:
+            from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+
+            return ActorCriticPolicy(self, spaces, seed)
+        from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
+
+        return TorchActorCriticPolicy(self, spaces, seed, device)

@@ -1,4 +1,5 @@
-"""The policy that `ActorCritic` describes. MLPs act and train in numpy; torch is imported for images and for `evaluate` only, over the same memory.
+"""The policy that `ActorCritic` describes, for MLPs on a CPU: all in numpy; only `evaluate` imports torch, over the same memory.
+Images and GPUs: `torch_actor_critic`.
 
 All weights lie in one flat float32 array. Layers of the actor and of the critic have the same shapes (but for the heads), so they lie stacked along a
 first axis "towers" (2, or 1 when the critic shares them) and run as one batched product.
@@ -18,14 +19,13 @@ from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Layer, Towers
-from tidemill.nets.trainable import Evaluation, TrainablePolicy
+from tidemill.nets.trainable import Evaluation, Library, TrainablePolicy
 from tidemill.nets.weights import orthogonal, views, weight_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tidemill.nets.actor_critic import ActorCritic
-    from tidemill.nets.torch_actor_critic import TorchActorCritic
 
 Floats = NDArray[np.float32]
 
@@ -34,6 +34,8 @@ OBSERVATION_CLIP = np.float32(10)  # deviations
 
 class ActorCriticPolicy(TrainablePolicy):
     """Acts for any number of rows; see `ActorCritic` for the network and `distributions` for what an action and its log-probability are."""
+
+    library: Library = "numpy"
 
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int) -> None:
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
@@ -57,8 +59,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self.weights["log_std"][...] = config.log_std_init
         self.layers = _layers(self.weights)
         """(weight [towers, in, out], bias [towers, 1, out]) of each hidden layer."""
-        self.library = "torch" if self.encoder.images else "numpy"
-        self._acting, self._training = (Towers(self.layers, config.activation) for _ in range(2))
+        self._towers_of_acting, self._towers_of_training = (Towers(self.layers, config.activation) for _ in range(2))
         self._scratch = Scratch()  # of training
         self.turn = 0
         """Counts what changes the intermediate results that `backward` needs."""
@@ -66,8 +67,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
         self._observation = RunningMoments("observation", (self.encoder.width,)) if config.normalise_observations and self.encoder.width else None
         self._returns = RunningMoments("returns", ())
-        self._torch: TorchActorCritic | None = None
-        self._leaf: Tensor | None = None  # of an MLP: `flat` as torch sees it
+        self._leaf: Tensor | None = None  # all weights as torch sees them
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)
         self._refresh()
 
@@ -76,16 +76,12 @@ class ActorCriticPolicy(TrainablePolicy):
         n = len(observation[self.encoder.names[0]])
         if n == 0:
             return
-        if self.encoder.images:
-            features = self._trainer().features(self.prepare(observation))
-            actor, critic = features[0], features[-1]
-        else:
-            if n != len(self._features):
-                self._features = np.empty((n, self.encoder.width), np.float32)
-            self.encoder.encode(observation, self._features)
-            self._normalise(self._features)
-            last = self._acting.forward(self._features)
-            actor, critic = last[0], last[-1]
+        if n != len(self._features):
+            self._features = np.empty((n, self.encoder.width), np.float32)
+        self.encoder.encode(observation, self._features)
+        self._normalise(self._features)
+        last = self._towers_of_acting.forward(self._features)
+        actor, critic = last[0], last[-1]
         weights = self.weights
         head = np.matmul(weights["actor.weight"], actor.T)
         head += weights["actor.bias"]
@@ -115,6 +111,9 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def parameters(self) -> Arrays:
         """Return the weights (float32) and the statistics ``observation.*`` and ``returns.*`` (float64), as views."""
+        return self._named()
+
+    def _named(self) -> Arrays:
         named: dict[str, Any] = {name: weight for name, weight in self.weights.items() if weight.size}
         if self._observation is not None:
             named |= self._observation.parameters()
@@ -122,7 +121,7 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
         """See `Policy.load`. Nothing is changed when a name, shape or dtype does not fit."""
-        own = self.parameters()
+        own = self._named()
         if own.keys() != parameters.keys():
             missing, unknown = sorted(own.keys() - parameters.keys()), sorted(parameters.keys() - own.keys())
             raise SchemaError(
@@ -151,28 +150,19 @@ class ActorCriticPolicy(TrainablePolicy):
             inputs["features"] = features
         return inputs
 
-    def _trainer(self) -> "TorchActorCritic":
-        if self._torch is None:
-            from tidemill.nets.torch_actor_critic import TorchActorCritic
-
-            self._torch = TorchActorCritic(self)
-        return self._torch
-
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
-        if self.encoder.images:
-            return self._trainer().evaluate(inputs, action["action"])
         from tidemill.nets.torch_gradients import evaluate
 
         return evaluate(self, self.trainable_parameters()[0], inputs, action)
 
     def trainable_parameters(self) -> "list[Tensor]":
         """Return one float32 tensor: all weights, flat, with `.grad` in place."""
-        if self.encoder.images:
-            return [self._trainer().flat]
         if self._leaf is None:
+            import torch
+
             from tidemill.nets.torch_gradients import leaf
 
-            self._leaf = leaf(self.flat)
+            self._leaf = leaf(torch.from_numpy(self.flat))
         return [self._leaf]
 
     @property
@@ -183,11 +173,9 @@ class ActorCriticPolicy(TrainablePolicy):
         return self.flat
 
     def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
-        if self.encoder.images:
-            return self._trainer().forward(inputs, action["action"])
         self.turn += 1
         weights, x = self.weights, inputs["features"]
-        self._last = last = self._training.forward(x)
+        self._last = last = self._towers_of_training.forward(x)
         head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, len(x))))
         head += weights["actor.bias"]
         value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (len(x),)))
@@ -195,9 +183,6 @@ class ActorCriticPolicy(TrainablePolicy):
         return Evaluation(*self.distribution.forward(head, weights["log_std"], action["action"]), value)
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Floats) -> None:
-        if self.encoder.images:
-            self._trainer().backward(of_log_prob, of_entropy, of_value, out)
-            return
         self.turn += 1
         if self._gradient[0] is not out:
             self._gradient = out, views(out, self._shapes)
@@ -216,7 +201,7 @@ class ActorCriticPolicy(TrainablePolicy):
         np.multiply(of_value[:, np.newaxis], weights["critic.weight"], out=of_critic)
         if self.towers == 1:
             of_last[0] += of_critic
-        self._training.backward(of_last, _layers(gradient))
+        self._towers_of_training.backward(of_last, _layers(gradient))
 
     @property
     def value_scale(self) -> float:
@@ -239,11 +224,14 @@ class ActorCriticPolicy(TrainablePolicy):
         self._returns.fold(moments[:3])
         if moments[0]:
             ratio = np.float32(before / self._returns.deviation())
-            self.weights["critic.weight"] *= ratio
-            self.weights["critic.bias"] *= ratio
+            self._rescale_critic(ratio)
         if self._observation is not None:
             self._observation.fold(moments[3:])
         self._refresh()
+
+    def _rescale_critic(self, ratio: np.float32) -> None:
+        self.weights["critic.weight"] *= ratio
+        self.weights["critic.bias"] *= ratio
 
 
 def _layers(named: dict[str, Floats]) -> list[Layer]:

@@ -18,6 +18,7 @@ from tidemill.core.schema import Array
 from tidemill.nets.scratch import Scratch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Floats = NDArray[np.float32]
@@ -31,6 +32,10 @@ class Distribution(ABC):
     """Numbers per row that the network's head gives."""
     deviations: int = 0
     """Number of log-deviations that do not depend on the observation, a weight of the policy."""
+    draws: int
+    """Random numbers per row that `choose` needs."""
+    normal: bool = False
+    """Whether they are standard normal; else uniform in [0, 1)."""
 
     @abstractmethod
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
@@ -53,12 +58,16 @@ class Distribution(ABC):
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [n, size] and `log_std` [deviations]."""
 
+    @abstractmethod
+    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+        """Return n actions [n, ...], drawn by `noise` [n, draws], or the mode where `deterministic` [n] (bool) is true; in torch like `evaluate`."""
+
 
 class Categorical(Distribution):
     """One integer 0 … size-1; the head gives unnormalised log-probabilities."""
 
     def __init__(self, n: int) -> None:
-        self.size = n
+        self.size, self.draws = n, 1
         self._scratch = Scratch()
         self._rows: NDArray[np.intp] = np.arange(0)
 
@@ -118,12 +127,16 @@ class Categorical(Distribution):
         log_prob = log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
+    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+        drawn = (head.softmax(-1).cumsum(-1)[:, :-1] <= noise).sum(-1)
+        return head.argmax(-1).where(deterministic, drawn)
+
 
 class MultiCategorical(Distribution):
     """One integer per branch, branches independent: log-probabilities and entropies add up."""
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
-        self.size = sum(nvec)
+        self.size, self.draws = sum(nvec), len(nvec)
         self._branches = [Categorical(n) for n in nvec]
         ends = np.cumsum(nvec).tolist()
         self._parts = [slice(end - n, end) for n, end in zip(nvec, ends, strict=True)]
@@ -159,12 +172,18 @@ class MultiCategorical(Distribution):
             log_prob, entropy = log_prob + more_log_prob, entropy + more_entropy
         return log_prob, entropy
 
+    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+        from torch import stack
+
+        branches = enumerate(zip(self._branches, self._parts, strict=True))
+        return stack([branch.choose(head[:, part], log_std, noise[:, i : i + 1], deterministic) for i, (branch, part) in branches], -1)
+
 
 class Bernoulli(Distribution):
     """`size` independent bits; the head gives log(p / (1-p)) of each."""
 
     def __init__(self, n: int) -> None:
-        self.size = n
+        self.size = self.draws = n
         self._scratch = Scratch()
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
@@ -209,6 +228,9 @@ class Bernoulli(Distribution):
         log_prob = (ones * head - softplus(head)).sum(-1)
         return log_prob, (softplus(head) - head * head.sigmoid()).sum(-1)
 
+    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+        return (head > 0).where(deterministic.unsqueeze(-1), noise < head.sigmoid())
+
 
 class DiagonalGaussian(Distribution):
     """Independent normal distributions whose deviations do not depend on the observation.
@@ -219,6 +241,8 @@ class DiagonalGaussian(Distribution):
     unclipped, so that ratios need no correction at the bounds.
     """
 
+    normal = True
+
     def __init__(self, space: Box) -> None:
         low, high = (b.ravel().astype(np.float32) for b in space.bounds())
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -227,9 +251,10 @@ class DiagonalGaussian(Distribution):
             self._half: Floats = np.where(bounded, high / 2 - low / 2, np.float32(1))
         if not np.all(self._half > 0):
             raise ConfigError(f"the action space {space} has an element with low = high; take it out of the action, it decides nothing")
-        self.size = self.deviations = low.size
+        self.size = self.deviations = self.draws = low.size
         self._shape = space.shape
         self._scratch = Scratch()
+        self._units: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
         n = head.shape[1]
@@ -271,13 +296,24 @@ class DiagonalGaussian(Distribution):
             of_log_std += of_entropy.sum()
 
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
-        import torch
-
-        half, centre = torch.from_numpy(self._half), torch.from_numpy(self._centre)
+        half, centre = self._units_on(head.device)
         noise = ((action.reshape(len(head), -1) - centre) / half - head) * (-log_std).exp()
         total = log_std.sum()
         log_prob = noise.square().sum(-1) * -0.5 - (total + self.size * HALF_LOG_TWO_PI)
         return log_prob, (total + self.size * (HALF_LOG_TWO_PI + 0.5)).expand(len(head))
+
+    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+        half, centre = self._units_on(head.device)
+        means = head + log_std.exp() * noise.masked_fill(deterministic.unsqueeze(-1), 0)
+        return (means * half + centre).reshape(len(head), *self._shape)
+
+    def _units_on(self, device: "torch.device") -> "tuple[Tensor, Tensor]":
+        """Return half the range and the centre as tensors on `device`."""
+        if device not in self._units:
+            from torch import from_numpy
+
+            self._units[device] = from_numpy(self._half).to(device), from_numpy(self._centre).to(device)
+        return self._units[device]
 
 
 def distribution_of(space: Space) -> Distribution:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tidemill.nets.trainable import Evaluation
@@ -13,12 +12,10 @@ from tidemill.nets.trainable import Evaluation
 if TYPE_CHECKING:
     from tidemill.nets.actor_critic_policy import ActorCriticPolicy
 
-Floats = NDArray[np.float32]
 
-
-def leaf(weights: Floats) -> Tensor:
-    """Return `weights` as a tensor on the same memory, with `.grad` in place."""
-    tensor = torch.from_numpy(weights).requires_grad_()
+def leaf(weights: Tensor) -> Tensor:
+    """Return `weights`, which take gradients now, with `.grad` in place."""
+    tensor = weights.requires_grad_()
     tensor.grad = torch.zeros_like(tensor)
     return tensor
 

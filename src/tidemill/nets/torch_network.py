@@ -28,7 +28,8 @@ class TorchNetwork(PolicyConfig):
         """Return the network. It is called with the raw observations of n rows by leaf name (``{"obs": Tensor}`` unless the space is nested; float32,
         or the integers that rows hold) and returns (head float32 [n, outputs], value float32 [n]). `outputs` follows from the action space: logits of
         Discrete, MultiDiscrete and MultiBinary, means of Box actions. `value` is in units of the running deviation of returns. The module stays in
-        eval mode, so that acting and training see one function. Its weights are drawn from the run's seed."""
+        eval mode, so that acting and training see one function. Its weights are drawn from the run's seed. It is built on the CPU and moved to the
+        worker's device: tensors that it needs besides its parameters are to be its buffers."""
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
@@ -36,6 +37,10 @@ class TorchNetwork(PolicyConfig):
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy. Weights and samples come from two independent streams of `seed`."""
+        return self.build_on("cpu", spaces, seed)
+
+    def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
+        """Return the policy; its first weights are the same on every device."""
         from tidemill.nets.torch_network_policy import TorchNetworkPolicy
 
-        return TorchNetworkPolicy(self, spaces, seed)
+        return TorchNetworkPolicy(self, spaces, seed, device)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +48,14 @@ class TrainablePolicy(Policy):
     library: Library = "torch"
     """Whose arrays `forward` and `backward` take and give."""
 
+    def place(self) -> AbstractContextManager[object]:
+        """Return a context in which what is done with the policy's tensors is done on its device, in its order of operations. Never held while other
+        policies work."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Wait until the device has done all that was begun."""
+
     @abstractmethod
     def prepare(self, observation: Arrays) -> Arrays:
         """Return new arrays of n rows each, made from raw observations with the statistics last published: the network's inputs, which stay
@@ -75,9 +84,9 @@ class TrainablePolicy(Policy):
         """Return what `evaluate` returns, as plain arrays that the next `forward` may rewrite. What `backward` needs is kept."""
 
     @abstractmethod
-    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: NDArray[np.float32]) -> None:
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
         """Write (not add) the gradient of Σ (of_log_prob · log_prob + of_entropy · entropy + of_value · value) over the rows of the last `forward`
-        into `out`, float32 [size], in the order of the weights; once for each `forward`. The factors are arrays [n] of the library; None for
+        into `out`, float32 [size], in the order of the weights; once for each `forward`. All are arrays of the library, the factors [n]; None for
         `of_entropy` stands for zeros. Hand in the same `out` each time: finding every weight's place in another one takes time."""
 
     @property

@@ -6,18 +6,20 @@ thread gathers.
 """
 
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from tidemill.api.control import Facts
-from tidemill.api.experiment import Context, Port, WorkerConfig
+from tidemill.api.experiment import Context, Port, WorkerConfig, number
 from tidemill.api.spaces import schema_of_space
 from tidemill.api.stream import Requests
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, allocate
 from tidemill.core.seeding import derive_seed
+from tidemill.nets.device import check_device, choose_device
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
@@ -30,6 +32,8 @@ class PolicyWorkers(WorkerConfig):
 
     most_rows   rows of a batch at most
     threaded    compute and respond in threads of their own (worth it with a GPU, or with a second core to spare)
+    device      what computes: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there is
+                one. An MLP of the usual size should be answered faster by a CPU (benchmarks/device.py tells)
     """
 
     order: ClassVar[int] = 3
@@ -38,11 +42,13 @@ class PolicyWorkers(WorkerConfig):
     policy: str = "policy"
     most_rows: int = 4096
     threaded: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.most_rows < 1:
             raise ConfigError(f"most_rows = {self.most_rows} must be at least 1")
+        check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
         return Port(self.stream, "serve", policy=self.policy), Port(self.policy, "subscribe")
@@ -59,6 +65,8 @@ class _Batch:
     deterministic: bool | Array
     answers: Arrays
     version: int = -1
+    finish: Callable[[], None] | None = None
+    """What completes the answers, of a batch that was begun in another thread."""
 
 
 class PolicyWorker(Worker):
@@ -79,7 +87,8 @@ class PolicyWorker(Worker):
         endpoints = context.endpoints
         channels = [(endpoints.consumer(f"requests/{config.stream}/{c}"), endpoints.producer(f"answers/{config.stream}/{c}")) for c in clients]
         self._server = ChannelInferenceServer(channels, observation, state, answer)
-        self._policy = policy.build(spaces, derive_seed(experiment.seed, context.name, "policy", config.policy))
+        device = choose_device(config.device, number(context.name))
+        self._policy = policy.build_on(device, spaces, derive_seed(experiment.seed, context.name, "policy", config.policy))
         self._policy_index = list(experiment.policies).index(config.policy)
         self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{config.policy}/")[0].name))
         self._schemas = observation, state, {**answer, **state}
@@ -140,13 +149,18 @@ class PolicyWorker(Worker):
         if self._threads:
             self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
         self._parameters.load_newest(self._policy)
-        self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
+        if self._threads:
+            batch.finish = self._policy.begin(batch.observation, batch.state, batch.deterministic, batch.answers)
+        else:
+            self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
         batch.version = self._policy.version
         if left:
             self.clock.enter(left)
         return batch
 
     def _respond(self, batch: _Batch) -> None:
+        if batch.finish is not None:
+            batch.finish()
         self._server.respond(batch.requests, batch.answers, batch.version, self._policy_index)
         self._answered += sum(r.rows for r in batch.requests)
         self._batches_done += 1

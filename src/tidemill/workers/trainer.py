@@ -17,12 +17,13 @@ import numpy as np
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.control import Facts, Notice, State, Statistics
-from tidemill.api.experiment import Context, Port, WorkerConfig
+from tidemill.api.experiment import Context, Port, WorkerConfig, number
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
+from tidemill.nets.device import check_device, choose_device
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
@@ -43,6 +44,9 @@ class Trainer(WorkerConfig):
                         Nobody is held back for it: a low limit throws work away
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
     checkpoints         how many of them are kept
+    device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
+                        is one. Worth it for images and wide networks; MLPs of the usual size should train faster on a CPU (benchmarks/device.py
+                        tells)
     """
 
     order: ClassVar[int] = 1
@@ -55,6 +59,7 @@ class Trainer(WorkerConfig):
     max_policy_lag: int | None = None
     checkpoint_seconds: float = 60.0
     checkpoints: int = 3
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +69,7 @@ class Trainer(WorkerConfig):
                 raise ConfigError(f"{name} = {value} must be at least {least}")
         if self.checkpoint_seconds <= 0:
             raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
+        check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
         ports = Port(self.samples, "consume"), Port(self.policy, "publish")
@@ -121,7 +127,8 @@ class TrainerWorker(Worker):
         self._batch_samples = len(producers)
         self._batch_rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         seed = derive_seed(experiment.seed, context.name)
-        policy = experiment.policies[config.policy].build(self._spaces, derive_seed(experiment.seed, "policy", config.policy))
+        device = choose_device(config.device, number(context.name))
+        policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
         self._algorithm = config.algorithm.build(policy, seed)
         policy.version = 0
         if context.resume is not None:
