@@ -28,7 +28,7 @@ def _ppo(name: str, environment: EnvironmentConfig, lanes: int, policy: ActorCri
 
 def cartpole() -> Experiment:
     """CartPole-v1, plain Gymnasium environments in lanes."""
-    return _ppo("cartpole", Gymnasium(id="CartPole-v1"), 64, learning_rate=3e-3)
+    return _ppo("cartpole", Gymnasium(id="CartPole-v1"), 128, learning_rate=3e-3)
 
 
 def cartpole_vector() -> Experiment:
@@ -38,7 +38,7 @@ def cartpole_vector() -> Experiment:
 
 def half_cheetah() -> Experiment:
     """HalfCheetah-v5, plain Gymnasium environments in lanes."""
-    return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 16)
+    return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 32)
 
 
 def pong() -> Experiment:
@@ -53,4 +53,4 @@ def pong_one_epoch() -> Experiment:
 
 def _pong(name: str, epochs: int) -> Experiment:
     environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
-    return _ppo(name, environment, 16, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
+    return _ppo(name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
