@@ -186,9 +186,8 @@ def run_tidemill(work: str, seconds: float, seed: int, target: bool) -> Run:
             words = ["train", experiment, f"--seed={seed}", "--stop-at-return=475", f"--run-dir={folder}/run", f"--set=limits.seconds={seconds}"]
             command([*cli, *words], 6 * seconds + 240)
             result["command_seconds"] = time.perf_counter() - started
-            records = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-            reached = (r["time/seconds"] for r in records if r["episodes"] >= 100 and (r.get("return/mean") or 0) >= 475)
-            result["seconds_to_475"] = next(reached, None)
+            ended = json.loads((Path(folder) / "run" / "summary.json").read_text())
+            result["seconds_to_475"] = ended["seconds"] if ended["reason"].startswith("mean return") else None
     return result
 
 
