@@ -8,7 +8,7 @@ a minibatch is a quarter of a batch. Where workers run, and how many, is left to
 
 from typing import Any
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, GymnasiumVector, Trainer
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, GymnasiumVector, PolicyWorkers, Trainer
 from tidemill.api.environment import EnvironmentConfig
 
 ROLLOUT = 128
@@ -54,3 +54,25 @@ def pong_one_epoch() -> Experiment:
 def _pong(name: str, epochs: int) -> Experiment:
     environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
     return _ppo(name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
+
+
+def cartpole_served() -> Experiment:
+    """`cartpole` with policy workers in place of inline inference: actor, policy worker and trainer by turns, in a process for each of two cores."""
+    return _served(cartpole())
+
+
+def pong_served() -> Experiment:
+    """`pong` with policy workers."""
+    return _served(pong())
+
+
+def _served(made: Experiment, count: int = 2) -> Experiment:
+    actors, trainer = made.workers["actor"], made.workers["trainer"]
+    assert isinstance(actors, Actors)
+    spec = actors.agents[0].replace(inference="inference")
+    workers = {
+        "actor": actors.replace(count=count, lanes=actors.lanes // count, slots=1, agents=(spec,)),
+        "policy": PolicyWorkers(stream="inference", count=count),
+        "trainer": trainer.replace(count=count),
+    }
+    return made.replace(name=f"{made.name}_served", workers=workers, together=tuple(workers))
