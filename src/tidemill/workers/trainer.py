@@ -29,7 +29,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 
-LEAVE_ALONE = 1.0  # seconds that a trainer which is told to end waits for equal ones
+LEAVE_ALONE = 3.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
 _AGREED = np.zeros(3)  # whether one is to end, rows, dropped samples: what equal trainers agree on before each update
 
 
@@ -114,7 +114,7 @@ class TrainerWorker(Worker):
         self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
-        self._asked_at = 0.0  # when it became known
+        self._together_at = 0.0  # when it became known, or equal trainers last met
         self._before: tuple[Arrays, Arrays] = {}, {}  # parameters and the algorithm's state before the update
         self._in_update = self._save_later = False
 
@@ -175,7 +175,7 @@ class TrainerWorker(Worker):
                 self.start()
 
     def _end(self, reason: str) -> None:
-        self._reason, self._asked_at = reason, monotonic()
+        self._reason, self._together_at = reason, monotonic()
 
     def _count_time(self) -> None:
         now = monotonic()
@@ -185,7 +185,7 @@ class TrainerWorker(Worker):
 
     def _poll(self) -> PollResult:
         result = next(self._life)
-        if self._reason is not None and self._peers is not None and monotonic() - self._asked_at > LEAVE_ALONE and not self.ended:
+        if self._reason is not None and self._peers is not None and monotonic() - self._together_at > LEAVE_ALONE and not self.ended:
             self._give_up()
         return result
 
@@ -248,6 +248,7 @@ class TrainerWorker(Worker):
                 self.clock.enter("wait")
                 yield PollResult()
                 self.clock.enter("copy")
+            self._together_at = monotonic()
             self.clock.enter(left)
 
     def _update(self, samples: list[Sample]) -> Generator[PollResult, None, dict[str, float]]:
