@@ -76,3 +76,14 @@ def test_processes_that_take_turns_are_balanced_unless_they_wait() -> None:
     assert advice.verdict == "balanced" and "by turns, most of it (50%) with the environment" in advice.text
     advice = advise([worker("turns", environment=0.2, train=0.1, wait=0.65)] * 2)
     assert advice.verdict == "waits" and "wait 65% of the time" in advice.text
+
+
+@pytest.mark.parametrize(("place", "verdict"), [("environment", "environment"), ("inference", "inference"), ("train", "learner")])
+def test_processes_that_do_mostly_one_thing_are_slow_at_that(place: str, verdict: str) -> None:
+    advice = advise([worker("turns", **{place: 0.8, "wait": 0.05})] * 2)
+    assert advice.verdict == verdict and advice.text.startswith(f"Slow {verdict}: every process")
+
+
+def test_a_trainer_of_its_own_beside_turns_is_seen() -> None:
+    advice = advise([worker("turns", environment=0.2, wait=0.75), worker("trainer", train=0.97, wait=0.01)])
+    assert "Waiting: processes" not in advice.text

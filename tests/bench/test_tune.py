@@ -20,7 +20,7 @@ from tidemill.run import arrange as arranging
 from tidemill.run.layout import Costs, Layout, apply, layout_of, why_given
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
-SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True)
+SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
 
 
 def experiment(environment: Any = None, **trainer: Any) -> Experiment:

@@ -288,9 +288,10 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     again.unlock()
 
 
-@pytest.mark.parametrize(
-    ("function", "worker"), [("cartpole", "actor-0"), ("cartpole", "server-0"), ("cartpole", "trainer-0"), ("equal", "actor-1+trainer-1")]
-)
+KILLED = [("cartpole", worker) for worker in ("actor-0", "server-0", "trainer-0")] + [("equal", f"actor-{i}+trainer-{i}") for i in range(2)]
+
+
+@pytest.mark.parametrize(("function", "worker"), KILLED)
 def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path, function: str, worker: str) -> None:
     draw = random.Random(worker)
     made = getattr(experiments, function)()

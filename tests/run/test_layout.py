@@ -34,9 +34,10 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
 from tidemill.run.arrange import arrange, cache, costs_of
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, parse, promises, why_given
+from tidemill.run.probe import threads_serve
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
-SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True)
+SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
 HEAVY = Costs(300e-6, 300e-6, 100e-6, 300e-6, 2e-3, 1, True)  # convolutions
 
 
@@ -98,6 +99,36 @@ def test_what_waits_and_has_no_threads_stays_as_it_is() -> None:
     for environment in (GymnasiumVector(id="CartPole-v1"), Scripted()):
         made = experiment(environment=environment)
         assert apply(made, choose(made, SLEEPS, 16)) == made
+
+
+OF_ONE_THREAD = """
+import threading
+import gymnasium
+import numpy as np
+
+class OfOneThread(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.thread = threading.get_ident()
+
+    def reset(self, *, seed=None, options=None):
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("made in another thread, as connections to some databases are")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+"""
+
+
+def test_what_waits_and_cannot_step_in_threads_stays_as_it_is(tmp_path: Path) -> None:
+    made = experiment()
+    assert apply(made, choose(made, msgspec.structs.replace(SLEEPS, threaded=False), 2)) == made
+    assert threads_serve(Gymnasium(id="CartPole-v1"))
+    (tmp_path / "env.py").write_text(OF_ONE_THREAD)
+    assert not threads_serve(Gymnasium(make=f"{tmp_path}/env.py:OfOneThread"))
+    assert not threads_serve(Scripted())
 
 
 def test_heavy_networks_are_trained_on_all_cores() -> None:

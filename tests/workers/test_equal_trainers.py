@@ -14,7 +14,7 @@ from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sa
 from tidemill.api.control import Configure, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, pack, unpack_up
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
-from tidemill.core.checkpoint import checkpoints, read_newest
+from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import trainer as trainer_module
@@ -232,14 +232,33 @@ def test_a_trainer_left_alone_gives_up_what_is_half_done(tmp_path: Path, monkeyp
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
 
 
-def test_a_checkpoint_asked_for_within_an_update_is_written_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_checkpoint_asked_for_within_an_update_is_that_before_it(tmp_path: Path, paused: bool) -> None:
     group = Group(folder=tmp_path)
-    half_an_update(group)
-    group.tell(Save())
-    group.workers[0].turn()
-    assert not (tmp_path / "checkpoints").exists()
+    for i in range(2):
+        group.send(i, 4.0)
     group.turns()
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")] == ["update-1"]
+    half_an_update(group)
+    group.tell(*([Pause()] if paused else []), Save())
+    group.workers[0].turn()
+    _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+    assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
+
+
+def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(folder=tmp_path)
+    for i in range(2):
+        group.send(i, 4.0)
+    group.turns()
+    now = [trainer_module.monotonic()]
+    monkeypatch.setattr(trainer_module, "monotonic", lambda: now[0])
+    group.tell(Exit("the first is dead"), to=1)
+    group.workers[1].turn()
+    now[0] += trainer_module.LEAVE_ALONE + 0.1
+    group.workers[1].turn()
+    assert group.workers[1].state is State.COMPLETED
+    _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+    assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1
 
 
 def test_an_algorithm_that_sums_nothing_is_refused() -> None:

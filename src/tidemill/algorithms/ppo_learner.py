@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
+SUMS = 7
+"""Numbers that equal trainers sum before an update: see `_sums`."""
 COLUMNS = ("log_prob", "advantage", "target", "value")
 """What the loss needs of each row, in this order."""
 
@@ -60,7 +62,7 @@ class PPOLearner(DataParallel):
 
     @property
     def largest_sum(self) -> int:
-        return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes)
+        return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes, 8 * SUMS)
 
     def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
         """See `DataParallel`. Metrics are those of all trainers together. Raises `RunError` when the loss or gradient of a minibatch

@@ -12,6 +12,8 @@ Verdict = Literal["environment", "inference", "learner", "python", "waits", "bal
 
 WAITS = 0.25
 """From this share of its time on a worker counts as one that waits for others."""
+MOST = 0.6
+"""From this share of its work on one kind of work is what limits a process that does all kinds."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Advice:
 def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
     """Return what limits the run. A side that never waits is the bottleneck of one that does; `elsewhere` says that the environment steps outside
     its actor (in threads of its library, on another machine), so that an actor which waits may be waiting for it."""
-    if any(w.kind == "turns" for w in workers):
+    if any(w.kind == "turns" for w in workers) and not any(w.kind == "trainer" for w in workers):
         return _advise_turns(_mean(workers, "turns"))
     actor, policy, trainer = (_mean(workers, kind) for kind in ("actor", "policy", "trainer"))
     actors_wait, trainer_waits = actor["wait"], trainer["wait"]
@@ -83,7 +85,12 @@ def _advise_turns(shares: Mapping[str, float]) -> Advice:
     wait = shares["wait"]
     if wait < WAITS:
         most = _most([WorkerShares("", "turns", shares)])
-        return Advice("balanced", f"Balanced: every process gathers and trains by turns, {most}. More steps/s take more cores, or less of that work.")
+        text = f"every process gathers and trains by turns, {most}. More steps/s take more cores, or less of that work"
+        parts: dict[Verdict, float] = {"environment": shares["environment"], "inference": shares["inference"], "learner": shares["train"]}
+        verdict = max(parts, key=lambda part: parts[part])
+        if parts[verdict] < MOST * (1 - wait):
+            return Advice("balanced", f"Balanced: {text}.")
+        return Advice(verdict, f"Slow {verdict}: {text}: {_LESS[verdict]}.")
     return Advice(
         "waits",
         f"Waiting: processes that gather and train by turns wait {wait:.0%} of the time, for each other or for their environments. Let actors and "
@@ -98,6 +105,11 @@ def _most(workers: Sequence[WorkerShares]) -> str:
     return f"most of it ({share / total:.0%}) with {_WORDS[work]}"
 
 
+_LESS = {
+    "environment": "its native vector form, or a faster environment",
+    "inference": "larger batches (more lanes), or a smaller network",
+    "learner": "fewer epochs, larger minibatches, a smaller network or bfloat16 convolutions",
+}
 _WORDS = {"environment": "the environment", "inference": "inference", "train": "training", "copy": "copying", "python": "Python"}
 
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-CHAINS = 2  # threads that `begin` wakes itself
 CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together; less than the controller gives an actor
 
 
@@ -21,8 +20,7 @@ class Raised:
 class Crew:
     """Lane i is stepped by thread ``i % threads``, always the same one, so that an environment may keep what belongs to a thread.
 
-    Each thread sleeps on a lock of its own. `begin` opens two of them, and each thread, before it steps, that of the next but one: opening all at
-    once wakes threads only to wait for Python's lock, for a tenth to a third more processor time. The one that finishes last rings, so that a tick
+    Each thread sleeps on a lock of its own, which `begin` opens. The one that finishes last rings, so that a tick
     costs one ring however many lanes it has. Those still at work are counted by a list from which each takes a number: whoever takes 0 was the
     last. The threads are daemons: one that hangs in its environment holds up nobody's end.
     """
@@ -54,7 +52,7 @@ class Crew:
         self._calls, self._given = calls, given
         self._left = self._numbers.copy()
         self._finished.acquire()
-        for gate in self._gates[:CHAINS]:
+        for gate in self._gates:
             gate.release()
 
     def ready(self) -> bool:
@@ -71,7 +69,8 @@ class Crew:
         if not self._closed:
             self._closed = True
             for gate in self._gates:
-                _open(gate)
+                with suppress(RuntimeError):  # open already
+                    gate.release()
         deadline = monotonic() + CLOSE_SECONDS
         stuck: list[int] = []
         for thread, share in zip(self._threads, self._shares, strict=True):
@@ -82,13 +81,10 @@ class Crew:
 
     def _work(self, number: int) -> None:
         opened, share, results = self._gates[number].acquire, self._shares[number], self._results
-        follower = self._gates[number + CHAINS] if number + CHAINS < len(self._gates) else None
         while True:
             opened()
             if self._closed:
                 return
-            if follower is not None:
-                _open(follower)
             calls, given = self._calls, self._given
             for lane in share:
                 try:
@@ -99,9 +95,3 @@ class Crew:
                 self._finished.release()
                 if self._wake is not None and not self._closed:
                     self._wake()
-
-
-def _open(gate: "_thread.LockType") -> None:
-    """Open a gate that `close`, or the thread before, may have opened already."""
-    with suppress(RuntimeError):
-        gate.release()

@@ -29,7 +29,7 @@ from tidemill.run.probe import SECONDS
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 1  # of the probe: costs of another one are measured anew
+FORMAT = 2  # of the probe: costs of another one are measured anew
 _LARGEST = 10_000  # bytes of a file of costs
 
 

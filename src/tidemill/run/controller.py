@@ -26,7 +26,7 @@ from tidemill.core.errors import RunError, TidemillError
 from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
 from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
-from tidemill.run.stall import explain_stall
+from tidemill.run.stall import SILENT, explain_stall
 
 READY_DEADLINE = 120.0  # seconds from launch to every worker READY
 EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
@@ -201,9 +201,9 @@ class Controller:
     # ---- watch -------------------------------------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        limited = [member for member in self.members.values() if member.config.limited]
+        limited = {name: member for name, member in self.members.items() if member.config.limited}
         deadline: float | None = None
-        while not all(member.state in ENDED for member in limited):
+        while not all(member.state in ENDED or (deadline is not None and self._left(name)) for name, member in limited.items()):
             self._look_for_signal()
             target = self.job.experiment.limits.mean_return
             mean, full = self.progress.mean_return, len(self.progress.returns) == self.progress.returns.maxlen
@@ -219,6 +219,13 @@ class Controller:
                 raise RunError(f"{late} did not finish within {EXIT_DEADLINE:.0f} s after it was told to ({self.reason})")
             self._hear()
             self._look_for_stall()
+
+    def _left(self, name: str) -> bool:
+        """True of a silent trainer whose equal has finished, and so has saved what all of them know: its process hangs, most likely in the
+        environment of an actor that it takes turns with. `_finish` tells, and ends it."""
+        group = name.rpartition("-")[0]
+        finished = any(m.state is State.COMPLETED for n, m in self.members.items() if n.rpartition("-")[0] == group)
+        return finished and monotonic() - self.members[name].heard > SILENT
 
     def _hear(self) -> None:
         self._launcher.wait(0.1)

@@ -35,6 +35,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train     core seconds per row trained on, all epochs
     rows      rows per env step
     parallel  whether equal trainers can share the algorithm
+    threaded  whether the environment can be stepped in threads; known of those that wait
     """
 
     env: float
@@ -44,6 +45,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train: float
     rows: int
     parallel: bool
+    threaded: bool = False
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
@@ -258,7 +260,7 @@ def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
 
     A batch is made of the same number of lanes, each as many steps long: shorter samples of more lanes would make cheaper ticks, but CartPole then
     took half as many env steps more to its mark. The experiment must be one for which `why_given` has nothing to say. It is left as it is where an
-    environment waits that has no threads.
+    environment waits that cannot step in threads.
     """
     promised = list(promises(experiment, costs, cores))
     if not promised:
@@ -281,7 +283,7 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     most_trainers = max(1, minibatch // LEAST_ROWS) if costs.parallel else 1
     train = costs.rows * costs.train
     if costs.waits:
-        if parts.threads is None:
+        if parts.threads is None or not costs.threaded:
             return
         for layout in _waiting(parts, cores, most_trainers):
             own = max(costs.env - TICK, 0) + HANDOVER + costs.rows * costs.infer  # a slow environment is measured by one lane, in ticks of its own

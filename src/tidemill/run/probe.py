@@ -60,7 +60,27 @@ def measure(experiment: Experiment) -> Costs:
             cost, parallel = measure_learner(trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group))
             train += len(group) * cost
     rows = sum(map(len, groups))
-    return Costs(env=env, wall=wall, infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
+    costs = Costs(env=env, wall=wall, infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
+    return msgspec.structs.replace(costs, threaded=threads_serve(actors.environment)) if costs.waits else costs
+
+
+def threads_serve(config: EnvironmentConfig) -> bool:
+    """Return whether an environment that has the setting can be stepped in threads: one that was made for its maker's thread cannot."""
+    if getattr(config, "threads", None) is None:
+        return False
+    try:
+        environment, _ = build(config.replace(threads=2), 2)
+    except Exception:
+        return False
+    try:
+        stepping = Stepping(environment)
+        for _ in range(3):
+            stepping.tick()
+    except Exception:
+        return False
+    finally:
+        environment.close()
+    return True
 
 
 def measure_environment(actors: Actors) -> tuple[Sequence[AgentInfo], float, float]:

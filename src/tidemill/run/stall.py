@@ -14,6 +14,7 @@ _AWAITED: dict[Role, tuple[str, Role]] = {
     "produce": ("room at", "consume"),
     "ask": ("answers of", "serve"),
     "serve": ("requests of", "ask"),
+    "sum": ("its equals among", "sum"),
 }
 
 

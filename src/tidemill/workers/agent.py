@@ -142,6 +142,8 @@ class Agent:
                 return False
             for name, array in self._block.items():
                 array[: self._position] = self._carry[name][: self._position]
+            for name in self._cleared:
+                self._block[name][self._position :] = 0
         return True
 
     def next_observation(self, tick: Tick) -> None:
@@ -178,8 +180,6 @@ class Agent:
         block["on_reset"][position] = begins
         block["done"][position] = tick.done
         block["truncated"][position] = tick.truncated
-        for name in self._cleared:
-            block[name][position] = 0
         for name in self._state_names:
             block[name][position] = self._state[name]
         self.finished = final

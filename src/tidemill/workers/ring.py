@@ -87,7 +87,7 @@ class EnvTarget:
             self._forced = False
         for agent, tick in zip(self._agents, self._ticks, strict=True):
             agent.observe(tick)
-        finished = [np.all(agent.finished.reshape(lanes, -1), axis=1) for agent in self._agents]
+        finished = [a.finished if len(a.finished) == lanes else np.all(a.finished.reshape(lanes, -1), axis=1) for a in self._agents]
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
 
     def _cut(self, lanes: NDArray[np.bool_]) -> None:

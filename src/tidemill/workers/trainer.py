@@ -116,7 +116,7 @@ class TrainerWorker(Worker):
         self._reason: str | None = None  # why the run ends, once that is known
         self._together_at = 0.0  # when it became known, or equal trainers last met
         self._before: tuple[Arrays, Arrays] = {}, {}  # parameters and the algorithm's state before the update
-        self._in_update = self._save_later = False
+        self._in_update = self._alone = False
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -223,7 +223,7 @@ class TrainerWorker(Worker):
                 self.clock.enter(left)
             self._count_time()
             self._report_update({**metrics, "lag/mean": lag_sum / max(own_rows, 1), "lag/max": float(max(lags, default=0))})
-            if self._save_later or monotonic() - self._last_save >= self._config.checkpoint_seconds:
+            if monotonic() - self._last_save >= self._config.checkpoint_seconds:
                 self._save()
             self._end_at_limits()
             result = PollResult(own_rows, 1)
@@ -272,7 +272,9 @@ class TrainerWorker(Worker):
         return metrics
 
     def _give_up(self) -> None:
-        """End without the others, who do not come: one of them is dead. What an unfinished update has done is undone."""
+        """End without the others, who do not come: one of them is dead, or hangs. What an unfinished update has done is undone, and whoever is left
+        writes the checkpoint: all have the same weights."""
+        self._alone = True
         if self._in_update:
             parameters, state = self._before
             self._policy.load(parameters, self.counters.updates)
@@ -346,16 +348,15 @@ class TrainerWorker(Worker):
 
     @property
     def _first(self) -> bool:
-        return self._peers is None or self._peers.rank == 0
+        return self._peers is None or self._peers.rank == 0 or self._alone
 
     def _save(self, final: bool = False) -> None:
-        self._save_later = self._in_update
-        if self._in_update:
-            return
         self._last_save = monotonic()
         if not self._first or self._folder is None or self._saved_update == self.counters.updates:
             return
-        arrays = {"policy": self._policy.parameters(), "algorithm": self._algorithm.state()}
+        # Among equal trainers an update may be half done: what was before it is kept.
+        policy, algorithm = self._before if self._in_update else (self._policy.parameters(), self._algorithm.state())
+        arrays = {"policy": policy, "algorithm": algorithm}
         spaces = _plain(msgspec.to_builtins(self._spaces))  # so that the policy can be built without its environment
         facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name, "spaces": spaces}
         try:
