@@ -382,7 +382,9 @@ Written by `make bench` ([compare.py](../benchmarks/compare.py), [peers](../benc
 APPO) with the same network (MLP 64×64 tanh, actor and critic apart; Nature CNN), rollout 128, the same learning rate, γ, λ, clipping and
 coefficients, a quarter of a batch as minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages, with
 the best layout found for it on two cores. A run ends after the same seconds of training behind a warm-up; steps/s are env steps that entered
-training. Systems take turns: first run of each, second run of each. 475 is the mean of the last 100 training episodes."""
+training. Systems take turns: first run of each, second run of each; runs that `--continue` added came later. On Pong Tidemill's convolutions are
+bfloat16, the others' float32, which is all that they have. The reference behind "bound" trains on minibatches of all trainers together, which for
+MLPs fall out of the cache: above 1 it says no more than that. 475 is the mean of the last 100 training episodes."""
 
 
 def put(document: str, name: str, text: str) -> str:

@@ -32,13 +32,13 @@ class Burn(gymnasium.Env):
         return np.full(4, action, np.float32), 1.0, self.steps == 50, False, {}
 
 
-def _experiment(name, environment, policy, algorithm, lanes, sample_steps):
+def _experiment(name, environment, policy, algorithm, lanes, sample_steps, **trainer):
     return Experiment(
         name=name,
         policies={"policy": policy},
         workers={
             "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)),
-            "trainer": Trainer(algorithm=algorithm),
+            "trainer": Trainer(algorithm=algorithm, **trainer),
         },
         limits=Limits(steps=1_000_000),
     )
@@ -50,9 +50,10 @@ def slow_environment():
 
 
 def slow_network():
-    """A big network that acts for two lanes at a time, which uses it badly, and learns from each row once, in large minibatches."""
+    """A big network that acts for two lanes at a time, which uses it badly, and learns from each row once, in large minibatches. With the size
+    of its batch set it is run as it is given; by turns, inference and training would hardly differ."""
     policy = ActorCritic(hidden=(1024, 1024))
-    return _experiment("slow-network", Gymnasium(id="CartPole-v1"), policy, PPO(epochs=1, minibatch_size=512), 2, 256)
+    return _experiment("slow-network", Gymnasium(id="CartPole-v1"), policy, PPO(epochs=1, minibatch_size=512), 2, 256, batch_size=512)
 
 
 def slow_learner():
