@@ -122,7 +122,10 @@ def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) ->
 def cache() -> Path:
     """Return the folder of kept costs."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "tidemill"
+    try:
+        return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "tidemill"
+    except RuntimeError:  # nobody's home: nothing can be kept there
+        return Path(os.devnull) / "tidemill"
 
 
 def _key(experiment: Experiment, source: Path | None) -> str:

@@ -299,7 +299,9 @@ class Controller:
     # ---- commands ----------------------------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Pause every worker, or all of them as soon as they run."""
+        """Pause every worker, or all of them as soon as they run. At the run's end there is nothing to pause."""
+        if self.reason:
+            return
         if not self.paused and self._running:
             self._tell_all(Pause())
         self.paused = True

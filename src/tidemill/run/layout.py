@@ -245,7 +245,7 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
     if parts.trainers.batch_size is not None:
         return f"workers.{parts.trainer}.batch_size is set"
     device = str(getattr(parts.trainers, "device", "cpu"))
-    if device.startswith("cuda"):  # costs are measured on cores
+    if device != "cpu":  # costs are measured on cores
         return f"workers.{parts.trainer}.device is {device}"
     if not isinstance(getattr(parts.trainers.algorithm, "minibatch_size", None), int):
         return f"{type(parts.trainers.algorithm).__name__} has no minibatch_size"

@@ -29,7 +29,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 
-LEAVE_ALONE = 3.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
+LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
 _AGREED = np.zeros(3)  # whether one is to end, rows, dropped samples: what equal trainers agree on before each update
 
 
@@ -294,9 +294,10 @@ class TrainerWorker(Worker):
                 if taken.held == self._consumer.capacity():
                     if taken.held > len(taken.samples):
                         return True  # dropped ones hold the other slots until this batch is done
+                    shared = f" ({size} for each of {self._config.count} trainers)" if self._config.count > 1 else ""
                     raise ConfigError(
-                        f"batch_size = {size} is more than the {taken.rows} rows that all {len(taken.samples)} sample slots hold, so that no batch "
-                        "would ever be full; make it smaller, or the actors' slots, sample_steps or lanes more"
+                        f"batch_size = {self._config.batch_size}{shared} is more than the {taken.rows} rows that all {len(taken.samples)} sample "
+                        "slots hold, so that no batch would ever be full; make it smaller, or the actors' slots, sample_steps or lanes more"
                     )
                 return False
             taken.held += 1
