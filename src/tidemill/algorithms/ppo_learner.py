@@ -12,7 +12,7 @@ from tidemill.algorithms.batch import Batch, gather
 from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.algorithms.library import library_of
 from tidemill.algorithms.random_state import random_state, set_random_state
-from tidemill.api.algorithm import DataParallel, Sample
+from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.core.errors import RunError, SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.trainable import TrainablePolicy
@@ -71,13 +71,7 @@ class PPOLearner(DataParallel):
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
-        steps = self._update(samples, progress, alone=True)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as end:
-            metrics: dict[str, float] = end.value
-            return metrics
+        return run_alone(self._update(samples, progress, alone=True))
 
     def _update(self, samples: Sequence[Sample], progress: float, alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy = self._config, self.policy

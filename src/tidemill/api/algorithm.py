@@ -82,13 +82,17 @@ class DataParallel(Algorithm):
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         """See `Algorithm.update`. A single trainer's arrays are their own sums."""
-        steps = self.parallel_update(samples, progress)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as end:
-            metrics: dict[str, float] = end.value
-            return metrics
+        return run_alone(self.parallel_update(samples, progress))
+
+
+def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, float]:
+    """Run an update of a trainer without equals to its end, and return its metrics."""
+    try:
+        while True:
+            next(update)
+    except StopIteration as end:
+        metrics: dict[str, float] = end.value
+        return metrics
 
 
 class AlgorithmConfig(Config):

@@ -18,6 +18,7 @@ from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.run.arrange import cores as available_cores
 from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train
@@ -84,7 +85,7 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
     if not 0 < seconds < 86400:
         raise ConfigError(f"--seconds {seconds:g} must be above 0, and less than a day")
     experiment.check()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     piece = min(max(seconds / 40, 0.02), 1.0)
     with _Copies(experiment, source, cores) as copies:
         tell(f"bare costs, one copy on each of {cores} core{'s' * (cores > 1)} …")

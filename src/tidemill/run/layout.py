@@ -62,7 +62,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def words(self, lanes: int) -> str:
         """For people, per env step, with so many lanes in a target."""
-        waited = f", of which it waits {microseconds(self.wall - self.env)}" if self.waits else ""
+        waited = f", of which it waits {microseconds(self.wall - self.env)}{'' if self.threaded else ' and takes no threads'}" if self.waits else ""
         step = microseconds(self.wall if self.waits else self.env)
         acted, trained = microseconds(self.rows * self.infer + self.call / lanes), microseconds(self.rows * self.train)
         return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + ("" if self.waits else " on a core")

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter, process_time, sleep
@@ -69,17 +70,12 @@ def threads_serve(config: EnvironmentConfig) -> bool:
     if getattr(config, "threads", None) is None:
         return False
     try:
-        environment, _ = build(config.replace(threads=2), 2)
-    except Exception:
+        with closing(build(config.replace(threads=2), 2)[0]) as environment:
+            stepping = Stepping(environment)
+            for _ in range(3):
+                stepping.tick()
+    except Exception:  # whatever it raises is the answer: it works in its maker's thread, where it was measured
         return False
-    try:
-        stepping = Stepping(environment)
-        for _ in range(3):
-            stepping.tick()
-    except Exception:
-        return False
-    finally:
-        environment.close()
     return True
 
 
