@@ -150,6 +150,7 @@ class PPOLearner(DataParallel):
         """Return the inputs, the actions and (as one array, rows last) `COLUMNS` of a batch."""
         if not len(batch):
             return []
+        self.policy.check(batch.observation)
         scale = np.float32(self.policy.value_scale)
         scalars = np.empty((len(COLUMNS), len(batch)), np.float32)
         scalars[0] = batch.log_prob

@@ -9,6 +9,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.masks import mask_of
 from tidemill.nets.trainable import TrainablePolicy
 
 
@@ -35,6 +36,9 @@ class ActorCritic(PolicyConfig):
     """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by statistics of the trained rows."""
     log_std_init: float = 0.0
     """First log-deviation of Box actions, in units of half the action's range."""
+    action_mask: str | None = "action_mask"
+    """Part of the observation that says which actions are allowed: bool or int8 [n] for Discrete(n), [sum of nvec] for MultiDiscrete. What is 0
+    there is never drawn; the network does not see the part. An observation without it allows everything; None: there is no such part."""
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -46,6 +50,11 @@ class ActorCritic(PolicyConfig):
             if getattr(self, name) not in known:
                 raise ConfigError(f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}')
 
+    def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
+        """Return what flattens the observations. Raises `ConfigError` where the settings do not go with `spaces`."""
+        mask = mask_of(spaces, self.action_mask)
+        return ObservationEncoder(spaces.observation, self.encoder, mask.name if mask else None)
+
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
         return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
@@ -56,7 +65,7 @@ class ActorCritic(PolicyConfig):
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy; its first weights are the same on every device. An MLP on a CPU is numpy's, everything else torch's."""
-        if device == "cpu" and not ObservationEncoder(spaces.observation, self.encoder).images:
+        if device == "cpu" and not self.observation_encoder(spaces).images:
             from tidemill.nets.actor_critic_policy import ActorCriticPolicy
 
             return ActorCriticPolicy(self, spaces, seed)

@@ -15,7 +15,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import distribution_of
-from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.masks import Bools, forbid, mask_of
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Layer, Towers
@@ -39,7 +39,8 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int) -> None:
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
-        self.encoder = ObservationEncoder(spaces.observation, config.encoder)
+        self.encoder = config.observation_encoder(spaces)
+        self.mask = mask_of(spaces, config.action_mask)
         self.distribution = distribution_of(spaces.action)
         self.activation = config.activation
         self.bfloat16 = config.convolutions == "bfloat16"
@@ -64,6 +65,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self.turn = 0
         """Counts what changes the intermediate results that `backward` needs."""
         self._last: Floats = self.flat[:0]  # what `forward` kept: the last hidden layers, [towers, n, width]
+        self._forbidden: Bools = np.empty((0, 0), np.bool_)  # likewise, where there is a mask: [n, actions]
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
         self._observation = RunningMoments("observation", (self.encoder.width,)) if config.normalise_observations and self.encoder.width else None
         self._returns = RunningMoments("returns", ())
@@ -85,6 +87,8 @@ class ActorCriticPolicy(TrainablePolicy):
         weights = self.weights
         head = np.matmul(weights["actor.weight"], actor.T)
         head += weights["actor.bias"]
+        if self.mask is not None:
+            forbid(head, self.mask.forbidden(observation))
         value = np.matmul(critic, weights["critic.weight"])
         value += weights["critic.bias"]
         value *= self._scale
@@ -141,14 +145,21 @@ class ActorCriticPolicy(TrainablePolicy):
         self._refresh()
 
     def prepare(self, observation: Arrays) -> Arrays:
-        """Return ``features`` (float32 [n, width], flattened and normalised) when anything is flattened, and the images as they are."""
+        """Return ``features`` (float32 [n, width], flattened and normalised) when anything is flattened, the images as they are, and where there is a
+        mask ``forbidden`` (bool [n, actions])."""
         inputs: Arrays = {name: observation[name] for name in self.encoder.images}
+        if self.mask is not None:
+            inputs["forbidden"] = self.mask.forbidden(observation)
         if self.encoder.width:
             features = np.empty((len(observation[self.encoder.names[0]]), self.encoder.width), np.float32)
             self.encoder.encode(observation, features)
             self._normalise(features)
             inputs["features"] = features
         return inputs
+
+    def check(self, observation: Arrays) -> None:
+        if self.mask is not None:
+            self.mask.check(observation)
 
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
         from tidemill.nets.torch_gradients import evaluate
@@ -178,6 +189,9 @@ class ActorCriticPolicy(TrainablePolicy):
         self._last = last = self._towers_of_training.forward(x)
         head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, len(x))))
         head += weights["actor.bias"]
+        if self.mask is not None:
+            self._forbidden = inputs["forbidden"]
+            forbid(head, self._forbidden)
         value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (len(x),)))
         value += weights["critic.bias"]
         return Evaluation(*self.distribution.forward(head, weights["log_std"], action["action"]), value)
@@ -189,6 +203,8 @@ class ActorCriticPolicy(TrainablePolicy):
         weights, gradient, last, n = self.weights, self._gradient[1], self._last, len(of_value)
         of_head = self._scratch("of head", (self.distribution.size, n))
         self.distribution.backward(of_log_prob, of_entropy, of_head, gradient["log_std"])
+        if self.mask is not None:
+            np.copyto(of_head, 0, where=self._forbidden.T)
         np.matmul(of_head, last[0], out=gradient["actor.weight"])
         np.add.reduce(of_head, axis=1, out=gradient["actor.bias"], keepdims=True)
         np.matmul(of_value, last[-1], out=gradient["critic.weight"])

@@ -128,8 +128,11 @@ class Categorical(Distribution):
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
     def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        drawn = (head.softmax(-1).cumsum(-1)[:, :-1] <= noise).sum(-1)
-        return head.argmax(-1).where(deterministic, drawn)
+        p = head.softmax(-1)
+        drawn = (p.cumsum(-1)[:, :-1] <= noise).sum(-1)
+        # Sums are rounded, on a GPU each in its own order: where that has hit upon what is impossible, the mode is as good as any.
+        impossible = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1) == 0
+        return head.argmax(-1).where(deterministic | impossible, drawn)
 
 
 class MultiCategorical(Distribution):

@@ -38,17 +38,20 @@ def image_of(space: Space) -> Image | None:
 
 
 class ObservationEncoder:
-    """Flattens the leaves of an observation that are no images into rows of `width` float32; images are listed in `images`.
+    """Flattens the leaves of an observation that are no images into rows of `width` float32; images are listed in `images`. The leaf `mask` is left
+    out: the network does not see it.
 
     Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch; MultiBinary: its bits.
     """
 
-    def __init__(self, space: Space, encoder: str) -> None:
+    def __init__(self, space: Space, encoder: str, mask: str | None = None) -> None:
         self.images: dict[str, Image] = {}
         self.width = 0
         self._parts: list[tuple[str, Space, slice]] = []
         normalised: list[bool] = []
         for name, leaf in leaves(space, "obs").items():
+            if name == mask:
+                continue
             image = image_of(leaf) if encoder != "mlp" else None
             if image:
                 self.images[name] = image
@@ -74,7 +77,8 @@ class ObservationEncoder:
                 'take "auto" or "mlp", or resize in a wrapper'
             )
         if not self.names:
-            raise ConfigError(f"the observation {space} has no element, so there is nothing to decide by")
+            besides = f" besides the action mask {mask}" if mask else ""
+            raise ConfigError(f"the observation {space} has no element{besides}, so there is nothing to decide by")
 
     def encode(self, observation: Arrays, out: Floats) -> None:
         """Write n rows of raw observations into `out` [n, width]."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+from tidemill.nets.masks import FORBIDDEN
 from tidemill.nets.torch_device import Mirror
 from tidemill.nets.torch_gradients import bind, leaf
 from tidemill.nets.torch_policy import TorchPolicy
@@ -79,6 +80,8 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         weights, towers = self._tensors, self._towers(inputs)
         head = functional.linear(towers[0], weights["actor.weight"], weights["actor.bias"].squeeze(1))
+        if self.mask is not None:
+            head = head.masked_fill(inputs["forbidden"], FORBIDDEN)
         return head, torch.addmv(weights["critic.bias"], towers[-1], weights["critic.weight"])
 
     def _towers(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:

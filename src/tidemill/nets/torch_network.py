@@ -22,6 +22,8 @@ class TorchNetwork(PolicyConfig):
 
     log_std_init: float = 0.0
     """First log-deviation of Box actions, in units of half the action's range."""
+    action_mask: str | None = "action_mask"
+    """See `ActorCritic.action_mask`. The network sees this part, too, but need do nothing about it: what is forbidden is taken out of its head."""
 
     @abstractmethod
     def network(self, spaces: Spaces, outputs: int) -> "Module":

@@ -11,6 +11,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Array, Arrays, allocate, schema_of
 from tidemill.nets.distributions import distribution_of
+from tidemill.nets.masks import FORBIDDEN, mask_of
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.torch_device import Mirror, tensors
 from tidemill.nets.torch_network import TorchNetwork
@@ -26,6 +27,7 @@ class TorchNetworkPolicy(TorchPolicy):
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(sampling_seed)
         self.distribution = distribution_of(spaces.action)
+        self.mask = mask_of(spaces, config.action_mask)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(weights_seed.generate_state(1)[0]))
             self._network = config.network(spaces, self.distribution.size).eval().to(self.device)
@@ -51,7 +53,7 @@ class TorchNetworkPolicy(TorchPolicy):
 
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         head, value = self._network(inputs)
-        return head, value
+        return head if self.mask is None else head.masked_fill(inputs[self.mask.name] == 0, FORBIDDEN), value
 
     def log_std(self) -> Tensor:
         return self._log_std
@@ -86,6 +88,10 @@ class TorchNetworkPolicy(TorchPolicy):
     def prepare(self, observation: Arrays) -> Arrays:
         """Return the observation: the module takes it raw."""
         return dict(observation)
+
+    def check(self, observation: Arrays) -> None:
+        if self.mask is not None:
+            self.mask.check(observation)
 
     @property
     def size(self) -> int:

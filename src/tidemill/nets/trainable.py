@@ -31,7 +31,8 @@ class Evaluation(NamedTuple):
 class TrainablePolicy(Policy):
     """A policy that gradient algorithms can train. An update goes, in torch::
 
-    inputs = policy.prepare(observation)                   # once
+    policy.check(observation)                              # once
+    inputs = policy.prepare(observation)
     for each minibatch:
         policy.evaluate(inputs[minibatch], action[minibatch]) → loss.backward()
         optimiser over policy.trainable_parameters()       # in place: act() sees the new weights at once
@@ -60,6 +61,10 @@ class TrainablePolicy(Policy):
     def prepare(self, observation: Arrays) -> Arrays:
         """Return new arrays of n rows each, made from raw observations with the statistics last published: the network's inputs, which stay
         the same through all epochs of an update. Image leaves stay uint8 and may be the arrays that were handed in."""
+
+    def check(self, observation: Arrays) -> None:
+        """Raise `EnvironmentFault` when raw observations [n], on all of which an agent acted, leave it no action. Algorithms call this before they
+        train on them: to answer such a row is no fault, since it may be a final one, asked for its value alone."""
 
     @abstractmethod
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:

@@ -205,7 +205,7 @@ def make_sample(policy: Policy, config: PolicyConfig, spaces: Spaces, spec: Agen
 
 
 def random_rows(space: Space, rows: int) -> Arrays:
-    """Return random observations: integers in their range, floats standard normal."""
+    """Return random observations: indices in their range, floats standard normal, bits all 1 (they may be an action mask) and no byte 0."""
     rng, found = np.random.default_rng(0), {}
     for name, leaf in leaves(space, "obs").items():
         ((_, field),) = schema_of_space(leaf, name).items()
@@ -213,8 +213,9 @@ def random_rows(space: Space, rows: int) -> Arrays:
         if "float" in field.dtype:
             found[name] = rng.standard_normal(shape, np.float32).astype(field.dtype)
         else:
+            index = isinstance(leaf, (Discrete, MultiDiscrete))
             most = leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec) if isinstance(leaf, MultiDiscrete) else 2
-            found[name] = rng.integers(0, 256 if field.dtype == "uint8" else most, shape).astype(field.dtype)
+            found[name] = rng.integers(0 if index else 1, 256 if field.dtype == "uint8" else most, shape).astype(field.dtype)
     return found
 
 
