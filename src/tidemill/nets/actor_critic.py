@@ -31,7 +31,7 @@ class ActorCritic(PolicyConfig):
     convolutions: Literal["float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always. bfloat16 is about twice as fast on a CPU that has it."""
     shared_critic: bool | None = None
-    """Whether the critic shares all layers but its head with the actor. None: with images yes, else no."""
+    """Whether the critic shares all layers but its head with the actor. None: with images yes, unless the critic sees more; else no."""
     normalise_observations: bool = False
     """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by statistics of the trained rows."""
     log_std_init: float = 0.0
@@ -39,6 +39,9 @@ class ActorCritic(PolicyConfig):
     action_mask: str | None = "action_mask"
     """Part of the observation that says which actions are allowed: bool or int8 [n] for Discrete(n), [sum of nvec] for MultiDiscrete. What is 0
     there is never drawn; the network does not see the part. An observation without it allows everything; None: there is no such part."""
+    critic_only: tuple[str, ...] = ("global_state",)
+    """Parts of the observation that the critic alone sees (a centralised critic: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative
+    Multi-Agent Games"): the actor does not depend on them in any way. Parts that an observation lacks are passed over."""
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -46,6 +49,8 @@ class ActorCritic(PolicyConfig):
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
             raise ConfigError(f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one between -20 and 20, such as 0")
         choices = {"activation": ("tanh", "relu"), "encoder": ("auto", "mlp", "nature_cnn"), "convolutions": ("float32", "bfloat16")}
+        if self.action_mask in self.critic_only:
+            raise ConfigError(f'"{self.action_mask}" is named by action_mask and by critic_only; a mask is for the actor: take it out of critic_only')
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}')
@@ -53,7 +58,16 @@ class ActorCritic(PolicyConfig):
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens the observations. Raises `ConfigError` where the settings do not go with `spaces`."""
         mask = mask_of(spaces, self.action_mask)
-        return ObservationEncoder(spaces.observation, self.encoder, mask.name if mask else None)
+        encoder = ObservationEncoder(spaces.observation, self.encoder, mask.name if mask else None, self.critic_only)
+        if encoder.critic_only:
+            names = ", ".join(encoder.critic_only)
+            if self.shared_critic:
+                raise ConfigError(
+                    f"shared_critic = True, but only the critic is to see {names}; take shared_critic = False, or take that part out of critic_only"
+                )
+            if not self.hidden:
+                raise ConfigError(f"hidden = [], but only the critic is to see {names}, which takes a hidden layer; take hidden = [64] or the like")
+        return encoder
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""

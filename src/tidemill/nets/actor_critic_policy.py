@@ -39,28 +39,34 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int) -> None:
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
-        self.encoder = config.observation_encoder(spaces)
+        self.encoder = encoder = config.observation_encoder(spaces)
         self.mask = mask_of(spaces, config.action_mask)
         self.distribution = distribution_of(spaces.action)
         self.activation = config.activation
         self.bfloat16 = config.convolutions == "bfloat16"
-        shared = bool(self.encoder.images) if config.shared_critic is None else config.shared_critic
+        shared = bool(encoder.images) and not encoder.critic_only if config.shared_critic is None else config.shared_critic
         self.towers = 1 if shared else 2
         self._rng = np.random.default_rng(sampling_seed)
-        hidden = () if self.encoder.images and not self.encoder.width else config.hidden
-        gains = weight_shapes(self.encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations)
+        hidden = () if encoder.images and not encoder.width else config.hidden
+        gains = weight_shapes(encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations)
         self._shapes = {name: shape for name, (shape, _) in gains.items()}
         self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), np.float32)
         """All weights, one after the other; `weights` are views of it."""
         self.weights = views(self.flat, self._shapes)
         rng = np.random.default_rng(weights_seed)
         for name, (_, gain) in gains.items():
-            if gain:
+            if gain and encoder.critic_only and name == "hidden.0.weight":  # the actor's are 0 where it does not see, and stay so
+                actor, critic = self.weights[name]
+                for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
+                    orthogonal(part, gain, rng, 0)
+            elif gain:
                 orthogonal(self.weights[name], gain, rng, self.towers if not name.startswith(("actor", "critic")) else 0)
         self.weights["log_std"][...] = config.log_std_init
         self.layers = _layers(self.weights)
         """(weight [towers, in, out], bias [towers, 1, out]) of each hidden layer."""
-        self._towers_of_acting, self._towers_of_training = (Towers(self.layers, config.activation) for _ in range(2))
+        self._towers_of_acting, self._towers_of_training = (
+            Towers(self.layers, config.activation, encoder.seen if encoder.critic_only else None) for _ in range(2)
+        )
         self._scratch = Scratch()  # of training
         self.turn = 0
         """Counts what changes the intermediate results that `backward` needs."""

@@ -39,20 +39,25 @@ def image_of(space: Space) -> Image | None:
 
 class ObservationEncoder:
     """Flattens the leaves of an observation that are no images into rows of `width` float32; images are listed in `images`. The leaf `mask` is left
-    out: the network does not see it.
+    out: the network does not see it. Columns of the parts `critic_only` come last: the actor sees the first `seen` ones.
 
     Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch; MultiBinary: its bits.
     """
 
-    def __init__(self, space: Space, encoder: str, mask: str | None = None) -> None:
+    def __init__(self, space: Space, encoder: str, mask: str | None = None, critic_only: tuple[str, ...] = ()) -> None:
+        parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name != mask}
+        self.critic_only = [name for name in parts if any(f"{name}.".startswith(f"obs.{part}.") for part in critic_only)]
+        """Leaves that the actor does not see."""
         self.images: dict[str, Image] = {}
-        self.width = 0
+        self.width = self.seen = 0
         self._parts: list[tuple[str, Space, slice]] = []
         normalised: list[bool] = []
-        for name, leaf in leaves(space, "obs").items():
-            if name == mask:
-                continue
+        for name, leaf in sorted(parts.items(), key=lambda item: item[0] in self.critic_only):
             image = image_of(leaf) if encoder != "mlp" else None
+            if image and name in self.critic_only:
+                raise ConfigError(
+                    f'critic_only names {name}, an image; the critic alone can see what is flattened only: leave it out, or take encoder = "mlp"'
+                )
             if image:
                 self.images[name] = image
                 continue
@@ -67,6 +72,7 @@ class ObservationEncoder:
                     raise ConfigError(f"{name}: {leaf} cannot be an observation of ActorCritic")
             self._parts.append((name, leaf, slice(self.width, self.width + size)))
             self.width += size
+            self.seen = self.seen if name in self.critic_only else self.width
             normalised += [isinstance(leaf, Box)] * size
         self.normalised: NDArray[np.bool_] = np.array(normalised, bool)
         """Which columns a normaliser applies to: those of Boxes."""
@@ -76,9 +82,11 @@ class ObservationEncoder:
                 f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, but the observation is {space}; '
                 'take "auto" or "mlp", or resize in a wrapper'
             )
-        if not self.names:
+        if not self.images and not self.width:
             besides = f" besides the action mask {mask}" if mask else ""
             raise ConfigError(f"the observation {space} has no element{besides}, so there is nothing to decide by")
+        if not self.images and not self.seen:
+            raise ConfigError(f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; take some out of critic_only")
 
     def encode(self, observation: Arrays, out: Floats) -> None:
         """Write n rows of raw observations into `out` [n, width]."""

@@ -90,12 +90,14 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         for i in range(self.towers):
             parts = [self._convolve(name, inputs[name], i) for name in self.encoder.images]
             if flat is not None:
-                parts.append(flat)
+                parts.append(flat if i or not self.encoder.critic_only else flat[:, : self.encoder.seen])
             towers.append(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
         activate = torch.tanh if self.activation == "tanh" else torch.relu
         for i in range(len(self.layers)):
             weight, bias = (self._tensors[f"hidden.{i}.{part}"] for part in ("weight", "bias"))
-            towers = [activate(torch.addmm(b, x, w)) for w, b, x in zip(weight, bias, towers, strict=True)]
+            # the actor's inputs may be fewer than the critic's
+            layers = [(w if len(w) == x.shape[1] else w[: x.shape[1]], b) for w, b, x in zip(weight, bias, towers, strict=True)]
+            towers = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, towers, strict=True)]
         return towers
 
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:

@@ -14,10 +14,13 @@ Layer = tuple[Floats, Floats]
 
 
 class Towers:
-    """Layers of the same shapes, stacked: each is one batched product. Results lie in memory that the next `forward` rewrites."""
+    """Layers of the same shapes, stacked: each is one batched product. Results lie in memory that the next `forward` rewrites.
 
-    def __init__(self, layers: list[Layer], activation: str) -> None:
-        self._layers = layers
+    `seen`: the first of two towers is the actor's and gets only so many of the inputs' first columns; None: all of them.
+    """
+
+    def __init__(self, layers: list[Layer], activation: str, seen: int | None = None) -> None:
+        self._layers, self._seen = layers, seen
         self._tanh = activation == "tanh"
         self._scratch = Scratch()
         self._kept: list[Floats] = []
@@ -28,7 +31,11 @@ class Towers:
         self._kept = [x]
         for i, (weight, bias) in enumerate(self._layers):
             h = self._scratch(f"layer {i}", (len(weight), x.shape[-2], weight.shape[2]))
-            np.matmul(x, weight, out=h)
+            if i or self._seen is None:
+                np.matmul(x, weight, out=h)
+            else:
+                np.matmul(x[:, : self._seen], weight[0, : self._seen], out=h[0])
+                np.matmul(x, weight[1], out=h[1])
             np.add(h, bias, out=h)
             if self._tanh:
                 np.tanh(h, out=h)
@@ -56,7 +63,12 @@ class Towers:
             np.multiply(h, gradient, out=h)
             of_weight, of_bias = into[i]
             np.matmul(self._ones[:, :n], h, out=of_bias)  # a fifth of what np.sum takes
-            np.matmul(below.swapaxes(-1, -2), h, out=of_weight)
+            if i or self._seen is None:
+                np.matmul(below.swapaxes(-1, -2), h, out=of_weight)
+            else:
+                np.matmul(below[:, : self._seen].T, h[0], out=of_weight[0, : self._seen])
+                of_weight[0, self._seen :] = 0
+                np.matmul(below.T, h[1], out=of_weight[1])
             if i:
                 gradient = self._scratch(f"gradient {i}", below.shape)
                 np.matmul(h, self._layers[i][0].swapaxes(1, 2), out=gradient)
