@@ -28,6 +28,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.errors import TidemillError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
@@ -58,6 +59,7 @@ __all__ = [
     "Gymnasium",
     "GymnasiumVector",
     "Limits",
+    "PettingZoo",
     "Policy",
     "PolicyConfig",
     "PolicyWorkers",

@@ -73,7 +73,7 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
     from tidemill.run.presets import experiment_for
 
     source, colon, _ = what.rpartition(":")
-    if colon and source.endswith(".py"):
+    if colon and source.endswith(".py") and not what.startswith("pettingzoo:"):
         made = load_attribute(what, "experiment")
         try:
             experiment = made() if callable(made) else made
@@ -294,7 +294,7 @@ def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig
     """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
     from tidemill.envs.resolve import environment_from
 
-    if what.rpartition(":")[0].endswith(".py"):
+    if what.rpartition(":")[0].endswith(".py") and not what.startswith("pettingzoo:"):
         made = load_attribute(what, "environment")
         if isfunction(made) and not signature(made).parameters:
             made = made()

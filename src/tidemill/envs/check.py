@@ -1,14 +1,14 @@
 """Looks an environment over before it is trained on: what `tidemill check-env` prints."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import Environment, EnvironmentConfig, Tick
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import Arrays, poison
@@ -38,8 +38,10 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
     except Exception as error:
         return [Finding("build", "fail", _said(error), "" if isinstance(error, ConfigError) else "see the error that its constructor raised")]
     try:
-        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), 2 lanes"), *_spaces(environment)]
         play = Play(environment, seed)
+        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), 2 lanes")]
+        for group in play.groups:
+            findings += _spaces([environment.agents[index] for index in group])
         findings += _play(play, seconds)
     finally:
         environment.close()
@@ -88,6 +90,9 @@ class Play:
         if force is not None:
             self.reset |= force
         actions = [sample_actions(spaces.action, self.rng, lanes * len(group)) for spaces, group in zip(self.spaces, self.groups, strict=True)]
+        for given, spaces, tick in zip(actions, self.spaces, self.ticks, strict=True):
+            if "obs.action_mask" in tick.observation:
+                keep_allowed(given, spaces.action, tick.observation["obs.action_mask"], self.rng)
         for tick in self.ticks:
             poison({**tick.observation, "reward": tick.reward})
         began = time.perf_counter()
@@ -137,15 +142,27 @@ def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
     return actions
 
 
+def keep_allowed(actions: Arrays, space: Space, mask: NDArray[Any], rng: np.random.Generator) -> None:
+    """Draw the actions anew among those that `mask` allows: [rows, n] for Discrete, [rows, sum of nvec] for MultiDiscrete."""
+    drawn = rng.random(mask.shape) * (mask != 0)
+    match space:
+        case Discrete():
+            actions["action"][:] = drawn.argmax(axis=1)
+        case MultiDiscrete(nvec=nvec):
+            for branch, part in enumerate(np.split(drawn, np.cumsum(nvec)[:-1], axis=1)):
+                actions["action"][:, branch] = part.argmax(axis=1)
+
+
 def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
 
 
-def _spaces(environment: Environment) -> list[Finding]:
-    agent = environment.agents[0]
+def _spaces(agents: Sequence[AgentInfo]) -> list[Finding]:
+    agent = agents[0]
     seen = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.observation, "obs").items())
     done = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.action, "action").items())
-    findings = [Finding("spaces", "ok", f"{agent.name} sees {seen}; does {done}")]
+    names = ", ".join(a.name for a in agents[:4]) + f" and {len(agents) - 4} more" * (len(agents) > 4)
+    findings = [Finding("spaces", "ok", f"{names} see{'s' * (len(agents) == 1)} {seen}; do{'es' * (len(agents) == 1)} {done}")]
     for name, leaf in leaves(agent.spaces.action, "action").items():
         if isinstance(leaf, Box) and not all(np.isfinite(bound).all() for bound in leaf.bounds()):
             findings.append(

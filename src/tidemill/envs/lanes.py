@@ -1,7 +1,6 @@
 """Plain Gymnasium environments: many copies, stepped one after the other inside `send`, or each in a thread."""
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -10,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.spaces import Dict, Discrete, Space, Spaces, Tuple, field_of, leaves
+from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Arrays
 from tidemill.core.source import load_attribute
 from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import check_finite
-from tidemill.envs.registry import call_maker, find_spec
-from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
+from tidemill.envs.leaves import LeafReader, LeafWriter, brief
+from tidemill.envs.registry import call_maker, find_spec, pictures
+from tidemill.envs.spaces import from_gymnasium, nest, paths
 
 Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 
@@ -73,7 +73,7 @@ class Gymnasium(EnvironmentConfig):
             maker = load_attribute(self.make, "make")
             if not callable(maker):
                 raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns a gymnasium.Env")
-            env = call_maker(maker, self.make, maker, {**self.kwargs, **(_picture(maker) if render else {})})
+            env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
             if not isinstance(env, gymnasium.Env):
                 raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env")
             return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
@@ -86,20 +86,10 @@ class Gymnasium(EnvironmentConfig):
 
         def make(**kwargs: Any) -> Any:
             creator: Any = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-            given: dict[str, Any] = {**kwargs, **(_picture(creator) if render else {})}
+            given: dict[str, Any] = {**kwargs, **(pictures(creator) if render else {})}
             return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **given)
 
         return call_maker(make, f'environment "{self.id}"', spec.entry_point, self.kwargs)
-
-
-def _picture(maker: Callable[..., Any]) -> dict[str, str]:
-    """Ask for pictures where the maker understands that."""
-    try:
-        parameters = inspect.signature(maker).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    asks = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
-    return {"render_mode": "rgb_array"} if asks else {}
 
 
 class LaneLoop(Environment):
@@ -120,10 +110,10 @@ class LaneLoop(Environment):
         self._seeds = {lane: seed + lane for lane in range(self.lanes)}  # of lanes that were never reset
         self._steps = [env.step for env in envs]
         self._readers = [
-            _Reader(leaf_name, path, leaf)
+            LeafReader(leaf_name, path, leaf)
             for (leaf_name, leaf), path in zip(leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True)
         ]
-        self._writers = [_Writer(leaf_name, leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
+        self._writers = [LeafWriter(leaf_name, leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
         self._given: list[Any] = []
@@ -232,7 +222,7 @@ class LaneLoop(Environment):
             answer = env.reset(seed=seed)
             where = f"{self.name}: lane {lane}"
             if not isinstance(answer, tuple) or len(answer) != 2:
-                raise EnvironmentFault(f"{where}: reset returned {_brief(answer)} instead of (observation, info)")
+                raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
             for reader in self._readers:
                 reader.check(answer[0], where)
             return answer[0], 0.0, False, False, None
@@ -249,7 +239,7 @@ class LaneLoop(Environment):
             where = f"{self.name}: lane {lane}"
             if not isinstance(result, tuple) or len(result) != 5:
                 raise EnvironmentFault(
-                    f"{where}: step returned {_brief(result)} instead of (observation, reward, terminated, truncated, info)"
+                    f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, truncated, info)"
                 ) from error
             observation, reward, terminated, truncated, _ = result
             for reader in self._readers:
@@ -257,59 +247,6 @@ class LaneLoop(Environment):
             for name, value, kinds in (("reward", reward, "fiub"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
                 if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in kinds:
                     raise EnvironmentFault(
-                        f"{where}: {name} of agent agent is {_brief(value)}; it must be one {'number' if name == 'reward' else 'bool'}"
+                        f"{where}: {name} of agent agent is {brief(value)}; it must be one {'number' if name == 'reward' else 'bool'}"
                     ) from error
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
-
-
-class _Reader:
-    """One leaf of the observation: from what the lanes returned into one array."""
-
-    def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
-        self.name, self.path, self.field = name, path, field_of(leaf)
-        self.start = leaf.start if isinstance(leaf, Discrete) else 0
-
-    def write(self, observations: Sequence[Any], out: Array) -> None:
-        """Fill `out`; raises when anything has not the declared shape, or a dtype that would lose something."""
-        for key in self.path:
-            observations = [observation[key] for observation in observations]
-        if not self.field.shape:
-            values = np.asarray(observations)
-            np.copyto(out, values - self.start if self.start else values, casting="same_kind")
-        elif out.flags.c_contiguous:
-            # One call for all lanes, without an array in between: their first axes laid end to end are the memory of `out`.
-            np.concatenate(observations, out=out.reshape(-1, *out.shape[2:]))
-        else:
-            out[:] = np.concatenate(observations, dtype=out.dtype).reshape(out.shape)
-
-    def check(self, observation: Any, where: str) -> None:
-        """Raise `EnvironmentFault` when `observation` lacks this leaf or has another shape or dtype there."""
-        for key in self.path:
-            try:
-                observation = observation[key]
-            except (KeyError, IndexError, TypeError):
-                raise EnvironmentFault(
-                    f"{where}: the observation of agent agent has no part {key!r}, which its space declares: {_brief(observation)}"
-                ) from None
-        value = np.asarray(observation)
-        if value.shape != self.field.shape:
-            raise EnvironmentFault(f"{where}: {self.name} of agent agent has shape {value.shape}; the observation space says {self.field.shape}")
-        if not np.can_cast(value.dtype, self.field.dtype, "same_kind"):
-            raise EnvironmentFault(f"{where}: {self.name} of agent agent has dtype {value.dtype}; the observation space says {self.field.dtype}")
-
-
-class _Writer:
-    """One leaf of the action: from one array to what each lane is given, and may keep."""
-
-    def __init__(self, name: str, leaf: Space) -> None:
-        self.name, self._cast, self._scalar = name, action_caster(leaf), field_of(leaf).shape == ()
-
-    def column(self, array: Array) -> list[Any]:
-        """Return one value per lane: a Python number, or an array."""
-        values = self._cast(array)
-        return values.tolist() if self._scalar else list(values)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) < 100 else text[:100] + "…"

@@ -79,3 +79,13 @@ def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:
     except (TypeError, ValueError, ImportError, AttributeError):
         return []
     return [n for n in names if n not in ("self", "args", "kwargs", "render_mode")]
+
+
+def pictures(maker: Callable[..., Any]) -> dict[str, str]:
+    """Return the argument that asks `maker` for pictures, {} where it does not understand that."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    asks = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return {"render_mode": "rgb_array"} if asks else {}

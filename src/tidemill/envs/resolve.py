@@ -9,6 +9,7 @@ from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.pettingzoo import PettingZoo
 
 
 def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> EnvironmentConfig:
@@ -17,11 +18,16 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     "ALE/Pong-v5"                              `Atari`; kwargs are its settings
     "CartPole-v1", "module:CartPole-v1"        `Gymnasium` by id (the module is imported, and registers it)
     "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name
+    "pettingzoo:mpe2.simple_spread_v3"         `PettingZoo`; what follows is its `make`: a module, "module:NAME" or "FILE.py:NAME"
     """
     given = dict(kwargs or {})
+    if text.startswith("pettingzoo:"):
+        return PettingZoo(make=text.removeprefix("pettingzoo:"), kwargs=given)
     source, _, name = text.rpartition(":")
     if not name:
-        raise ConfigError(f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME" or "FILE.py:NAME"')
+        raise ConfigError(
+            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME" or "pettingzoo:MODULE"'
+        )
     if name.startswith("ALE/") and not source:
         return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
     # An identifier that ends in a version, or stands in a namespace, is no name that Python allows.

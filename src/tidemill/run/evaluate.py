@@ -103,6 +103,8 @@ class Player:
                 lane = seat // seats.agents
                 played.append(Played(number, lane, int(seats.episode[seat]), ret, length))
         over = np.logical_and.reduce([seats.over() for seats in self._seats])
+        if not environment.same_step:  # a lane goes on when somebody begins in the tick in which all others finish
+            over &= ~np.logical_or.reduce([seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)])
         self.episodes += over & ~reset
         for seats, tick in zip(self._seats, self._ticks, strict=True):
             seats.begin(tick, self.episodes)
@@ -114,6 +116,8 @@ class Player:
     def _cut(self, lanes: NDArray[np.bool_]) -> None:
         for seats, tick in zip(self._seats, self._ticks, strict=True):
             tick.truncated |= np.repeat(lanes, seats.agents) & ~tick.done & ~seats.finished
+            if not self._environment.same_step:
+                tick.present &= ~(np.repeat(lanes & ~self._reset, seats.agents) & seats.finished)  # nobody begins in the tick that cuts its lane
 
 
 class _Seats:
@@ -146,6 +150,12 @@ class _Seats:
         over: NDArray[np.bool_] = np.logical_and.reduce(self.finished.reshape(-1, self.agents), axis=1)
         return over
 
+    def beginners(self, tick: Tick) -> NDArray[np.bool_]:
+        """Return [L]: an episode begins in the lane with this tick, which `end` has taken in."""
+        begins: NDArray[np.bool_] = tick.present & self.finished & ~self._final
+        any_of_lane: NDArray[np.bool_] = np.logical_or.reduce(begins.reshape(-1, self.agents), axis=1)
+        return any_of_lane
+
     def begin(self, tick: Tick, episodes: NDArray[np.int64]) -> None:
         """Begin the episodes that this tick begins, and ask for the next actions."""
         present = tick.present & (~self._final | tick.restarted)
@@ -158,6 +168,8 @@ class _Seats:
                 state[begins] = 0
         seats = present.nonzero()[0]
         self._length[seats] += 1
+        if not len(seats):
+            return
         every = len(seats) == len(present)
         observation = tick.observation if every else {name: array[seats] for name, array in tick.observation.items()}
         memory = self._state if every else {name: array[seats] for name, array in self._state.items()}

@@ -1,13 +1,14 @@
 """Experiments that the library ships: tuned ones for well-known environments, and a sound start for every other."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.envs.atari import Atari
+from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.trainer import Trainer
@@ -87,6 +88,51 @@ def atari(environment: EnvironmentConfig) -> Experiment:
     return ppo("atari", environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=10_000_000)
 
 
+def several(name: str, environment: PettingZoo) -> Experiment:
+    """Environments of several agents: one policy for all that see and do the same, each policy with a stream and a trainer of its own.
+
+    The environment is built once, here, to see which agents there are.
+    """
+    built = environment.build(1, 0)
+    built.close()
+    kinds = kinds_of(built.agents)
+    if len(kinds) == 1:
+        return ppo(name, environment, lanes=32, steps=1_000_000)
+    specs = tuple(AgentSpec(match=match, policy=kind, samples=kind) for kind, match in kinds.items())
+    return Experiment(
+        name=run_name(name),
+        policies={kind: ActorCritic() for kind in kinds},
+        workers={
+            "actor": Actors(environment=environment, lanes=32, agents=specs),
+            **{f"trainer-{kind}": Trainer(policy=kind, samples=kind, algorithm=PPO()) for kind in kinds},
+        },
+        limits=Limits(steps=1_000_000),
+    )
+
+
+def kinds_of(agents: Sequence[AgentInfo]) -> dict[str, str]:
+    """Return what to call each kind of agents (those of equal spaces), and the regular expression that matches the names of just these.
+
+    A kind is called as its agents are without their numbers ("adversary", adversary_.*), where that tells it from the others.
+    """
+    groups: list[list[AgentInfo]] = []
+    for agent in agents:
+        group = next((group for group in groups if group[0].spaces == agent.spaces), None)
+        if group is None:
+            groups.append([agent])
+        else:
+            group.append(agent)
+    kinds: dict[str, str] = {}
+    for number, group in enumerate(groups):
+        names = [agent.name for agent in group]
+        stem = re.sub(r"_?\d+$", "", names[0])
+        match = f"{re.escape(stem)}_?\\d*"
+        if not re.fullmatch(r"[A-Za-z]\w{0,30}", stem) or [a.name for a in agents if re.fullmatch(match, a.name)] != names:
+            stem, match = f"kind{number}", "|".join(map(re.escape, names))
+        kinds[stem] = match
+    return kinds
+
+
 TUNED: dict[str, Callable[[EnvironmentConfig], Experiment]] = {
     "CartPole-v1": cartpole,
     "Acrobot-v1": acrobot,
@@ -100,5 +146,7 @@ def experiment_for(name: str, environment: EnvironmentConfig) -> Experiment:
     """Return the tuned experiment for the environment that users call `name`, or the general one."""
     if isinstance(environment, Atari):
         return atari(environment).replace(name=run_name(name))
+    if isinstance(environment, PettingZoo):
+        return several(name.removeprefix("pettingzoo:"), environment)
     make = TUNED.get(name)
     return make(environment) if make is not None else ppo(name, environment, steps=1_000_000)

@@ -119,7 +119,7 @@ class Stepping:
         self._actions = [[sample_actions(agent.spaces.action, rng, lanes) for agent in agents] for _ in range(61)]
         self._ticks = [Tick.allocate(a.spaces.observation, lanes, environment.info, environment.same_step) for a in agents]
         self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
-        self._ended = np.zeros((len(agents), lanes), np.bool_)
+        self._ended = np.ones((len(agents), lanes), np.bool_)  # or not yet begun
         self._bell, self._count = Event(), 0
         environment.on_ready(self._bell.set)
 
@@ -129,13 +129,14 @@ class Stepping:
         steps = environment.lanes - int(np.count_nonzero(self._reset))
         self._count += 1
         environment.send(self._actions[self._count % len(self._actions)], self._reset)
-        self._ended[:, self._reset] = False
         while not environment.ready():
             self._bell.wait(0.1)
             self._bell.clear()
         environment.recv(self._ticks)
         for ended, tick in zip(self._ended, self._ticks, strict=True):
-            ended |= (tick.done | tick.truncated) & ~tick.restarted
+            ends = tick.done | tick.truncated
+            ended |= ends
+            ended &= ~((tick.present & ~ends) | tick.restarted)
         self._ended.all(axis=0, out=self._reset)
         return steps
 

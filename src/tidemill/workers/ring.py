@@ -91,9 +91,14 @@ class EnvTarget:
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
 
     def _cut(self, lanes: NDArray[np.bool_]) -> None:
+        if not lanes.any():
+            return
+        running = lanes & ~self._reset
         for agent, tick in zip(self._agents, self._ticks, strict=True):
             seats = np.repeat(lanes, len(tick.done) // len(lanes))
             tick.truncated |= seats & ~tick.done & ~agent.finished
+            if not self._environment.same_step:
+                tick.present &= ~(np.repeat(running, len(seats) // len(lanes)) & agent.finished)  # nobody begins in the tick that cuts its lane
 
 
 class EnvRing:
