@@ -32,6 +32,8 @@ from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.replay.priority_queue import PriorityQueue
+from tidemill.replay.queue import Queue
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer import Trainer
@@ -63,6 +65,8 @@ __all__ = [
     "Policy",
     "PolicyConfig",
     "PolicyWorkers",
+    "PriorityQueue",
+    "Queue",
     "Sample",
     "Scripted",
     "Tick",

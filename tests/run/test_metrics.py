@@ -71,6 +71,16 @@ def test_a_resumed_run_drops_what_came_after_and_appends(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir() if "tfevents" not in path.name] == ["metrics.jsonl"]
 
 
+def test_an_update_on_rows_that_were_counted_before_is_dropped_too(tmp_path: Path) -> None:
+    """Samples that are trained on again make updates without a step."""
+    writer = MetricsWriter(tmp_path)
+    for update in range(1, 5):
+        writer.write({"step": 10 * (update // 2), "update": update})
+    writer.close()
+    MetricsWriter(tmp_path, 10, 2).close()
+    assert [record["update"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
 def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
     write(tmp_path, 10)
     write(tmp_path, 20)

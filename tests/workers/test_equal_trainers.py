@@ -11,11 +11,14 @@ from tests.workers.test_trainer import ROWS, SEATS, SPACES, TRAINED, Adding, Sou
 from tests.workers.world import KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
+from tidemill.api.buffer import BufferConfig
 from tidemill.api.control import Configure, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, pack, unpack_up
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError
+from tidemill.replay.priority_queue import PriorityQueue
+from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import trainer as trainer_module
 from tidemill.workers.trainer import Trainer, TrainerWorker
@@ -154,6 +157,18 @@ def test_a_batch_size_is_that_of_all_together() -> None:
         group.send(1, 1.0)
     group.turns()
     assert group.weights() == [1, 1] and group.workers[1].counters.rows == 4 * TRAINED
+
+
+@pytest.mark.parametrize("buffer", [Queue(reuses=2), PriorityQueue(capacity=4 * TRAINED, reuses=2)])
+def test_each_has_a_buffer_of_its_own_and_all_count_the_same(buffer: BufferConfig) -> None:
+    group = Group(buffer=buffer)
+    for i in range(2):
+        group.send(i, 1.0 + 2 * i)
+    group.turns()
+    assert group.weights() == [4, 4]  # two updates by the mean of 1 and 3
+    for worker in group.workers:
+        counters = worker.counters
+        assert (counters.updates, counters.rows, counters.reused) == (2, 2 * TRAINED, 2)
 
 
 def test_dropped_samples_of_all_are_counted() -> None:

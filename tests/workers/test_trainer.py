@@ -10,15 +10,18 @@ import pytest
 from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
+from tidemill.api.buffer import Held
 from tidemill.api.control import Facts, Notice, SampleFacts, State, Statistics, Status, unpack_up
 from tidemill.api.experiment import Context, Experiment, Limits, Port, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import ConfigError
+from tidemill.replay.priority_queue import PriorityQueue
+from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
 from tidemill.transports.slots import SlotProducer
-from tidemill.workers.trainer import Trainer, TrainerWorker, oldest_version
+from tidemill.workers.trainer import Trainer, TrainerWorker
 
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
 ROWS, SEATS = 5, 2  # per sample: 4 trained rows of each seat, and one that lends its value
@@ -181,12 +184,8 @@ def test_slots_are_given_back_after_the_update_only() -> None:
 
 def test_a_batch_that_no_slots_can_hold_is_an_error() -> None:
     """Else the trainer would wait for actors that wait for it."""
-    bench = Bench(slots=2, batch_size=2 * TRAINED + 1)
-    bench.send(1)
-    assert bench.poll() == (0, 0)
-    bench.send(2)
     with pytest.raises(ConfigError, match="batch_size = 17 is more than the 16 rows"):
-        bench.poll()
+        Bench(slots=2, batch_size=2 * TRAINED + 1)
 
 
 # ---- staleness ---------------------------------------------------------------------------------------------------------------------------------
@@ -252,9 +251,11 @@ def test_lag_counts_only_rows_that_enter_the_loss() -> None:
     sample.burn_in = 1
     sample["version"][:, 0] = [0, 5, -1, 6, 7, 2]  # burn-in, row, ended, cut, row, bootstrap
     sample["done"][2] = sample["truncated"][3] = True
-    assert oldest_version(sample, 9) == 5
+    held = Held.of(sample)
+    assert (held.trained, held.oldest, held.stamps, held.lag(9)) == (2, 5, 12, 4)
     sample["version"][:] = -1
-    assert oldest_version(sample, 9) == 9
+    held = Held.of(sample)
+    assert (held.trained, held.oldest, held.stamps, held.lag(9)) == (0, None, 0, 0)
 
 
 def test_steps_are_rows_that_were_trained() -> None:
@@ -262,6 +263,51 @@ def test_steps_are_rows_that_were_trained() -> None:
     bench.send(0, done=((2, 0), True), truncated=((1, 1), True))
     assert bench.poll() == (TRAINED - 2, 1)
     assert bench.worker.counters.steps == TRAINED - 2
+
+
+# ---- samples trained on again ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_a_step_once_however_often_it_is_trained_on() -> None:
+    bench = Bench(buffer=Queue(reuses=3), limits=Limits(updates=4))
+    bench.send(1)
+    assert [bench.poll() for _ in range(4)] == [(TRAINED, 1)] * 3 + [(0, 0)]
+    bench.send(2)
+    bench.poll()
+    assert bench.algorithm.seen == [[1.0]] * 3 + [[2.0]]
+    told = [(u.values["update"], u.values["step"], u.values["reused"], u.values["lag/max"], u.values["lag/mean"]) for u in bench.updates()]
+    assert told == [(1, TRAINED, 0, 0, 0), (2, TRAINED, 1, 1, 1), (3, TRAINED, 2, 2, 2), (4, 2 * TRAINED, 2, 3, 3)]
+
+
+def test_what_a_priority_queue_does_with_samples_is_told_and_goes_on_after_a_resume(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"buffer": PriorityQueue(capacity=2 * TRAINED, reuses=2), "folder": tmp_path, "max_policy_lag": 1}
+    bench = Bench(**settings)
+    for mark in (1, 2, 3):  # 3 takes the place of 1
+        bench.send(mark)
+    for _ in range(3):
+        bench.poll()
+    assert bench.algorithm.seen == [[3.0], [2.0]]  # both are too old for a third update
+    assert bench.updates()[-1].values["evicted"] == 1
+    bench.send(4, version=2)
+    bench.poll()
+    assert bench.algorithm.seen == [[3.0], [2.0], [4.0]]
+    counters = bench.worker.counters
+    assert (counters.dropped, counters.evicted, counters.reused, counters.steps) == (2, 1, 0, 3 * TRAINED)
+    bench.poll()
+    assert (counters.reused, counters.updates) == (1, 4)
+    bench.worker.exit()
+    again = Bench(**settings, resume="update-4")
+    assert vars(again.worker.counters) == vars(counters)
+    assert again.poll() == (0, 0)  # it is empty
+
+
+def test_a_checkpoint_without_the_newer_counters_is_taken(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path)
+    bench.send(1)
+    bench.poll()
+    del bench.worker.counters.evicted
+    bench.worker._save(final=True)
+    assert Bench(folder=tmp_path, resume="update-1").worker.counters.evicted == 0
 
 
 # ---- limits ------------------------------------------------------------------------------------------------------------------------------------
@@ -376,3 +422,5 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for changes in ({"batch_size": 0}, {"max_policy_lag": -1}, {"checkpoints": 0}, {"checkpoint_seconds": 0}, {"count": 0}):
         with pytest.raises(ConfigError):
             Trainer(algorithm=Adding(), **changes)
+    with pytest.raises(ConfigError, match="reuses = 2, but max_policy_lag = 0"):
+        Trainer(algorithm=Adding(), buffer=Queue(reuses=2), max_policy_lag=0)

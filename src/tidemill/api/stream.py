@@ -86,8 +86,23 @@ class SampleProducer(ABC):
         """Send the reserved block."""
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """What one producer has offered: `slots` blocks of `lead` = (rows, seats). `rows` is how many each counts in a batch: those that a sample
+    advances by, of all seats."""
+
+    schema: Schema
+    lead: tuple[int, ...]
+    slots: int
+    rows: int
+
+
 class SampleConsumer(ABC):
     """The receiving end of a sample stream, over all of its producers."""
+
+    @abstractmethod
+    def blocks(self) -> list[Blocks] | None:
+        """Return what each producer has offered; None until all of them have."""
 
     @abstractmethod
     def consume(self) -> Sample | None:

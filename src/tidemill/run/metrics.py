@@ -26,16 +26,17 @@ log = logging.getLogger(__name__)
 class MetricsWriter:
     """Writes the records of one run into `folder`.
 
-    A resumed run says at which env step it goes on (`resume_at`): what an earlier life wrote about later steps is dropped, here and in TensorBoard.
+    A resumed run says at which env step and which update it goes on (`resume_at`, `updates`): what an earlier life wrote about later ones is dropped,
+    here and, by the step, in TensorBoard.
     A disk that is full, or a share that went away, does not stop training: the record is left out, whole, and a warning is logged once.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None = None) -> None:
+    def __init__(self, folder: Path, resume_at: int | None = None, updates: int | None = None) -> None:
         self._path = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
-                _drop_after(self._path, math.inf if resume_at is None else resume_at)
+                _drop_after(self._path, math.inf if resume_at is None else resume_at, math.inf if updates is None else updates)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RunError(f"cannot write {self._path}: {error.strerror}. Free the disk, or name another folder with --run-dir") from error
@@ -138,10 +139,11 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return records
 
 
-def _drop_after(path: Path, step: float) -> None:
-    """Leave out the records of later steps and a torn last line. Written aside and renamed: a kill leaves the old file or the new one."""
+def _drop_after(path: Path, step: float, update: float) -> None:
+    """Leave out the records of later steps and updates, and a torn last line. Written aside and renamed: a kill leaves one file or the other."""
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line, r in zip(lines, read_metrics(path.parent), strict=False) if r.get("step", 0) <= step and line.endswith(b"\n")]
+    early = [r.get("step", 0) <= step and r.get("update", 0) <= update for r in read_metrics(path.parent)]
+    kept = [line for line, stays in zip(lines, early, strict=False) if stays and line.endswith(b"\n")]
     if kept != lines:
         aside = path.with_suffix(".tmp")
         aside.write_bytes(b"".join(kept))

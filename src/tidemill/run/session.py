@@ -143,7 +143,11 @@ def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progres
             raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
         name = path.name
     with suppress(RunError):  # no metrics: the run ended before its first update
-        episodes = [int(r.get("episodes", 0)) for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps]
+        episodes = [
+            int(r.get("episodes", 0))
+            for r in read_metrics(folder.path)
+            if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates
+        ]
         progress.episodes = max(episodes, default=0)
     return name, progress
 
@@ -210,7 +214,7 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
 
     with ExitStack() as stack:
         stack.callback(lambda: folder.discard(kept) if lost else folder.unlock())
-        metrics = stack.enter_context(closing(MetricsWriter(folder.path, resumed.steps if resumed else None)))
+        metrics = stack.enter_context(closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ()))))
         control = stack.enter_context(closing(ControlSocket(folder.path)))
         controller = Controller(job, launcher, metrics.write, watch, interrupts, resumed)
         error: BaseException | None = None

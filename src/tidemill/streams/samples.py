@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.stream import SampleConsumer, SampleProducer
+from tidemill.api.stream import Blocks, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
 from tidemill.core.schema import Arrays, Schema
 
@@ -34,6 +34,12 @@ class ChannelSampleConsumer(SampleConsumer):
         self._next = 0
         self._held: deque[Consumer] = deque()
 
+    def blocks(self) -> list[Blocks] | None:
+        if not all(channel.attach() for channel in self._channels):
+            return None
+        kept = self._burn_in + self._bootstrap
+        return [Blocks(c.schema, c.lead, c.slots, (c.lead[0] - kept) * c.lead[1]) for c in self._channels]
+
     def consume(self) -> Sample | None:
         for _ in self._channels:
             channel = self._channels[self._next]
@@ -44,10 +50,6 @@ class ChannelSampleConsumer(SampleConsumer):
                 sample.burn_in, sample.bootstrap = self._burn_in, self._bootstrap
                 return sample
         return None
-
-    def capacity(self) -> int | None:
-        """Return how many samples can be held at once; None until every producer has made its slots."""
-        return sum(channel.slots for channel in self._channels) if all(channel.attach() for channel in self._channels) else None
 
     def release(self) -> None:
         self._held.popleft().release()

@@ -1,21 +1,22 @@
 """The trainer worker: takes samples until a batch is full, updates, publishes a version, and keeps checkpoints. The limits of a run are here.
 
-samples → queue (the stream's own slots, bounded) → batch → algorithm.update → version + 1 → parameter stream
+samples → buffer → batch → algorithm.update → version + 1 → parameter stream
 
 Several equal trainers of one policy each take samples of their own and sum their gradients, so that their weights stay the same, bit by bit.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isinf
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
+from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
 from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.experiment import Context, Port, WorkerConfig, number
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
@@ -24,13 +25,14 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.device import check_device, choose_device
+from tidemill.replay.queue import Queue
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
-_AGREED = np.zeros(3)  # whether one is to end, rows, dropped samples: what equal trainers agree on before each update
+_AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,9 @@ class Trainer(WorkerConfig):
 
     batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as there are producers,
                         of whoever has some
-    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training are dropped and counted; None: none are.
-                        Nobody is held back for it: a low limit throws work away
+    buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`
+    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
+                        None: none are. Nobody is held back for it: a low limit throws work away
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
     checkpoints         how many of them are kept
     device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
@@ -56,6 +59,7 @@ class Trainer(WorkerConfig):
     policy: str = "policy"
     samples: str = "samples"
     batch_size: int | None = None
+    buffer: BufferConfig = field(default_factory=Queue)
     max_policy_lag: int | None = None
     checkpoint_seconds: float = 60.0
     checkpoints: int = 3
@@ -69,6 +73,7 @@ class Trainer(WorkerConfig):
                 raise ConfigError(f"{name} = {value} must be at least {least}")
         if self.checkpoint_seconds <= 0:
             raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
+        self.buffer.check(self.max_policy_lag)
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
@@ -81,23 +86,28 @@ class Trainer(WorkerConfig):
 
 @dataclass
 class Counters:
-    """What a resumed run goes on from. `steps` are env steps that entered training: trained rows divided by the seats in a lane."""
+    """What a resumed run goes on from. `steps` are env steps that entered training: trained rows, each counted when it is first trained on, divided
+    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`)."""
 
     updates: int = 0
     rows: int = 0
     steps: int = 0
     dropped: int = 0
+    evicted: int = 0
+    reused: int = 0
     seconds: float = 0.0
 
 
-@dataclass
-class _Taken:
-    """The batch that is being filled. `held` counts slots: those of `samples`, and of dropped ones that came after the first of them."""
+class _Agreed(NamedTuple):
+    """Of all equal trainers together: how many are to end, rows of the batch that enter the loss, those of them that do so for the first time, and
+    what became of samples since the last update."""
 
-    samples: list[Sample] = field(default_factory=list)
-    lags: list[int] = field(default_factory=list)  # trainer's version minus that of the oldest trained row, per sample
-    rows: int = 0
-    held: int = 0
+    ending: float
+    rows: float
+    fresh: float
+    dropped: float
+    evicted: float
+    reused: float
 
 
 class TrainerWorker(Worker):
@@ -107,8 +117,6 @@ class TrainerWorker(Worker):
         super().__init__(context)
         self._config = config
         self.counters = Counters()
-        self._taken = _Taken()
-        self._dropped = 0  # not yet in the counters
         self._saved_update = -1
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._peers: Summing | None = None
@@ -123,9 +131,9 @@ class TrainerWorker(Worker):
         experiment, endpoints = context.experiment, context.endpoints
         producers = [edge.name for edge in context.edges(f"samples/{config.samples}/")]
         self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
-        self._consumer = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
-        self._batch_samples = len(producers)
-        self._batch_rows = None if config.batch_size is None else -(-config.batch_size // config.count)
+        source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
+        rows = None if config.batch_size is None else -(-config.batch_size // config.count)
+        self._buffer = config.buffer.build(source, Demand(rows, len(producers), config.max_policy_lag, config.count))
         seed = derive_seed(experiment.seed, context.name)
         device = choose_device(config.device, number(context.name))
         policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
@@ -139,8 +147,8 @@ class TrainerWorker(Worker):
         self._publisher = ParameterPublisher(endpoints.writer(edges[0].name), policy) if edges else None
         if self._publisher is not None:
             self._publisher.publish(policy)
-        buffers = 3 * sum(array.nbytes for array in policy.parameters().values()) if edges else 0
-        return Facts(memory=(Need("parameters", buffers),))
+        cells = 3 * sum(array.nbytes for array in policy.parameters().values()) if edges else 0
+        return Facts(memory=(Need("parameters", cells), *self._buffer.needs))
 
     def _join_peers(self) -> Summing | None:
         context, policy = self.context, self._config.policy
@@ -193,28 +201,26 @@ class TrainerWorker(Worker):
         """The trainer's life, in pieces that never wait."""
         counters, result = self.counters, PollResult()
         while True:
-            while self._reason is None and not self._take():
+            taken: Sequence[Held] | None = None
+            while self._reason is None and (taken := self._buffer.take(self._policy.version)) is None:
                 if self.context.experiment.limits.seconds is not None:
                     self._count_time()
                     self._end_at_limits()
                 if self._reason is None:
                     yield PollResult()
-            samples, lags, version = self._taken.samples, self._taken.lags, self._policy.version
-            masks = [sample.trained() for sample in samples]
-            own_rows = int(sum(np.count_nonzero(mask) for mask in masks))
-            ending, rows, dropped = yield from self._agree(self._reason is not None, own_rows)
-            counters.dropped += dropped
-            if ending:
+            batch = taken or ()
+            agreed = yield from self._agree(batch)
+            if agreed.ending:
                 break
-            if not rows:
-                self._release()
+            if not agreed.rows:
+                self._buffer.release()
                 yield PollResult(0, 1)
                 continue
-            lag_sum = sum(float((version - sample["version"][mask]).sum()) for sample, mask in zip(samples, masks, strict=True))
-            metrics = yield from self._update(samples)
-            self._release()
+            lags = self._lags(batch)
+            metrics = yield from self._update([held.sample for held in batch])
+            self._buffer.release()
             counters.updates += 1
-            counters.rows += rows
+            counters.rows += int(agreed.fresh)
             counters.steps = counters.rows // self._facts.seats_per_lane
             self._policy.version = counters.updates
             if self._publisher is not None:
@@ -222,23 +228,34 @@ class TrainerWorker(Worker):
                 self._publisher.publish(self._policy)
                 self.clock.enter(left)
             self._count_time()
-            self._report_update({**metrics, "lag/mean": lag_sum / max(own_rows, 1), "lag/max": float(max(lags, default=0))})
+            self._report_update({**metrics, **lags})
             if monotonic() - self._last_save >= self._config.checkpoint_seconds:
                 self._save()
             self._end_at_limits()
-            result = PollResult(own_rows, 1)
+            result = PollResult(sum(held.trained for held in batch), 1)
             if self._reason is None:
                 yield result
         super().exit(self._reason or "")
         yield result
 
-    def _agree(self, ending: bool, rows: int) -> Generator[PollResult, None, tuple[bool, int, int]]:
-        """Return whether any trainer is to end, and the rows and dropped samples of all of them."""
-        agreed = _AGREED.copy()
-        agreed[:] = ending, rows, self._dropped
-        self._dropped = 0
-        yield from self._sum(agreed)
-        return bool(agreed[0]), int(agreed[1]), int(agreed[2])
+    def _agree(self, batch: Sequence[Held]) -> Generator[PollResult, None, _Agreed]:
+        """Return what all trainers together bring to the update that is due, and count it."""
+        counts, self._buffer.counts = self._buffer.counts, Counts()
+        rows, fresh = sum(held.trained for held in batch), sum(held.trained for held in batch if not held.uses)
+        numbers = _AGREED.copy()
+        numbers[:] = _Agreed(self._reason is not None, rows, fresh, counts.dropped, counts.evicted, counts.reused)
+        yield from self._sum(numbers)
+        agreed = _Agreed(*numbers.tolist())
+        self.counters.dropped += int(agreed.dropped)
+        self.counters.evicted += int(agreed.evicted)
+        self.counters.reused += int(agreed.reused)
+        return agreed
+
+    def _lags(self, batch: Sequence[Held]) -> dict[str, float]:
+        """Return how many versions the rows that enter the loss are behind on average, and the oldest one."""
+        version = self._policy.version
+        behind, rows = sum(held.trained * version - held.stamps for held in batch), sum(held.trained for held in batch)
+        return {"lag/mean": behind / max(rows, 1), "lag/max": float(max((held.lag(version) for held in batch), default=0))}
 
     def _sum(self, array: Array) -> Iterator[PollResult]:
         """Replace `array` by its sum over all equal trainers."""
@@ -282,43 +299,6 @@ class TrainerWorker(Worker):
             self._in_update = False
         super().exit(self._reason or "")
 
-    def _take(self) -> bool:
-        """Take samples until the batch is full, dropping those that are too old. False while it is not.
-
-        Versions change between batches only, so that what is fresh when it is taken is fresh when it is trained on.
-        """
-        taken, size, limit, version = self._taken, self._batch_rows, self._config.max_policy_lag, self._policy.version
-        while len(taken.samples) < self._batch_samples if size is None else taken.rows < size:
-            sample = self._consumer.consume()
-            if sample is None:
-                if taken.held == self._consumer.capacity():
-                    if taken.held > len(taken.samples):
-                        return True  # dropped ones hold the other slots until this batch is done
-                    shared = f" ({size} for each of {self._config.count} trainers)" if self._config.count > 1 else ""
-                    raise ConfigError(
-                        f"batch_size = {self._config.batch_size}{shared} is more than the {taken.rows} rows that all {len(taken.samples)} sample "
-                        "slots hold, so that no batch would ever be full; make it smaller, or the actors' slots, sample_steps or lanes more"
-                    )
-                return False
-            taken.held += 1
-            lag = version - oldest_version(sample, version)
-            if limit is not None and lag > limit:
-                self._dropped += 1
-                if not taken.samples:
-                    self._release()
-                    taken = self._taken
-                continue
-            taken.samples.append(sample)
-            taken.lags.append(lag)
-            rows, seats = sample["done"].shape
-            taken.rows += (rows - sample.burn_in - sample.bootstrap) * seats
-        return True
-
-    def _release(self) -> None:
-        for _ in range(self._taken.held):
-            self._consumer.release()
-        self._taken = _Taken()
-
     def _progress(self) -> float:
         limits = self.context.experiment.limits
         shares = [self.counters.steps / limits.steps if limits.steps else 0.0, self.counters.updates / limits.updates if limits.updates else 0.0]
@@ -342,7 +322,8 @@ class TrainerWorker(Worker):
         if not self._first:
             return
         counters = self.counters
-        values = {"step": float(counters.steps), "update": float(counters.updates), "dropped": float(counters.dropped), **metrics}
+        told = {name: float(getattr(counters, name)) for name in ("dropped", "evicted", "reused")}
+        values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
         self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
@@ -373,7 +354,7 @@ class TrainerWorker(Worker):
         assert self._folder is not None
         _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
         for name in vars(self.counters):
-            setattr(self.counters, name, facts[name])
+            setattr(self.counters, name, facts.get(name, 0))  # older checkpoints lack the newer ones
         self._algorithm.policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
         self._saved_update = self.counters.updates
@@ -390,8 +371,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return str(value) if isinstance(value, float) and isinf(value) else value
-
-
-def oldest_version(sample: Sample, newest: int) -> int:
-    """Return the version of the oldest row that enters the loss; `newest` when none does."""
-    return int(sample["version"].min(where=sample.trained(), initial=newest))

@@ -1,0 +1,141 @@
+"""The buffer contract: where samples wait between a sample stream and the updates of a trainer. The loop that calls it (a trainer worker does)::
+
+    buffer = config.build(source, demand)
+    while ...:
+        taken = buffer.take(version)                        # None until a batch is full: asked again in the next poll
+        algorithm.update([held.sample for held in taken], progress)
+        buffer.release()                                    # each of them was used once more
+
+How old a sample is counts at the moment of training: `take` looks at each one again, at every use, and drops what has become too old.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from tidemill.api.algorithm import Sample
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError
+from tidemill.core.memory import Need
+
+
+@dataclass
+class Counts:
+    """Samples that a buffer did not simply hand on once, since the trainer last took the counts away.
+
+    dropped   too old to be trained on (once more)
+    evicted   had uses left, and made room for newer ones
+    reused    trained on again: one more for each use after the first
+    """
+
+    dropped: int = 0
+    evicted: int = 0
+    reused: int = 0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a trainer asks of its buffer.
+
+    rows       of a batch, at least; None: so many `samples`, of whoever has some
+    max_lag    versions that the oldest trained row of a sample may be behind; None: any number
+    trainers   equal trainers that share what settings count in rows, this one included
+    """
+
+    rows: int | None
+    samples: int
+    max_lag: int | None = None
+    trainers: int = 1
+
+    def met(self, batch: Sequence["Held"]) -> bool:
+        """True when `batch` is full."""
+        return len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows
+
+
+@dataclass(eq=False)
+class Held:
+    """A sample in a buffer.
+
+    rows      that `batch_size` counts: those that it advances by, of all seats
+    trained   how many of its rows enter the loss,
+    oldest    the version of the oldest of these (None when there is none),
+    stamps    and the sum of their versions
+    uses      how often it was trained on
+    """
+
+    sample: Sample
+    rows: int
+    trained: int
+    oldest: int | None
+    stamps: int
+    uses: int = field(default=0)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """Look at `sample`, once."""
+        mask = sample.trained()
+        versions = sample["version"][mask]
+        rows, seats = mask.shape
+        oldest = int(versions.min()) if len(versions) else None
+        return cls(sample, (rows - sample.burn_in - sample.bootstrap) * seats, len(versions), oldest, int(versions.sum(dtype=np.int64)))
+
+    def lag(self, version: int) -> int:
+        """Return how many versions its oldest trained row is behind `version`; 0 without such a row."""
+        return 0 if self.oldest is None else max(version - self.oldest, 0)
+
+
+class Buffer(ABC):
+    """Holds samples of `source` and gives them out in batches. Never waits."""
+
+    def __init__(self, source: SampleConsumer, demand: Demand) -> None:
+        self._source, self._demand = source, demand
+        self.counts = Counts()
+        """The trainer puts new ones in their place when it has read them."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """Memory that it is going to fill; complete once the producers have made their slots."""
+        return ()
+
+    @abstractmethod
+    def take(self, version: int) -> Sequence[Held] | None:
+        """Return the batch that the trainer, at `version`, is to train on now; None while it is not full. What is in it stays as it is until
+        `release`. Raises `ConfigError` for a batch that can never be full."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Say that the batch taken last was trained on."""
+
+    def _too_old(self, held: Held, version: int) -> bool:
+        """True when `held` may not be trained on by a trainer at `version`; it is counted then, so that it must go."""
+        limit = self._demand.max_lag
+        if limit is None or held.lag(version) <= limit:
+            return False
+        self.counts.dropped += 1
+        return True
+
+
+class BufferConfig(Config):
+    """Family of buffers."""
+
+    def check(self, max_lag: int | None) -> None:
+        """Raise `ConfigError` where samples that lag at most `max_lag` versions would never be trained on as often as set."""
+
+    def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
+        """Return the buffer of one trainer. Raises `ConfigError` for a demand or a size of samples that it can never meet, where that is known."""
+        raise TypeError(f"{type(self).__name__} has no build()")
+
+
+def check_reuses(reuses: int, max_lag: int | None) -> None:
+    """Raise `ConfigError` unless a sample can be trained on `reuses` times before it lags more than `max_lag` versions: each use makes one."""
+    if reuses < 1:
+        raise ConfigError(f"reuses = {reuses} must be at least 1: how often each sample is trained on")
+    if max_lag is not None and reuses > max_lag + 1:
+        raise ConfigError(
+            f"reuses = {reuses}, but max_policy_lag = {max_lag}: at its last use a sample is at least {reuses - 1} versions old, so that it would "
+            f"always be dropped before; take reuses = {max_lag + 1} or max_policy_lag = {reuses - 1} (or more, since samples wait)"
+        )

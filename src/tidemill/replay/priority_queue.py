@@ -1,0 +1,138 @@
+"""The priority queue: samples are copied out of the stream at once, and trained on several times, those first that were used least."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from mmap import mmap
+
+from tidemill.api.algorithm import Sample
+from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held, check_reuses
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.errors import ConfigError
+from tidemill.core.memory import Need
+from tidemill.core.schema import layout, schema_of, views
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorityQueue(BufferConfig):
+    """Samples are copied into memory of the trainer's own, so that producers never wait for it. A batch is made of those with most uses left, the
+    newest first; a full queue evicts those with fewest uses left, the oldest first. It is empty again after a resume.
+
+    capacity   rows that it holds, as `batch_size` counts them; equal trainers share them
+    reuses     how often each sample is trained on, unless it is evicted or becomes too old before
+    """
+
+    capacity: int
+    reuses: int = 1
+
+    def __post_init__(self) -> None:
+        check_reuses(self.reuses, None)
+        if self.capacity < 1:
+            raise ConfigError(f"capacity = {self.capacity} must be at least 1 row, and hold a batch")
+
+    def check(self, max_lag: int | None) -> None:
+        check_reuses(self.reuses, max_lag)
+
+    def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
+        return _OwnMemory(self, source, demand)
+
+
+class _OwnMemory(Buffer):
+    def __init__(self, config: PriorityQueue, source: SampleConsumer, demand: Demand) -> None:
+        super().__init__(source, demand)
+        self._config = config
+        self._queue: list[_Placed] = []
+        self._taken = 0  # the first so many of the queue are the batch
+        self._free: list[int] = []  # places
+        self._slots = 0  # of all producers, once these have made them
+        self._arrivals = 0
+        self._needs: tuple[Need, ...] = ()
+        self._make()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return self._needs
+
+    def _make(self) -> bool:
+        """Make the memory, as soon as the size of samples is known."""
+        blocks = self._source.blocks()
+        if blocks is None:
+            return False
+        config, demand = self._config, self._demand
+        own = -(-config.capacity // demand.trainers)
+        largest, least = max(block.rows for block in blocks), min(block.rows for block in blocks)
+        places, shared = own // largest, f" ({own:,} for each of {demand.trainers} trainers)" if demand.trainers > 1 else ""
+        if not places:
+            raise ConfigError(
+                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} cannot hold a sample of {largest:,}; make it at least "
+                f"{largest * demand.trainers:,}, or the actors' sample_steps or lanes less"
+            )
+        if places * least < demand.rows if demand.rows is not None else places < demand.samples:
+            wanted = f"{demand.samples} samples, one of each producer" if demand.rows is None else f"{demand.rows:,} rows"
+            raise ConfigError(
+                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} holds {places} samples of {least:,} rows, less than a batch of "
+                f"{wanted}; make it more, or batch_size less"
+            )
+        self._stride = max(layout(block.schema, block.lead)[1] for block in blocks)
+        self._memory = memoryview(mmap(-1, places * self._stride))  # of the system, page by page when it is first written
+        self._free = list(range(places))
+        self._slots = sum(block.slots for block in blocks)
+        self._needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
+        return True
+
+    def take(self, version: int) -> Sequence[Held] | None:
+        if not self._slots and not self._make():
+            return None
+        self._discard([held for held in self._queue if self._too_old(held, version)])
+        self._receive(version)
+        self._queue.sort(key=_Placed.order)
+        self._taken = 0
+        while not self._demand.met(self._queue[: self._taken]):
+            if self._taken == len(self._queue):
+                return None
+            self._taken += 1
+        self.counts.reused += sum(held.uses > 0 for held in self._queue[: self._taken])
+        return self._queue[: self._taken]
+
+    def _receive(self, version: int) -> None:
+        """Copy what has come, up to all slots once: whoever fills them faster than they are copied does not keep the trainer from training."""
+        for _ in range(self._slots):
+            sample = self._source.consume()
+            if sample is None:
+                break
+            held = Held.of(sample)
+            if not self._too_old(held, version):
+                self._store(held)
+            self._source.release()
+
+    def _store(self, held: Held) -> None:
+        if not self._free:
+            self.counts.evicted += 1
+            self._discard([max(self._queue, key=_Placed.order)])
+        place = self._free.pop()
+        own = Sample(views(schema_of(held.sample), (), self._memory, place * self._stride))
+        vars(own).update(vars(held.sample))
+        for name, array in held.sample.items():
+            own[name][...] = array
+        self._arrivals += 1
+        self._queue.append(_Placed(own, held.rows, held.trained, held.oldest, held.stamps, place=place, number=self._arrivals))
+
+    def _discard(self, gone: Sequence["_Placed"]) -> None:
+        self._free += [held.place for held in gone]
+        self._queue = [held for held in self._queue if held not in gone] if gone else self._queue
+
+    def release(self) -> None:
+        batch, self._taken = self._queue[: self._taken], 0
+        for held in batch:
+            held.uses += 1
+        self._discard([held for held in batch if held.uses >= self._config.reuses])
+
+
+@dataclass(eq=False)
+class _Placed(Held):
+    place: int = 0
+    number: int = 0
+    """Of its arrival."""
+
+    def order(self) -> tuple[int, int]:
+        """First is trained on first, last is evicted first."""
+        return self.uses, -self.number

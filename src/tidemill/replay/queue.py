@@ -1,0 +1,91 @@
+"""The queue: samples are trained on in the order in which they come, straight from the stream's slots."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held, check_reuses
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue(BufferConfig):
+    """In order, without a copy: the slots that a batch lies in are held until it was used, which is what holds the producers back.
+
+    reuses   how often each sample is trained on: a batch is used so many times in succession, topped up where samples have become too old for it.
+             Unlike an algorithm's epochs each use is an update of its own, with new ratios and advantages
+    """
+
+    reuses: int = 1
+
+    def __post_init__(self) -> None:
+        check_reuses(self.reuses, None)
+
+    def check(self, max_lag: int | None) -> None:
+        check_reuses(self.reuses, max_lag)
+
+    def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
+        return _SlotQueue(self, source, demand)
+
+
+class _SlotQueue(Buffer):
+    def __init__(self, config: Queue, source: SampleConsumer, demand: Demand) -> None:
+        super().__init__(source, demand)
+        self._reuses = config.reuses
+        self._batch: list[Held] = []
+        self._slots: deque[Held] = deque()  # all that are held, in the order in which they came
+        self._spent: set[Held] = set()  # those of them that nobody needs any more: they go back when all before them do
+        self._capacity: int | None = None  # slots of all producers, once these have made them
+        self._look()
+
+    def _look(self) -> None:
+        blocks = self._source.blocks()
+        if blocks is None:
+            return
+        self._capacity = sum(block.slots for block in blocks)
+        most, size, trainers = sum(block.slots * block.rows for block in blocks), self._demand.rows, self._demand.trainers
+        if size is not None and most < size:
+            whose = f"batch_size = {size * trainers}" + (f" ({size} for each of {trainers} trainers)" if trainers > 1 else "")
+            raise ConfigError(
+                f"{whose} is more than the {most} rows that all {self._capacity} sample slots hold, so that no batch would ever be full; make it "
+                "smaller, or the actors' slots, sample_steps or lanes more"
+            )
+
+    def take(self, version: int) -> Sequence[Held] | None:
+        if self._capacity is None:
+            self._look()
+        self._batch = [held for held in self._batch if not self._drop(held, version)]
+        while not self._demand.met(self._batch):
+            sample = self._source.consume()
+            if sample is not None:
+                held = Held.of(sample)
+                self._slots.append(held)
+                if not self._drop(held, version):
+                    self._batch.append(held)
+            elif len(self._slots) == self._capacity:
+                break  # dropped ones hold the other slots until this batch is done: nobody could send more
+            else:
+                return None
+        self.counts.reused += sum(held.uses > 0 for held in self._batch)
+        return self._batch
+
+    def _drop(self, held: Held, version: int) -> bool:
+        """True for a sample that is too old; its slot goes back."""
+        if not self._too_old(held, version):
+            return False
+        self._spent.add(held)
+        self._give_back()
+        return True
+
+    def _give_back(self) -> None:
+        while self._slots and self._slots[0] in self._spent:
+            self._spent.remove(self._slots.popleft())
+            self._source.release()
+
+    def release(self) -> None:
+        for held in self._batch:
+            held.uses += 1
+        self._spent.update(held for held in self._batch if held.uses >= self._reuses)
+        self._batch = [held for held in self._batch if held not in self._spent]
+        self._give_back()
