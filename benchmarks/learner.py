@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tidemill.algorithms.batch import gather
+from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.formulas import gae
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner, _sums, _whole
@@ -67,7 +67,7 @@ def main() -> None:
     sample = make_sample(config, spaces, options.rows // seats, seats)
     learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(config.build(spaces, 0), 0)
     assert isinstance(learner, PPOLearner)
-    batch = gather([sample], 0.99, 0.95)
+    batch = gather([sample], gae_of(0.99, 0.95))
     repeats = 1 if options.images else options.repeats
     rows, s, acted = len(batch), sample, sample["version"] >= 0
     size = min(options.minibatch, rows)
@@ -83,7 +83,7 @@ def main() -> None:
 
     parts = {
         "advantages (GAE)": best(lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats),
-        "gather, GAE included": best(lambda: gather([sample], 0.99, 0.95), repeats),
+        "gather, GAE included": best(lambda: gather([sample], gae_of(0.99, 0.95)), repeats),
         "forward, all epochs": best(lambda: learner.policy.forward(inputs, action), repeats) * passes,
         "minibatch's gradient, all epochs": best(lambda: learner._differentiate(columns, order, 1 / size), repeats) * passes,
         "the same and step, all epochs": best(minibatch, repeats) * passes,

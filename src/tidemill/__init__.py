@@ -20,6 +20,7 @@ Importing this imports no torch: a policy's `build` does.
 
 from typing import TYPE_CHECKING, Any
 
+from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -60,6 +61,7 @@ __all__ = [
     "Free",
     "Gymnasium",
     "GymnasiumVector",
+    "Impala",
     "Limits",
     "PettingZoo",
     "Policy",

@@ -71,6 +71,50 @@ def test_gae_with_ratios_is_the_trace_of_v_trace():
     np.testing.assert_array_equal(same[1], f.gae(*inputs)[1])
 
 
+def test_ratios_of_rows_that_are_final_or_did_not_act_are_not_read():
+    # γ = 0.5, λ = 1. Rows: filler, action, cut (value 4), action, ended, action, border. The trace is cut at both final rows.
+    # δ_1 = 1 + 0.5·4 - 2 = 1, δ_3 = 3 + 0 - 5 = -2, δ_5 = 2 + 0.5·8 - 1 = 5; no row has an acting successor.
+    reward, value = column(NAN, 1, NAN, 3, NAN, 2, NAN), column(NAN, 2, 4, 5, NAN, 1, 8)
+    rho = column(NAN, 0.5, NAN, 4, NAN, 0.25, NAN)
+    advantage, target = f.gae(reward, value, flags(7, 4), flags(7, 2), ~flags(7, 0, 4), 0.5, 1.0, rho)
+    np.testing.assert_allclose(advantage, column(0, 1, 0, -2, 0, 5, 0))
+    np.testing.assert_allclose(target[[1, 3, 5]], column(2 + 0.5, 5 - 2, 1 + 0.25 * 5))
+    np.testing.assert_allclose(target[[2]], column(4))
+
+
+VTRACE = (column(1, 2, 3, NAN), column(2, 3, 4, 6), flags(4), flags(4), ~flags(4))
+
+
+def test_vtrace():
+    # γ = 0.5, λ = 0.8, ρ̄ = 2, c̄ = 1; π/μ = 4, 0.5, 1.5: ρ = 2, 0.5, 1.5; c = 0.8, 0.4, 0.8.
+    # δ_2 = 3 + 0.5·6 - 4 = 2       v_2 - V_2 = 1.5·2 = 3                               v_2 = 7
+    # δ_1 = 2 + 0.5·4 - 3 = 1       v_1 - V_1 = 0.5·1 + 0.5·0.4·3 = 1.1                 v_1 = 4.1
+    # δ_0 = 1 + 0.5·3 - 2 = 0.5     v_0 - V_0 = 2·0.5 + 0.5·0.8·1.1 = 1.44              v_0 = 3.44
+    # Advantages: 2 (1 + 0.5·4.1 - 2) = 2.1;  0.5 (2 + 0.5·7 - 3) = 1.25;  1.5 (3 + 0.5·6 - 4) = 3
+    advantage, target = f.vtrace(*VTRACE, column(4, 0.5, 1.5, NAN), 0.5, 0.8, 2.0, 1.0)
+    np.testing.assert_allclose(advantage, column(2.1, 1.25, 3, 0), rtol=1e-6)
+    np.testing.assert_allclose(target, column(3.44, 4.1, 7, 6), rtol=1e-6)
+
+
+def test_vtrace_on_policy_is_the_n_step_return():
+    # Remark 1 of the paper: with π = μ, v_t = r_t + γ r_{t+1} + … + γⁿ V: 3 + 0.5·6 = 6; 2 + 0.5·6 = 5; 1 + 0.5·5 = 3.5.
+    advantage, target = f.vtrace(*VTRACE, column(1, 1, 1, NAN), 0.5)
+    np.testing.assert_allclose(target, column(3.5, 5, 6, 6))
+    np.testing.assert_allclose(advantage, column(1.5, 2, 2, 0))
+    same = f.gae(*VTRACE, 0.5, 1.0)
+    np.testing.assert_allclose(advantage, same[0])
+    np.testing.assert_allclose(target[:3], same[1][:3])
+
+
+def test_vtrace_is_cut_at_final_rows_and_reads_no_cell_that_nobody_wrote():
+    # As in the test of gae above: filler, action, cut (value 4), action, ended, action, border.
+    reward, value = column(NAN, 1, NAN, 3, NAN, 2, NAN), column(NAN, 2, 4, 5, NAN, 1, 8)
+    rho = column(NAN, 0.5, NAN, 4, NAN, 0.25, NAN)
+    advantage, target = f.vtrace(reward, value, flags(7, 4), flags(7, 2), ~flags(7, 0, 4), rho, 0.5)
+    np.testing.assert_allclose(advantage, column(0, 0.5, 0, -2, 0, 1.25, 0))
+    np.testing.assert_allclose(target[[1, 2, 3, 5, 6]], column(2.5, 4, 3, 2.25, 8))
+
+
 def test_masked_mean():
     assert f.masked_mean(np.array([1, NAN, 3], np.float32), np.array([True, False, True])) == 2  # (1 + 3) / 2
     assert f.masked_mean(np.array([NAN], np.float32), np.array([False])) == 0
@@ -153,3 +197,10 @@ def test_the_derivatives_are_those_that_autograd_finds(xp):
     loss, of_value = f.differentiate_value_loss(xp, *plain[2:], 0.4)
     np.testing.assert_allclose(of_value / 1000, value.grad, atol=1e-9, rtol=1e-5)
     assert float(loss) / 1000 == pytest.approx(losses[1].item(), rel=1e-5)
+
+
+def test_policy_gradient_and_its_derivative():
+    log_prob, advantage = np.array([-1.0, -2.0], np.float32), np.array([3.0, -0.5], np.float32)
+    loss, derivative = f.differentiate_policy_gradient(np, log_prob, advantage)
+    assert loss == 2  # -(3·(-1) + (-0.5)·(-2))
+    np.testing.assert_array_equal(derivative, [-3, 0.5])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
@@ -71,9 +72,9 @@ def in_step(learners, samples, progress=0.0):
             array[...] = total
 
 
-def learners_of(count, net=MLP, spaces=VECTOR, **settings):
+def learners_of(count, net=MLP, spaces=VECTOR, algorithm=PPO, **settings):
     limit_threads(1)
-    config = PPO(**{"minibatch_size": 30, "learning_rate": 1e-2, "entropy_coefficient": 0.01, **settings})
+    config = algorithm(**{"minibatch_size": 30, "learning_rate": 1e-2, "entropy_coefficient": 0.01, **settings})
     return [config.build(net.build(spaces, 0), seed) for seed in range(count)]
 
 
@@ -87,7 +88,11 @@ def assert_same(learners):
 
 
 @pytest.mark.parametrize("seats", [(4, 4), (2, 5, 1)])
-@pytest.mark.parametrize("settings", [{}, {"target_kl": 0.01}, {"correct_off_policy": True, "clip_value": 0.2}], ids=["plain", "kl", "corrected"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"target_kl": 0.01}, {"correct_off_policy": True, "clip_value": 0.2}, {"algorithm": Impala}],
+    ids=["plain", "kl", "corrected", "impala"],
+)
 def test_weights_and_normalisers_stay_the_same_to_the_last_bit(seats, settings):
     learners = learners_of(len(seats), **settings)
     for update in range(3):
@@ -115,9 +120,10 @@ def test_networks_in_torch_too(net, spaces, empty):
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("empty", [None, "a sample without rows", "no sample"])
-def test_parts_teach_what_the_whole_does(count, empty):
+@pytest.mark.parametrize("settings", [{"epochs": 1}, {"algorithm": Impala}], ids=["ppo", "impala"])
+def test_parts_teach_what_the_whole_does(count, empty, settings):
     # One minibatch, so that the order of rows is only one of addition.
-    (alone,), learners = learners_of(1, epochs=1, minibatch_size=10**6), learners_of(count, epochs=1, minibatch_size=10**6)
+    (alone,), learners = (learners_of(n, minibatch_size=10**6, **settings) for n in (1, count))
     samples = [make_sample(alone.policy, MLP, VECTOR, 3 + i, i) for i in range(count)]
     if empty:
         samples[0]["version"][...] = -1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.algorithms.batch import gather
+from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.formulas import explained_variance
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner
@@ -117,7 +117,7 @@ def test_only_rows_with_an_action_and_a_successor_are_gathered_and_none_is_poiso
     learner = learner_of()
     sample = make_sample(learner.policy)
     sample.burn_in = 2
-    batch = gather([sample, sample], 0.99, 0.95)
+    batch = gather([sample, sample], gae_of(0.99, 0.95))
     acted = ~(sample["done"] | sample["truncated"])[2:-1]
     assert len(batch) == 2 * acted.sum()
     np.testing.assert_array_equal(batch.observation["obs"][: len(batch) // 2], sample["obs"][2:-1][acted])
@@ -128,7 +128,7 @@ def test_only_rows_with_an_action_and_a_successor_are_gathered_and_none_is_poiso
 def test_what_is_gathered_does_not_view_the_samples():
     learner = learner_of()
     sample = make_sample(learner.policy)
-    batch = gather([sample], 0.99, 0.95)
+    batch = gather([sample], gae_of(0.99, 0.95))
     for array in (*batch.observation.values(), *batch.action.values(), batch.log_prob, batch.value, batch.advantage, batch.target):
         assert not any(np.shares_memory(array, field) for field in sample.values())
 
@@ -244,7 +244,7 @@ def test_metrics_have_their_names():
         "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm", "learning_rate", "rows", "minibatches",
     }  # fmt: skip
     assert 0 < metrics["entropy"] <= np.log(3) + 1e-6
-    batch = gather([make_sample(learner_of().policy)], 0.99, 0.95)
+    batch = gather([make_sample(learner_of().policy)], gae_of(0.99, 0.95))
     assert metrics["explained_variance"] == pytest.approx(explained_variance(batch.value, batch.target), abs=1e-6)
 
 
@@ -274,7 +274,7 @@ def test_observations_and_returns_are_folded_in_once_after_the_last_epoch():
     net = ActorCritic(hidden=(8,), normalise_observations=True)
     learner = learner_of(net=net)
     sample = make_sample(learner.policy)
-    batch = gather([sample], 0.99, 0.95)
+    batch = gather([sample], gae_of(0.99, 0.95))
     learner.update([sample], 0.0)
     parameters = learner.policy.parameters()
     assert parameters["observation.count"] == parameters["returns.count"] == len(batch)
@@ -295,6 +295,40 @@ def test_off_policy_correction_changes_nothing_on_policy_and_something_off_it():
     plain.update([sample], 0.0)
     corrected.update([sample], 0.0)
     assert np.abs(plain.policy.flat - corrected.policy.flat).max() > 1e-4
+
+
+def test_ratios_are_computed_once_per_batch_before_the_first_step():
+    learner = learner_of(correct_off_policy=True, epochs=3)
+    sample = make_sample(learner.policy)
+    before, found, steps = learner.policy.flat.copy(), [], []
+    evaluate, step = learner._evaluate, learner._step
+
+    def look(sample, rows):
+        assert not steps
+        np.testing.assert_array_equal(learner.policy.flat, before)
+        assert not (sample["done"] | sample["truncated"]).reshape(-1)[rows].any()
+        found.append(len(rows))
+        return evaluate(sample, rows)
+
+    learner._evaluate = look
+    learner._step = lambda *args: steps.append(1) or step(*args)
+    learner.update([sample, sample], 0.0)
+    assert len(found) == 2 and len(steps) >= 6
+
+
+@pytest.mark.parametrize("correct_off_policy", [False, True])
+def test_the_clip_is_around_the_behaviour_whatever_the_policy_at_the_start_of_the_update(correct_off_policy):
+    # The behaviour took every action with probability 1/9 at most of what the policy does now: ratios are far above 1 + ε already, so that rows
+    # with a positive advantage have no gradient. Around the policy at the start of the update, ratios would be 1 and all rows would have one.
+    learner = learner_of(correct_off_policy=correct_off_policy, value_coefficient=0.0, normalise_advantages=False, epochs=1, minibatch_size=10**6)
+    sample = make_sample(learner.policy, reward=lambda action: 1000.0)
+    sample["log_prob"] -= np.float32(np.log(9))
+    before = learner.policy.flat.copy()
+    metrics = learner.update([sample], 0.0)
+    assert metrics["clip_fraction"] == 1 and metrics["kl"] == pytest.approx(9 - 1 - np.log(9), rel=1e-4)
+    assert metrics["gradient_norm"] == 0
+    unchanged = len(learner.policy.weights["critic.weight"]) + 1  # folding the returns in rescales the critic's head, which comes last
+    np.testing.assert_array_equal(learner.policy.flat[:-unchanged], before[:-unchanged])
 
 
 def test_it_learns_which_action_pays():
@@ -318,4 +352,4 @@ def test_the_trained_rows_leave_out_burn_in_overlap_final_rows_and_fillers():
     sample["obs"][:, 0] = np.arange(8)[:, None]
     sample["value"][...] = sample["reward"][...] = 0
     sample.burn_in = 2
-    np.testing.assert_array_equal(gather([sample], 0.99, 0.95).observation["obs"][:, 0], [2, 3, 6])
+    np.testing.assert_array_equal(gather([sample], gae_of(0.99, 0.95)).observation["obs"][:, 0], [2, 3, 6])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tidemill
-from tidemill.algorithms.batch import gather
+from tidemill.algorithms.batch import gae_of, gather
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.source import load_attribute
 
@@ -54,7 +54,7 @@ def test_the_algorithm_s_returns_are_those_of_gae_with_lambda_1():
     sample = rows()
     config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
     learner = config.build(tidemill.ActorCritic().build(SPACES, 1), 1)
-    np.testing.assert_allclose(learner.returns(sample)[sample.trained()], gather([sample], config.gamma, 1.0).target, rtol=1e-5)
+    np.testing.assert_allclose(learner.returns(sample)[sample.trained()], gather([sample], gae_of(config.gamma, 1.0)).target, rtol=1e-5)
 
 
 def rows():

@@ -1,11 +1,11 @@
-"""The whole system learns: CartPole-v1 to 475 in separate processes, with inline inference and with a policy worker."""
+"""The whole system learns: CartPole-v1 to 475 in separate processes, by PPO with inline inference and with a policy worker, and by IMPALA."""
 
 import json
 
 import pytest
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Impala, Limits, PolicyWorkers, Trainer
 
 
 def cartpole(**workers):
@@ -21,7 +21,18 @@ SERVED = cartpole(
 )
 
 
-@pytest.mark.parametrize("experiment", [INLINE, SERVED], ids=["inline", "policy worker"])
+IMPALA = Experiment(
+    name="impala",
+    policies={"policy": ActorCritic()},
+    workers={
+        "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=32, agents=(AgentSpec(sample_steps=32),)),
+        "trainer": Trainer(algorithm=Impala(learning_rate=3e-3, learning_rate_schedule="linear", minibatch_size=1024)),
+    },
+    limits=Limits(steps=600_000, mean_return=475.0),
+)
+
+
+@pytest.mark.parametrize("experiment", [INLINE, SERVED, IMPALA], ids=["inline", "policy worker", "impala"])
 def test_cartpole_reaches_475_in_separate_processes(experiment, tmp_path):
     result = tidemill.train(experiment, run_dir=tmp_path / "run", quiet=True)
     assert result.summary["status"] == "completed"

@@ -35,47 +35,56 @@ class Batch:
         return len(self.advantage)
 
 
-LogRatio = Callable[[Arrays, Arrays, Floats], Floats]
-"""(observation, action, log_prob of the behaviour), each of n rows → log π - log μ of each."""
+Integers = NDArray[np.intp]
+Estimate = Callable[[Sample], tuple[Floats, Floats]]
+"""sample → (advantages, targets of the values), each [T, N], reward units."""
+LogRatio = Callable[[Sample, Integers], Floats]
+"""(sample, indices into its flattened [T, N]) → log π - log μ of each of these rows, which all acted."""
 
 
-def gather(samples: Sequence[Sample], gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Batch:
-    """Return the trained rows of `samples`, in order (without samples: no rows and no leaves). With `log_ratio` the advantages are corrected for the
-    policy's lead (see `gae`)."""
-    if not samples:
-        return Batch({}, {}, *(np.zeros((4, 0), np.float32)))
-    indices, advantages, targets = [], [], []
-    for sample in samples:
+def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estimate:
+    """Return what estimates by `gae`. With `log_ratio` traces are corrected for the policy's lead."""
+
+    def estimate(sample: Sample) -> tuple[Floats, Floats]:
         fields: dict[str, NDArray[Any]] = dict(sample)
         done, truncated, version = fields["done"], fields["truncated"], fields["version"]
         rho = None
         if log_ratio is not None:
             acted = np.flatnonzero((version >= 0) & ~(done | truncated))
             rho = np.ones(version.shape, np.float32)
-            rho.reshape(-1)[acted] = np.exp(
-                log_ratio(_take([sample], [acted], "obs"), _take([sample], [acted], "action"), _rows([sample], [acted], "log_prob"))
-            )
-        advantage, target = gae(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
+            rho.reshape(-1)[acted] = np.exp(log_ratio(sample, acted))
+        return gae(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
+
+    return estimate
+
+
+def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
+    """Return the trained rows of `samples`, in order (without samples: no rows and no leaves), with their estimates."""
+    if not samples:
+        return Batch({}, {}, *(np.zeros((4, 0), np.float32)))
+    indices, advantages, targets = [], [], []
+    for sample in samples:
+        advantage, target = estimate(sample)
         index = np.flatnonzero(sample.trained())
         indices.append(index)
         advantages.append(advantage.reshape(-1).take(index))
         targets.append(target.reshape(-1).take(index))
     return Batch(
-        _take(samples, indices, "obs"),
-        _take(samples, indices, "action"),
-        _rows(samples, indices, "log_prob"),
-        _rows(samples, indices, "value"),
+        take_leaves(samples, indices, "obs"),
+        take_leaves(samples, indices, "action"),
+        take_rows(samples, indices, "log_prob"),
+        take_rows(samples, indices, "value"),
         np.concatenate(advantages),
         np.concatenate(targets),
     )
 
 
-def _take(samples: Sequence[Sample], indices: Sequence[NDArray[np.intp]], name: str) -> Arrays:
+def take_leaves(samples: Sequence[Sample], indices: Sequence[Integers], name: str) -> Arrays:
     """Return the chosen rows of every leaf of `name` (``obs``, ``obs.position`` …)."""
-    return {key: _rows(samples, indices, key) for key in samples[0] if key == name or key.startswith(f"{name}.")}
+    return {key: take_rows(samples, indices, key) for key in samples[0] if key == name or key.startswith(f"{name}.")}
 
 
-def _rows(samples: Sequence[Sample], indices: Sequence[NDArray[np.intp]], key: str) -> NDArray[Any]:
+def take_rows(samples: Sequence[Sample], indices: Sequence[Integers], key: str) -> NDArray[Any]:
     """Return the chosen rows (indices into the flattened [T, N]) of one field of all samples, copied once."""
     first = samples[0][key]
     out = np.empty((sum(len(i) for i in indices), *first.shape[2:]), first.dtype)

@@ -21,6 +21,7 @@ __all__ = [
     "clip_fraction",
     "clipped_surrogate",
     "clipped_value_loss",
+    "differentiate_policy_gradient",
     "differentiate_surrogate",
     "differentiate_value_loss",
     "explained_variance",
@@ -28,6 +29,7 @@ __all__ = [
     "masked_mean",
     "merge_moments",
     "value_loss",
+    "vtrace",
 ]
 
 Floats = NDArray[np.float32]
@@ -55,14 +57,7 @@ def gae(
     A_t = δ_t + γ λ min(1, ρ_{t+1}) A_{t+1}, and the value's target V_t + min(1, ρ_t) A_t; ρ = 1 gives GAE. The policy's own ratio is not in A_t.
     """
     steps, seats = reward.shape
-    held = np.where(acted & ~done, value, np.float32(0))
-    active = acted & ~(done | truncated)
-    delta = np.zeros((steps, seats), np.float32)
-    np.multiply(held[1:], np.float32(gamma), out=delta[:-1])
-    delta[:-1] += reward[:-1]
-    delta[:-1] -= held[:-1]
-    delta = np.where(active, delta, np.float32(0))
-    delta[-1:] = 0  # no successor is known
+    held, active, delta = _residuals(reward, value, done, truncated, acted, gamma)
     decay = active * np.float32(gamma * lam)
     weight = np.ones((steps, seats), np.float32)
     if rho is not None:
@@ -75,6 +70,53 @@ def gae(
         np.multiply(decay[t], advantage[t + 1], out=carried)
         advantage[t] += carried
     return advantage, held + weight * advantage
+
+
+def vtrace(
+    reward: Floats,
+    value: Floats,
+    done: Bools,
+    truncated: Bools,
+    acted: Bools,
+    rho: Floats,
+    gamma: float,
+    lam: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> tuple[Floats, Floats]:
+    """Return (weighted advantages, targets of the values), both float32 [T, N], of Tidemill rows as in `gae`; all inputs are [T, N].
+
+    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures", eq. 1 as its recursion
+    (remark 1): v_t - V_t = ρ_t δ_t + γ c_t (v_{t+1} - V_{t+1}) with δ_t = r_t + γ V_{t+1} - V_t, ρ_t = min(ρ̄, `rho`_t) and c_t = λ min(c̄, `rho`_t)
+    (remark 2), `rho` being π/μ. The advantage is what multiplies the gradient of log π in section 4.2: ρ_t (r_t + γ v_{t+1} - V_t). As in `gae`
+    V_{t+1} is 0 where the next row is `done` and the bootstrap value where it is `truncated`, whose own v is that value: the trace is cut there, and
+    at the last row. The advantage is 0 in final rows, in rows that did not act and in the last row; their cells of `rho` are not read.
+    """
+    held, active, delta = _residuals(reward, value, done, truncated, acted, gamma)
+    active[-1:] = False
+    weight = np.where(active, np.minimum(rho, np.float32(rho_clip)), np.float32(0))
+    decay = np.where(active, np.minimum(rho, np.float32(c_clip)) * np.float32(gamma * lam), np.float32(0))
+    gap = weight * delta  # v - V
+    for t in range(len(gap) - 2, -1, -1):
+        gap[t] += decay[t] * gap[t + 1]
+    advantage = delta
+    advantage[:-1] += np.float32(gamma) * gap[1:]
+    return weight * advantage, held + gap
+
+
+def _residuals(reward: Floats, value: Floats, done: Bools, truncated: Bools, acted: Bools, gamma: float) -> tuple[Floats, Bools, Floats]:
+    """Return (values, which rows act and are not final, δ_t = r_t + γ V_{t+1} - V_t); values are 0 where there is none, δ is 0 in rows that do not
+    act, in final ones and in the last."""
+    steps, seats = reward.shape
+    held = np.where(acted & ~done, value, np.float32(0))
+    active = acted & ~(done | truncated)
+    delta = np.zeros((steps, seats), np.float32)
+    np.multiply(held[1:], np.float32(gamma), out=delta[:-1])
+    delta[:-1] += reward[:-1]
+    delta[:-1] -= held[:-1]
+    delta = np.where(active, delta, np.float32(0))
+    delta[-1:] = 0  # no successor is known
+    return held, active, delta
 
 
 def masked_mean(x: Floats, mask: Bools) -> float:
@@ -136,6 +178,15 @@ def differentiate_surrogate(xp: Any, log_ratio: Any, advantage: Any, clip: float
     held = (excess.clip(-clip, clip) + 1) * advantage
     derivative = xp.where(gain <= held, -gain, 0)
     return -xp.minimum(gain, held).sum(), derivative, (excess - log_ratio).sum(), (abs(excess) > clip).sum()
+
+
+def differentiate_policy_gradient(xp: Any, log_prob: Any, advantage: Any) -> tuple[Any, Any]:
+    """Return (loss, derivative [n]) of arrays [n] of library `xp`: -Σ A log π(a), whose derivative with respect to log π(a) is -A.
+
+    Williams 1992, "Simple statistical gradient-following algorithms", eq. 11; with the weighted advantages of `vtrace` the policy gradient of IMPALA,
+    section 4.2.
+    """
+    return -(log_prob @ advantage), -advantage
 
 
 def differentiate_value_loss(xp: Any, value: Any, target: Any, old: Any, clip: float | None) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
-"""Proximal policy optimisation: the learner that `PPO` builds. Imports torch only for policies that are made of it."""
+"""Proximal policy optimisation: the learner that `PPO` builds, on what all learners share that follow the policy's gradient. Imports torch only for
+policies that are made of it."""
 
+from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite, nan, sqrt
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.batch import Batch, gather
+from tidemill.algorithms.batch import Batch, Estimate, Floats, Integers, gae_of, gather, take_leaves, take_rows
 from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.algorithms.library import library_of
 from tidemill.algorithms.random_state import random_state, set_random_state
@@ -18,6 +20,7 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.nets.trainable import TrainablePolicy
 
 if TYPE_CHECKING:
+    from tidemill.algorithms.policy_gradient import PolicyGradient
     from tidemill.algorithms.ppo import PPO
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
@@ -28,7 +31,7 @@ COLUMNS = ("log_prob", "advantage", "target", "value")
 """What the loss needs of each row, in this order."""
 
 
-class _Whole(NamedTuple):
+class Whole(NamedTuple):
     """Of the rows of all equal trainers together."""
 
     rows: float
@@ -38,8 +41,22 @@ class _Whole(NamedTuple):
     explained_variance: float
 
 
-class PPOLearner(DataParallel):
-    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one thread.
+class PolicyLoss(NamedTuple):
+    """Of the rows of a minibatch, arrays and scalars of the policy's library."""
+
+    loss: Any
+    """Summed over the rows."""
+    of_log_prob: Any
+    """Its derivative with respect to log π(a) of each row, [n]."""
+    kl: Any
+    """Estimate of KL(μ‖π), summed over the rows."""
+    clipped: Any
+    """How many rows' ratio is beyond where it is clipped."""
+
+
+class PolicyGradientLearner(DataParallel):
+    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one thread. An algorithm says how returns are estimated and what the
+    policy's loss is; `epochs`, `target_kl` and `clip_value` are as in `PPO`.
 
     Equal trainers sum, per update: one array of sums over the rows (float64), then one per minibatch with the gradient, what is measured and the
     rows' share (float32), then the normalisers' moments (float64). All decisions (count of minibatches, clipping of the norm, the stops) follow from
@@ -48,9 +65,18 @@ class PPOLearner(DataParallel):
 
     policy: TrainablePolicy
 
-    def __init__(self, config: "PPO", policy: TrainablePolicy, seed: int) -> None:
+    def __init__(
+        self,
+        config: "PolicyGradient",
+        policy: TrainablePolicy,
+        seed: int,
+        epochs: int = 1,
+        target_kl: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
         self.policy = policy
         self._config = config
+        self._epochs, self._target_kl, self._clip_value = epochs, target_kl, clip_value
         self._rng = np.random.default_rng(seed)
         self._library = library_of(policy)
         size = policy.size
@@ -59,6 +85,18 @@ class PPOLearner(DataParallel):
             """[gradient, measured parts, share]: those of the loss summed over own rows, in units of 1 / (rows of a minibatch, about)."""
             self._gradient, self._parts = self._shared[:size], self._shared[size:]
             self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
+
+    @abstractmethod
+    def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
+        """See `Estimate`. Called for all samples before any step is done."""
+
+    @abstractmethod
+    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+        """Turn a batch's advantages [M] into what its loss takes, in place."""
+
+    @abstractmethod
+    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        """Return the loss of a minibatch [n] whose actions have these log-probabilities now, and had those of the behaviour."""
 
     @property
     def largest_sum(self) -> int:
@@ -76,7 +114,7 @@ class PPOLearner(DataParallel):
     def _update(self, samples: Sequence[Sample], progress: float, alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy = self._config, self.policy
         rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
-        batch = gather(samples, config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None)
+        batch = gather(samples, self._estimate)
         sums = _sums(batch)
         yield sums
         whole = _whole(sums)
@@ -100,14 +138,14 @@ class PPOLearner(DataParallel):
             metrics["gradient_norm"] = means[5]
         return metrics
 
-    def _steps(self, batch: Batch, whole: _Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
+    def _steps(self, batch: Batch, whole: Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
-        config, library, place, rows = self._config, self._library, self.policy.place, len(batch)
+        library, place, rows = self._library, self.policy.place, len(batch)
         weight, done = count / whole.rows, 0
         with place():
-            columns, found = self._columns(batch, whole), library.zeros(config.epochs * count, len(MEASURED) + 1)
+            columns, found = self._columns(batch, whole), library.zeros(self._epochs * count, len(MEASURED) + 1)
         bounds = [rows * i // count for i in range(count + 1)]
-        for _ in range(config.epochs):
+        for _ in range(self._epochs):
             with place():
                 order = library.columns({"order": self._rng.permutation(rows)})["order"]
             for start, end in pairwise(bounds):
@@ -125,7 +163,7 @@ class PPOLearner(DataParallel):
                     continue
                 with place():
                     parts = self._parts[:-1] / share
-                    if config.target_kl is not None and float(parts[3]) > config.target_kl:
+                    if self._target_kl is not None and float(parts[3]) > self._target_kl:
                         return self._read(found[:done])
                     found[done, :-1], found[done, -1] = parts, self._step(parts, share, rate)
                 done += 1
@@ -140,13 +178,13 @@ class PPOLearner(DataParallel):
         lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
         if lost.any():
             *parts, norm = steps[lost.argmax()].tolist()
-            raise RunError(_explain(parts, norm))
+            raise RunError(_explain(type(self._config).__name__, parts, norm))
         return steps
 
     def _loss(self, parts: Any) -> Any:
         return parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
 
-    def _columns(self, batch: Batch, whole: _Whole) -> list[Mapping[str, Any]]:
+    def _columns(self, batch: Batch, whole: Whole) -> list[Mapping[str, Any]]:
         """Return the inputs, the actions and (as one array, rows last) `COLUMNS` of a batch."""
         if not len(batch):
             return []
@@ -155,10 +193,7 @@ class PPOLearner(DataParallel):
         scalars = np.empty((len(COLUMNS), len(batch)), np.float32)
         scalars[0] = batch.log_prob
         scalars[1] = batch.advantage
-        if self._config.normalise_advantages:
-            with np.errstate(invalid="ignore"):
-                scalars[1] -= np.float32(whole.mean)
-            scalars[1] /= np.float32(whole.deviation + 1e-8)
+        self._weigh(scalars[1], whole)
         np.divide(batch.target, scale, out=scalars[2])
         np.divide(batch.value, scale, out=scalars[3])
         return [self._library.columns(arrays) for arrays in (self.policy.prepare(batch.observation), batch.action, {"scalars": scalars})]
@@ -173,9 +208,9 @@ class PPOLearner(DataParallel):
         log_prob, advantage, target, old_value = take(columns[2], rows, 1)["scalars"]
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
             found = policy.forward(inputs, action)
-            of_policy, of_log_prob, kl, clipped = differentiate_surrogate(xp, found.log_prob - log_prob, advantage, config.clip)
+            of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
             of_log_prob *= weight
-            value_loss, of_value = differentiate_value_loss(xp, found.value, target, old_value, config.clip_value)
+            value_loss, of_value = differentiate_value_loss(xp, found.value, target, old_value, self._clip_value)
             of_value *= weight * config.value_coefficient
             of_entropy = xp.full_like(of_value, -config.entropy_coefficient * weight) if config.entropy_coefficient else None
             self._library.total((of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts)
@@ -185,15 +220,20 @@ class PPOLearner(DataParallel):
         """Do one step of Adam down the shared gradient; return its norm before clipping."""
         return self._optimiser.descend(rate, share, self._config.max_gradient_norm, self._loss(parts))
 
-    def _log_ratio(self, observation: Arrays, action: Arrays, log_prob: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return log π - log μ of n rows, π being the policy at the start of the update."""
-        size, ratio = self._config.minibatch_size, -log_prob
-        with self.policy.place(), self._library.without_gradients():
-            columns = [self._library.columns(arrays) for arrays in (self.policy.prepare(observation), action)]
-            for start in range(0, len(ratio), size):
+    def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
+        """Return log π and the value (reward units) of the sample's rows at `rows` (into its flattened [T, N]), by the policy as it is now."""
+        size, library, policy = self._config.minibatch_size, self._library, self.policy
+        observation, action = (take_leaves([sample], [rows], name) for name in ("obs", "action"))
+        log_prob, value = np.empty((2, len(rows)), np.float32)
+        with policy.place(), library.without_gradients():
+            columns = [library.columns(arrays) for arrays in (policy.prepare(observation), action)]
+            for start in range(0, len(rows), size):
                 inputs, acted = ({k: v[start : start + size] for k, v in part.items()} for part in columns)
-                ratio[start : start + size] += self._library.to_host(self.policy.forward(inputs, acted).log_prob)
-        return ratio
+                found = policy.forward(inputs, acted)
+                log_prob[start : start + size] = library.to_host(found.log_prob)
+                value[start : start + size] = library.to_host(found.value)
+        value *= np.float32(policy.value_scale)
+        return log_prob, value
 
     def state(self) -> Arrays:
         """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling stream's state."""
@@ -210,6 +250,32 @@ class PPOLearner(DataParallel):
         self._optimiser.load_state({name.removeprefix("adam."): array for name, array in state.items() if name != "random"})
 
 
+class PPOLearner(PolicyGradientLearner):
+    """See `PPO`."""
+
+    def __init__(self, config: "PPO", policy: TrainablePolicy, seed: int) -> None:
+        super().__init__(config, policy, seed, config.epochs, config.target_kl, config.clip_value)
+        self._clip, self._normalise = config.clip, config.normalise_advantages
+        self._estimator: Estimate = gae_of(config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None)
+
+    def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
+        return self._estimator(sample)
+
+    def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
+        ratio, _ = self._evaluate(sample, rows)
+        ratio -= take_rows([sample], [rows], "log_prob")
+        return ratio
+
+    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+        if self._normalise:
+            with np.errstate(invalid="ignore"):
+                advantage -= np.float32(whole.mean)
+            advantage /= np.float32(whole.deviation + 1e-8)
+
+    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        return PolicyLoss(*differentiate_surrogate(self._library.namespace, log_prob - behaviour, advantage, self._clip))
+
+
 def _sums(batch: Batch) -> NDArray[np.float64]:
     """Return [rows, then sum and sum of squares of advantages, targets and errors of the values]."""
     sums = [float(len(batch))]
@@ -219,22 +285,22 @@ def _sums(batch: Batch) -> NDArray[np.float64]:
     return np.array(sums)
 
 
-def _whole(sums: NDArray[np.float64]) -> _Whole:
+def _whole(sums: NDArray[np.float64]) -> Whole:
     """Return what follows from the `_sums` of all trainers."""
     rows, *pairs = sums.tolist()
     if not rows:
-        return _Whole(0.0, 0.0, 0.0, nan)
+        return Whole(0.0, 0.0, 0.0, nan)
     means = [total / rows for total in pairs[::2]]
     squares = [square / rows for square in pairs[1::2]]
     advantage, target, error = (max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True))
     varies = target > 1e-12 * squares[1]  # less is rounding of these sums
-    return _Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
+    return Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
 
 
-def _explain(parts: Sequence[float], norm: float) -> str:
+def _explain(algorithm: str, parts: Sequence[float], norm: float) -> str:
     values = dict(zip(MEASURED, parts, strict=True))
     wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [f"the gradient's norm is {norm}"]
     return (
-        f"PPO left out a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
+        f"{algorithm} left out a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
         "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
     )
