@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.api.experiment import Edge
+from tidemill.api.edges import Edge
 from tidemill.core.errors import SchemaError
 from tidemill.streams.sums import WHOLE, Summing
 from tidemill.transports.local import local_endpoints

@@ -12,7 +12,8 @@ from tests.workers.world import Known, KnownPolicy
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import Held
 from tidemill.api.control import Facts, Notice, SampleFacts, State, Statistics, Status, unpack_up
-from tidemill.api.experiment import Context, Experiment, Limits, Port, WorkerConfig
+from tidemill.api.edges import Port
+from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.checkpoint import checkpoints, read_newest
@@ -84,7 +85,7 @@ class Bench:
         ends = local_endpoints(["source-0", "trainer-0"], experiment.edges())
         source = ends["source-0"][0]
         self.link = ends["trainer-0"][1]
-        self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}") for i in range(outlets)]
+        self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}/trainer-0") for i in range(outlets)]
         for producer in self.producers:
             producer.offer(ROW_FIELDS, (ROWS, SEATS), slots)
         self.reader = source.reader("parameters/policy/trainer-0")

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.api.control import Facts, unpack_up
+from tidemill.api.edges import Port
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context, Experiment, Port, WorkerConfig
+from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Field, poison, schema_of
@@ -181,7 +182,7 @@ class World:
         self.version = -1
         self.got: dict[str, list[dict[str, np.ndarray]]] = {}
         sink = self.ends["sink-0"][0]
-        self.consumers = {e.name: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")}
+        self.consumers = {e.name.rpartition("/")[0]: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")}
         self.writers = [sink.writer(f"parameters/{p}/sink-0") for p in self.policies]
         for writer in self.writers:
             writer.offer(schema_of({"w": np.zeros(3)}))

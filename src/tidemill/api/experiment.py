@@ -18,8 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from tidemill.api.edges import Edge, Port, Role, derive_edges
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config
@@ -27,35 +28,11 @@ from tidemill.core.errors import ConfigError, did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
-Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum"]
-
 
 def check_name(what: str, name: str) -> None:
     """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a stream."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
-
-
-@dataclass(frozen=True)
-class Port:
-    """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
-    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share. A worker that fills several blocks at a
-    time has that many `outlets`. The ends of an inference stream say which `policy` they mean."""
-
-    stream: str
-    role: Role
-    outlets: int = 1
-    policy: str = ""
-
-
-@dataclass(frozen=True)
-class Edge:
-    """One channel or cell between workers: `source` writes, `targets` read (one for a channel)."""
-
-    name: str
-    kind: Literal["channel", "cell"]
-    source: str
-    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,54 +146,8 @@ class Experiment(Config):
         return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
 
     def edges(self) -> list[Edge]:
-        """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end."""
-        ports = [(name, port) for name, config in self.members() for port in config.ports()]
-        streams: dict[tuple[str, str], None] = {(_FAMILY[p.role], p.stream): None for _, p in ports}
-        edges: list[Edge] = []
-        for family, stream in streams:
-            source_role, target_role = _ENDS[family]
-            sources, targets = self.holders(stream, source_role), self.holders(stream, target_role)
-            if family == "sums":
-                edges += [Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a in sources for b in sources if a != b]
-                continue
-            if not sources or not targets:
-                missing, present, held = (source_role, target_role, targets) if not sources else (target_role, source_role, sources)
-                if family == "parameters" and not targets:
-                    continue  # a trainer whose policy nobody plays: legal
-                known = [s for f, s in streams if f == family and self.holders(s, missing)]
-                raise ConfigError(
-                    f'{family} stream "{stream}": {", ".join(held)} {present}s it, but nobody {missing}s it; '
-                    + (did_you_mean(stream, known) if known else f'add a worker that {missing}s "{stream}"')
-                )
-            if family == "parameters":  # equal trainers publish the same weights, each to its share of those who play them
-                groups = {worker.rpartition("-")[0] for worker in sources}
-                if len(groups) > 1:
-                    raise ConfigError(f'policy "{stream}" is published by {", ".join(sources)}; one group of trainers per policy')
-                for i, source in enumerate(sources):
-                    if players := tuple(target for target in targets if number(target) % len(sources) == i):
-                        edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, players))
-            elif family == "samples":
-                groups = {worker.rpartition("-")[0] for worker in targets}
-                if len(groups) > 1:
-                    raise ConfigError(f'sample stream "{stream}" is consumed by {", ".join(targets)}; one group of consumers per sample stream')
-                if len(sources) < len(targets):
-                    raise ConfigError(
-                        f'sample stream "{stream}" has {len(sources)} producers ({", ".join(sources)}) for {len(targets)} consumers '
-                        f"({', '.join(targets)}), so that some would never get a sample; let there be at least as many"
-                    )
-                share = {source: targets[i % len(targets)] for i, source in enumerate(sources)}
-                edges += [
-                    Edge(f"samples/{stream}/{name}/{outlet}", "channel", name, (share[name],))
-                    for name, port in ports
-                    if (port.stream, port.role) == (stream, "produce")
-                    for outlet in range(port.outlets)
-                ]
-            else:
-                for i, client in enumerate(sources):  # each client is assigned one server
-                    server = targets[i % len(targets)]
-                    edges.append(Edge(f"requests/{stream}/{client}", "channel", client, (server,)))
-                    edges.append(Edge(f"answers/{stream}/{client}", "channel", server, (client,)))
-        return edges
+        """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
+        return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])
 
     def check(self) -> None:
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
@@ -235,27 +166,6 @@ class Experiment(Config):
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
         self.edges()
-        for name, config in self.members():
-            for port in config.ports():
-                if port.role == "ask":
-                    servers = ((server, p.policy) for server, c in self.members() for p in c.ports() if (p.stream, p.role) == (port.stream, "serve"))
-                    for server, policy in servers:
-                        if policy != port.policy:
-                            raise ConfigError(f'{name} asks stream "{port.stream}" for policy "{port.policy}", but {server} serves "{policy}" there')
-
-
-_FAMILY: dict[Role, str] = {
-    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
-    "sum": "sums",
-}  # fmt: skip
-_ENDS: dict[str, tuple[Role, Role]] = {
-    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
-}  # fmt: skip
-
-
-def number(worker: str) -> int:
-    """Return a worker's number in its group."""
-    return int(worker.rpartition("-")[2])
 
 
 @dataclass

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, Trainer
+from tidemill.api.edges import group_of
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
@@ -435,16 +436,16 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     if not found:
         raise ConfigError("bench needs actors whose samples are trained on")
     actors, spec = found[0]
-    trainers = [c for c in experiment.workers.values() if isinstance(c, Trainer) and c.samples == spec.samples]
+    trainers = [(g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples == spec.samples]
     if not trainers:
         raise ConfigError(f'bench needs a trainer of sample stream "{spec.samples}"')
-    trainer = trainers[0]
+    group, trainer = trainers[0]
     ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO()
     config = actors.environment
     environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(actors.lanes, 0)
     groups = match_agents(environment.agents, actors.agents)
     seats = len(groups[actors.agents.index(spec)])
-    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{spec.samples}/")])
+    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{spec.samples}/") and group_of(e.targets[0]) == group])
     batch, rows = actors.lanes * seats, trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
     if spec.inference != INLINE:
         clients, servers = experiment.holders(spec.inference, "ask"), experiment.holders(spec.inference, "serve")

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 
 import msgspec
 
-from tidemill.api.experiment import Edge
+from tidemill.api.edges import Edge
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.config import encode

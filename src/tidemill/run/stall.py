@@ -5,7 +5,8 @@ from time import monotonic
 from typing import Protocol
 
 from tidemill.api.control import State
-from tidemill.api.experiment import Experiment, Role, WorkerConfig
+from tidemill.api.edges import Role
+from tidemill.api.experiment import Experiment, WorkerConfig
 
 SILENT = 2.0  # seconds: a running worker reports four times a second
 

@@ -1,28 +1,58 @@
-"""The sample stream: blocks [time, seats] of rows, written in place by actors and read in place by trainers."""
+"""The sample stream: blocks [time, seats] of rows, written in place by actors and read in place by trainers.
+
+Every group of consumers gets every sample (broadcast); within a group each sample goes to one consumer (round robin). Nobody drops: a producer waits
+until the next consumer of each group has room.
+"""
 
 from collections import deque
 from collections.abc import Sequence
 
 from tidemill.api.algorithm import Sample
+from tidemill.api.edges import group_of
+from tidemill.api.experiment import Context
 from tidemill.api.stream import Blocks, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
 from tidemill.core.schema import Arrays, Schema
 
 
 class ChannelSampleProducer(SampleProducer):
-    """Sends over one channel to the stream's consumer."""
+    """Sends each sample over one channel of every group, in turn within the group. Rows are written once, into the first group's slot, and copied
+    into the others' when they are sent.
 
-    def __init__(self, channel: Producer) -> None:
-        self._channel = channel
+    groups   for each group of consumers, of whichever stream, the channels to those of them that this producer serves
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Producer]]) -> None:
+        self._groups = [deque(channels) for channels in groups]  # the next in turn is the first
 
     def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
-        self._channel.offer(schema, (rows, seats), slots)
+        for channels in self._groups:
+            for channel in channels:
+                channel.offer(schema, (rows, seats), slots)
 
     def reserve(self) -> Arrays | None:
-        return self._channel.reserve()
+        first, *others = (channels[0].reserve() for channels in self._groups)
+        return None if any(slot is None for slot in others) else first
 
     def commit(self) -> None:
-        self._channel.commit()
+        first, *others = (channels[0].reserve() for channels in self._groups)  # the same slots again
+        assert first is not None
+        for slot in others:
+            assert slot is not None
+            for name, array in first.items():
+                slot[name][...] = array
+        for channels in self._groups:
+            channels[0].commit()
+            channels.rotate(-1)
+
+
+def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> ChannelSampleProducer:
+    """Return a worker's producer for one of its outlets, whose samples all of `streams` get."""
+    groups: dict[tuple[str, str], list[Producer]] = {}
+    for stream in streams:
+        for edge in context.edges(f"samples/{stream}/{context.name}/{outlet}/"):
+            groups.setdefault((stream, group_of(edge.targets[0])), []).append(context.endpoints.producer(edge.name))
+    return ChannelSampleProducer(list(groups.values()))
 
 
 class ChannelSampleConsumer(SampleConsumer):

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from tidemill.api.experiment import Edge
+from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Endpoints, Link
 from tidemill.core.memory import LocalSegment
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.control import Episodes, Facts, SampleFacts
+from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.experiment import Context, Port, WorkerConfig
+from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.config import Config
@@ -23,7 +24,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import ParameterSubscriber
-from tidemill.streams.samples import ChannelSampleProducer
+from tidemill.streams.samples import sample_producer
 from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.ring import EnvRing, EnvTarget
@@ -197,7 +198,9 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
         needs.append(Need("actors' own rows", ring * layout(schema, (kept, seats))[1], f"{kept:,} rows x {per_row}"))
         if spec.samples is not None:
             block = ring * layout(schema, (spec.rows, seats))[1]
-            needs.append(Need("samples", config.slots * block, f"{config.slots} slots x {spec.rows:,} rows x {per_row}"))
+            channels = len(context.edges(f"samples/{spec.samples}/{context.name}/0/"))
+            copies = f"{channels} consumers x " * (channels > 1)
+            needs.append(Need("samples", channels * config.slots * block, f"{copies}{config.slots} slots x {spec.rows:,} rows x {per_row}"))
             needs.append(Need("batches", 2 * block, f"2 copies x {spec.rows:,} rows x {per_row}"))
         if spec.inference != INLINE:
             policy = context.experiment.policies[spec.policy]
@@ -284,7 +287,7 @@ class ActorWorker(Worker):
         policy = context.experiment.policies[name]
         observation, answer, state = schema_of_space(spaces.observation, "obs"), policy.answer(spaces), policy.state(spaces)
         if spec.inference != INLINE:
-            stream = f"{spec.inference}/{context.name}"
+            stream = f"{spec.inference}/{context.name}/{name}"
             requests, answers = context.endpoints.producer(f"requests/{stream}"), context.endpoints.consumer(f"answers/{stream}")
             return ChannelInferenceClient(requests, answers, observation, state, rows, self._config.ring * len(self._config.agents))
         built = policy.build(spaces, derive_seed(context.experiment.seed, context.name, "policy", name))
@@ -302,7 +305,7 @@ class ActorWorker(Worker):
             outlet = sum(1 for spec_number, _ in self._agents if spec_number == number)
             samples = None
             if spec.samples is not None:
-                samples = ChannelSampleProducer(context.endpoints.producer(f"samples/{spec.samples}/{context.name}/{outlet}"))
+                samples = sample_producer(context, [spec.samples], outlet)
             seats = config.lanes * len(group)
             agent = Agent(
                 schema=row_schema(context, spec, own, environment.info),

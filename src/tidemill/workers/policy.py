@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from tidemill.api.control import Facts
-from tidemill.api.experiment import Context, Port, WorkerConfig, number
+from tidemill.api.edges import Port, number
+from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.spaces import schema_of_space
 from tidemill.api.stream import Requests
 from tidemill.core.errors import ConfigError
@@ -83,9 +84,9 @@ class PolicyWorker(Worker):
         spaces = facts.spaces[config.policy]
         policy = experiment.policies[config.policy]
         observation, state, answer = schema_of_space(spaces.observation, "obs"), policy.state(spaces), policy.answer(spaces)
-        clients = [e.source for e in context.edges(f"requests/{config.stream}/")]
+        clients = [f"{config.stream}/{e.source}/{config.policy}" for e in context.edges(f"requests/{config.stream}/")]
         endpoints = context.endpoints
-        channels = [(endpoints.consumer(f"requests/{config.stream}/{c}"), endpoints.producer(f"answers/{config.stream}/{c}")) for c in clients]
+        channels = [(endpoints.consumer(f"requests/{c}"), endpoints.producer(f"answers/{c}")) for c in clients]
         self._server = ChannelInferenceServer(channels, observation, state, answer)
         device = choose_device(config.device, number(context.name))
         self._policy = policy.build_on(device, spaces, derive_seed(experiment.seed, context.name, "policy", config.policy))

@@ -18,7 +18,8 @@ import numpy as np
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
 from tidemill.api.control import Facts, Notice, State, Statistics
-from tidemill.api.experiment import Context, Port, WorkerConfig, number
+from tidemill.api.edges import Port, number
+from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.memory import Need

@@ -1,0 +1,166 @@
+"""How workers are joined: the ends of streams that they hold, and the channels and cells that follow from them.
+
+===========  =======================================================================================================================
+stream       edges
+===========  =======================================================================================================================
+samples      a channel per producer, outlet and consumer. Every *group* of consumers gets every sample (broadcast); within a group each
+             sample goes to one consumer: producers are shared out in turn, and one that is left with several consumers serves them in turn
+inference    two channels per asker and policy, to one server: that with the fewest, so that all servers have work
+parameters   a cell per trainer of the policy, read by its share of the players
+sums         a channel from each of the policy's trainers to each other
+===========  =======================================================================================================================
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tidemill.core.errors import ConfigError, did_you_mean
+
+Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum"]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
+    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share. A worker that fills several blocks at a
+    time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each."""
+
+    stream: str
+    role: Role
+    outlets: int = 1
+    policy: str = ""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One channel or cell between workers: `source` writes, `targets` read (one for a channel)."""
+
+    name: str
+    kind: Literal["channel", "cell"]
+    source: str
+    targets: tuple[str, ...]
+
+
+End = tuple[str, Port]
+"""A worker's name and a port of it."""
+
+_FAMILY: dict[Role, str] = {
+    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
+    "sum": "sums",
+}  # fmt: skip
+_ENDS: dict[str, tuple[Role, Role]] = {
+    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
+}  # fmt: skip
+
+
+def number(worker: str) -> int:
+    """Return a worker's number in its group."""
+    return int(worker.rpartition("-")[2])
+
+
+def group_of(worker: str) -> str:
+    """Return the name of a worker's group."""
+    return worker.rpartition("-")[0]
+
+
+def derive_edges(ends: Sequence[End]) -> list[Edge]:
+    """Return every channel and cell that joins `ends`. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
+    streams = dict.fromkeys((_FAMILY[port.role], port.stream) for _, port in ends)
+    _check_overlap(ends)
+    edges: list[Edge] = []
+    for family, stream in streams:
+        sources, targets = ([(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family])
+        if family == "parameters" and not targets:
+            continue  # a trainer whose policy nobody plays: legal
+        if not sources or not targets:
+            raise ConfigError(_lacking(family, stream, sources, targets, ends))
+        join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums}[family]
+        edges += join(stream, sources, targets)
+    return edges
+
+
+def _names(ends: Iterable[End]) -> str:
+    return ", ".join(dict.fromkeys(worker for worker, _ in ends))
+
+
+def _check_overlap(ends: Sequence[End]) -> None:
+    """A parameter stream is named by its policy, and may be called like another; samples and requests must not be taken for each other."""
+    samples, inference = ({p.stream: w for w, p in ends if _FAMILY[p.role] == family} for family in ("samples", "inference"))
+    for stream in samples.keys() & inference.keys():
+        raise ConfigError(
+            f'"{stream}" is a sample stream ({samples[stream]}) and an inference stream ({inference[stream]}) at once; give one of them another name'
+        )
+
+
+def _lacking(family: str, stream: str, sources: list[End], targets: list[End], ends: Sequence[End]) -> str:
+    missing, present = _ENDS[family] if not sources else _ENDS[family][::-1]
+    does, wanted = (f"{role}es" if role == "publish" else f"{role}s" for role in (present, missing))
+    known = [port.stream for _, port in ends if port.role == missing]
+    return f'{family} stream "{stream}": {_names(sources or targets)} {does} it, but nobody {wanted} it; ' + (
+        did_you_mean(stream, known) if known else f'add a worker that {wanted} "{stream}"'
+    )
+
+
+def _join_samples(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+    producers, consumers = dict(sources), list(dict(targets))
+    if both := [worker for worker in consumers if worker in producers]:
+        raise ConfigError(f'{", ".join(both)} produces sample stream "{stream}" and consumes it, too; give what it sends on another name')
+    groups = {group_of(consumer): [c for c in consumers if group_of(c) == group_of(consumer)] for consumer in consumers}
+    edges = []
+    for i, (producer, port) in enumerate(producers.items()):
+        for outlet in range(port.outlets):
+            for group in groups.values():
+                share = group[i :: len(producers)] if len(producers) < len(group) else [group[i % len(group)]]
+                edges += [Edge(f"samples/{stream}/{producer}/{outlet}/{consumer}", "channel", producer, (consumer,)) for consumer in share]
+    return edges
+
+
+def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+    serves: dict[str, set[str]] = {}
+    for server, port in targets:
+        serves.setdefault(server, set()).add(port.policy)
+    load = dict.fromkeys(serves, 0)
+    edges = []
+    for asker, port in sources:
+        able = [server for server, policies in serves.items() if port.policy in policies]
+        if not able:
+            others = "; ".join(f"{server} serves {_quoted(policies)}" for server, policies in serves.items())
+            raise ConfigError(
+                f'{asker} asks stream "{stream}" for policy "{port.policy}", but {others} there; add it to their policies, or ask another stream'
+            )
+        server = min(able, key=lambda name: (load[name], len(serves[name])))  # the least busy; among equals, who can do nothing else
+        load[server] += 1
+        edges.append(Edge(f"requests/{stream}/{asker}/{port.policy}", "channel", asker, (server,)))
+        edges.append(Edge(f"answers/{stream}/{asker}/{port.policy}", "channel", server, (asker,)))
+    asked = {port.policy for _, port in sources}
+    for server, policies in serves.items():
+        if unasked := sorted(policies - asked):
+            raise ConfigError(
+                f'{server} serves policy "{unasked[0]}" on inference stream "{stream}", but {_names(sources)} asks for '
+                f"{_quoted(asked)} there; take it out of its policies, or let an agent spec ask for it"
+            )
+    if idle := [server for server, count in load.items() if not count]:
+        raise ConfigError(
+            f'inference stream "{stream}" is asked by {_names(sources)}, and {", ".join(idle)} would never be asked anything: each asker is served '
+            "by one policy worker for each policy; let there be fewer policy workers, or more actors"
+        )
+    return edges
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(names))
+
+
+def _join_parameters(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+    if len({group_of(worker) for worker, _ in sources}) > 1:
+        raise ConfigError(f'policy "{stream}" is published by {_names(sources)}; one group of trainers per policy')
+    edges = []
+    for i, (source, _) in enumerate(sources):  # equal trainers publish the same weights, each to its share of those who play them
+        if players := tuple(dict.fromkeys(target for target, _ in targets if number(target) % len(sources) == i)):
+            edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, players))
+    return edges
+
+
+def _join_sums(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+    return [Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a, _ in sources for b, _ in targets if a != b]
