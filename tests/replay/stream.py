@@ -4,7 +4,7 @@ from typing import Any
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held
-from tidemill.api.experiment import Edge
+from tidemill.api.edges import Edge
 from tidemill.streams.samples import ChannelSampleConsumer, ChannelSampleProducer
 from tidemill.transports.local import local_endpoints
 
@@ -19,7 +19,7 @@ class Stream:
     def __init__(self, config: BufferConfig, slots: int = 2, seats: tuple[int, ...] = (SEATS,), late: bool = False, **demand: Any) -> None:
         edges = [Edge(f"samples/{i}", "channel", f"source-{i}", ("trainer",)) for i in range(len(seats))]
         ends = local_endpoints([*(f"source-{i}" for i in range(len(seats))), "trainer"], edges)
-        self.producers = [ChannelSampleProducer(ends[e.source][0].producer(e.name)) for e in edges]
+        self.producers = [ChannelSampleProducer([[ends[e.source][0].producer(e.name)]]) for e in edges]
         self._offers = [(BURN_IN + STEPS + 1, count, slots) for count in seats]
         if not late:
             self.offer()

@@ -11,7 +11,7 @@ from tidemill.replay.queue import Queue
 
 def test_samples_are_used_in_order_where_they_lie() -> None:
     stream = Stream(Queue(), rows=2 * ROWS)
-    slots = [block["reward"] for block in stream.producers[0]._channel._slots]  # type: ignore[attr-defined]
+    slots = [block["reward"] for block in stream.producers[0]._groups[0][0]._slots]  # type: ignore[attr-defined]
     assert stream.send(1) and stream.take() is None
     assert stream.send(2) and not stream.send(3)
     taken = stream.buffer.take(0)

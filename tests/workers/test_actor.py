@@ -13,7 +13,7 @@ from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.envs.scripted import ScriptedEnvironment
-from tidemill.workers import actor
+from tidemill.workers import actor_memory
 from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
 
 EDGE = "samples/s/actor-0/0"
@@ -154,7 +154,7 @@ def test_many_lanes_take_parameters_at_sample_boundaries() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_an_actor_without_boundaries_pulls_all_the_same(lanes: int) -> None:
-    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None),), lanes=lanes)
+    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None, mode="concise"),), lanes=lanes)
     world.begin()
     world.publish()
     for _ in range(PULL_TICKS // MAX_POLL_STEPS + 2):
@@ -304,7 +304,7 @@ class Fat(Marked):
 
 
 def test_rows_that_cannot_fit_are_refused_with_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "available", lambda: 1_000_000)
+    monkeypatch.setattr(actor_memory, "available", lambda: 1_000_000)
     world_of(lanes=4, ring=2).begin()
     with pytest.raises(
         ConfigError, match=r"(?s)MB of memory, and 1\.0 MB are available; make sample_steps.*samples: .* = 2 x 3 slots x 50,001 rows x 4 "
@@ -329,7 +329,7 @@ def test_a_hundred_million_lanes_are_refused_before_they_are_built() -> None:
 
 
 def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "available", lambda: 20_000_000_000)
+    monkeypatch.setattr(actor_memory, "available", lambda: 20_000_000_000)
     with pytest.raises(ConfigError) as caught:
         world_of(Fat(), agents=(spec(samples=None),), lanes=300_000).begin()
     found = re.search(r"environments: ([\d.]+) GB = ring 1 x 300,000 lanes x ([\d,]+) bytes", str(caught.value))

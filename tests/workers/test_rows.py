@@ -7,19 +7,39 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.workers.world import Known, Marked, World, check_samples
+from tests.workers.world import Ahead, Known, Marked, World, check_samples
 
 from tidemill.api.control import Episodes
 from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.blocks import InStep
 
 
-def specs_of(kinds: int, remote: bool, **settings_of_both: Any) -> tuple[AgentSpec, ...]:
+def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, **settings_of_both: Any) -> tuple[AgentSpec, ...]:
+    """`others` is changed for the second spec."""
     inference = {"inference": "ask-p"} if remote else {}
-    first = AgentSpec(match="red.*", policy="p", samples="red", **inference, **settings_of_both)
+    first = AgentSpec(match="red.*", policy="p", **inference, **{"samples": "red", **settings_of_both})
     if kinds == 1:
         return (first,)
     inference = {"inference": "ask-q"} if remote else {}
-    return first, AgentSpec(match="blue.*", policy="q", samples="blue", deterministic=True, **inference, **{**settings_of_both, "sample_steps": 4})
+    second = {"samples": "blue", **settings_of_both, **(others if others is not None else {"sample_steps": 4})}
+    return first, AgentSpec(match="blue.*", policy="q", **inference, **second)
+
+
+@st.composite
+def settings_of_a_spec(draw, stream: str, promised: bool) -> dict[str, Any]:
+    """Whatever can be said of samples."""
+    mode = draw(st.sampled_from(["fixed", "fixed", "after_done", "full", "concise"] if promised else ["fixed", "concise"]))
+    given: dict[str, Any] = {"mode": mode, "samples": draw(st.sampled_from([stream, (stream, f"{stream}-too")]))}
+    given["frame_stack"] = draw(st.sampled_from([1, 1, 2, 3]))
+    if mode in ("fixed", "after_done"):
+        given |= {"sample_steps": draw(st.integers(1, 7)), "bootstrap": draw(st.integers(1, 2)), "burn_in": draw(st.integers(0, 3))}
+    if mode in ("after_done", "full"):
+        given["post"] = (Ahead(),) if draw(st.booleans()) else ()
+    if mode in ("full", "concise"):
+        given["deterministic"] = draw(st.booleans())
+    if mode == "full":
+        given["padded"] = draw(st.booleans())
+    return given
 
 
 @st.composite
@@ -29,6 +49,7 @@ def worlds(draw) -> World:
     same_step = draw(st.booleans())
     turns = 1 if same_step else draw(st.sampled_from([1, 1, 2, 3]))
     shortest = draw(st.integers(turns, 5))
+    promises = draw(st.booleans())
     environment = Marked(
         agents=agents,
         kinds=kinds,
@@ -39,12 +60,13 @@ def worlds(draw) -> World:
         turns=turns,
         same_step=same_step,
         stalls=draw(st.integers(0, 2)),
+        promises=promises,
     )
-    steps, bootstrap, burn_in = draw(st.integers(1, 7)), draw(st.integers(1, 2)), draw(st.integers(0, 3))
     limit = draw(st.sampled_from([0, 0, turns, 4, 6]))
+    red, blue = (draw(settings_of_a_spec(stream, promises or limit > 0)) for stream in ("red", "blue"))
     actors = Actors(
         environment=environment,
-        agents=specs_of(kinds, remote, sample_steps=steps, bootstrap=bootstrap, burn_in=burn_in),
+        agents=specs_of(kinds, remote, {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue}, **red),
         lanes=draw(st.integers(1, 4)),
         ring=draw(st.integers(1, 2)),
         max_episode_steps=max(limit, turns) if limit else 0,
@@ -88,8 +110,8 @@ def play_and_check(world: World, plan: list[tuple[int, bool]], by_index: bool) -
 
 def force_index(world: World) -> None:
     for _, agent in world.actor._agents:
-        if not agent._staged:
-            agent._stage(None)
+        if isinstance(agent._blocks, InStep):
+            agent._blocks = agent._blocks.by_index()
 
 
 def streams_of(world: World) -> dict[tuple[int, int], list[dict[str, np.ndarray]]]:

@@ -5,16 +5,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tidemill.api.algorithm import PostProcessor
 from tidemill.api.control import Facts, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
-from tidemill.core.schema import Field, poison, schema_of
+from tidemill.core.schema import Field, Schema, poison, schema_of
 from tidemill.envs.scripted import Scripted, ScriptedEnvironment, reward_of
 from tidemill.transports.local import LocalEndpoints, LocalLink, local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.workers.blocks import Columns
 from tidemill.workers.policy import PolicyWorkers
 
 OFFSET = 8  # lanes of the second target are numbered from here on
@@ -59,7 +61,8 @@ class Known(Policy):
         self.built.append(self)
 
     def act(self, observation, state, deterministic, out) -> None:
-        rows = np.array(observation["obs"][:, :5], np.int64)
+        newest = observation["obs"].reshape(len(observation["obs"]), -1, observation["obs"].shape[-1])[:, -1]  # of a frame stack
+        rows = np.array(newest[:, :5], np.int64)
         assert np.isfinite(observation["obs"]).all()
         assert (self._parameters["w"] == self.version).all()
         for identity in map(tuple, rows.tolist()):
@@ -83,10 +86,12 @@ class Known(Policy):
 class Marked(Scripted):
     """`Scripted`, with infos, a reward for absence, and targets that can be told apart.
 
-    stalls   looks at `ready` in vain after each send
+    stalls     looks at `ready` in vain after each send
+    promises   tells how long an episode can be
     """
 
     stalls: int = 0
+    promises: bool = True
     built: ClassVar[list["MarkedEnvironment"]] = []
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "MarkedEnvironment":
@@ -100,6 +105,7 @@ class MarkedEnvironment(Environment):
         self.config, self.offset = config, offset
         self.agents, self.lanes, self.same_step = self.inner.agents, lanes, config.same_step
         self.info = {"code": Field((), "int64")}
+        self.max_episode_steps = config.longest if config.promises else 0
         self.sends = self.receipts = self.looks = 0
         self.stalled = False
         self.bell: Any = None
@@ -147,6 +153,27 @@ class MarkedEnvironment(Environment):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ahead(PostProcessor):
+    """``post.total``: the rewards from the row on; ``post.left``: the actions from the row on, and the first number that was observed."""
+
+    reads: ClassVar[tuple[str, ...]] = ("obs", "reward", "version", "done", "truncated")
+
+    def fields(self) -> Schema:
+        return {"total": Field((), "float32"), "left": Field((2,), "int32")}
+
+    def process(self, episodes):
+        own = (episodes["version"] >= 0) | episodes["done"]
+        assert own[0].all() and (np.diff(own.astype(int), axis=0) <= 0).all()
+        for array in episodes.values():
+            assert (array[~own] == (-1 if array is episodes["version"] else 0)).all()
+        assert ((episodes["done"] | episodes["truncated"]).sum(0) == 1).all()
+        acts = own & ~episodes["done"] & ~episodes["truncated"]
+        sums = [np.cumsum(array[::-1], axis=0)[::-1] for array in (episodes["reward"], acts)]
+        lane = episodes["obs"].reshape(*own.shape, -1)[..., 0]
+        return {"total": sums[0], "left": np.stack([sums[1], lane], axis=-1)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sink(WorkerConfig):
     """Stands where trainers do."""
 
@@ -170,7 +197,7 @@ class World:
         Known.built.clear()
         Marked.built.clear()
         self.policies = tuple(dict.fromkeys(spec.policy for spec in self.actors.agents))
-        self.streams = tuple(spec.samples for spec in self.actors.agents if spec.samples)
+        self.streams = tuple(stream for spec in self.actors.agents for stream in spec.streams)
         workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": Sink(streams=self.streams, policies=self.policies)}
         if self.remote:
             workers |= {f"server-{p}": PolicyWorkers(stream=f"ask-{p}", policy=p, threaded=self.threaded) for p in self.policies}
@@ -191,8 +218,11 @@ class World:
         return dict(self.experiment.members())[name].build(Context(self.experiment, name, self.actors, self.ends[name][0]))
 
     def begin(self) -> Facts:
-        """Configure and start everything, with poisoned slots."""
+        """Configure and start everything, with poisoned slots and rows."""
         facts: Facts = self.actor._configure(Facts())
+        for number, agent in self.actor._agents:
+            if isinstance(agent._blocks, Columns):
+                poison({name: array[self.actors.agents[number].burn_in :] for name, array in agent._blocks.arrays.items()})
         for consumer in self.consumers.values():
             assert consumer.attach()
             for slot in consumer._views:
@@ -231,59 +261,59 @@ class World:
 
 # ---- what the rows must be ---------------------------------------------------------------------------------------------------------------------
 
+Row = dict[str, Any]
+
 
 @dataclass
 class Seat:
-    """One seat's rows, made the slow way."""
+    """One seat's rows, made the slow way. The `obs` of a row are the identities of its frames."""
 
     environment: Marked
+    spec: AgentSpec
+    group: list[int]  # the spec's agents
     lane: int  # as the environment counts
     agent: int
     offset: int
     limit: int
     policy: int
     asked: dict[Identity, list[int]]
-    deterministic: bool
-    fillers: int
     recurrent: bool
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    episodes: list[list[Row]] = field(default_factory=list)
     told: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._used: dict[Identity, int] = {}
         self._episode = 0
-        blank = {"obs": None, **self._nothing(), "on_reset": False, "done": False, "truncated": False, "reward": 0.0}
+        self.filler: Row = {"obs": None, **self._nothing(), "on_reset": False, "done": False, "truncated": False, "reward": 0.0}
         if self.recurrent:
-            blank |= {"state.count": 0.0, "state.code": (0.0, 0.0)}
-        self.rows += [blank] * self.fillers
+            self.filler |= {"state.count": 0.0, "state.code": (0.0, 0.0)}
+        if self.spec.post:
+            self.filler |= {"post.total": 0.0, "post.left": (0, 0)}
+        self.rows += [self.filler] * self.spec.burn_in
 
-    def _nothing(self) -> dict[str, Any]:
+    def _nothing(self) -> Row:
         unacted = {"version": -1, "policy": -1, "action": 0, "log_prob": 0.0, "value": 0.0}
         return {**unacted, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
 
-    def _answer(self, identity: Identity) -> dict[str, Any]:
+    def _answer(self, identity: Identity) -> Row:
         number = self._used.get(identity, 0)
         versions = self.asked.get(identity, [])
         if number >= len(versions):
             return {}  # not asked yet: such a row is in no sample
         self._used[identity] = number + 1
         version = versions[number]
-        return {**answer_of(identity, version, self.deterministic), "version": version, "policy": self.policy}
+        return {**answer_of(identity, version, self.spec.deterministic), "version": version, "policy": self.policy}
 
-    def upto(self, count: int) -> list[dict[str, Any]]:
-        """The first `count` rows."""
-        while len(self.rows) < count:
-            self._play()
-        return self.rows[:count]
-
-    def _play(self) -> None:
+    def play(self) -> None:
+        """Play one more episode."""
         env, lane, agent, episode = self.environment, self.lane, self.agent, self._episode
         self._episode += 1
         natural, death = int(env.length(lane, episode)), int(env.death(lane, agent, episode))
         end = min(natural, death, self.limit or 10**9)
         dies = death <= end
         done = dies or (natural == end and not env.cut(lane, episode))
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for tick in range(end + 1):
             final, on_turn = tick == end, tick % env.turns == agent % env.turns
             present = on_turn or (final and dies)
@@ -292,10 +322,14 @@ class Seat:
             if not present and not final:
                 continue
             acted = len(rows)
-            seen = (lane + self.offset, agent, episode, acted, tick) if present else rows[-1]["obs"]
-            row = {"obs": seen, **self._nothing(), "on_reset": not rows, "done": final and done, "truncated": final and not done, "reward": 0.0}
+            frames = rows[-1]["obs"] if rows else ()
+            if present:
+                seen = (lane + self.offset, agent, episode, acted, tick)
+                frames = (*(frames or [seen] * self.spec.frame_stack), seen)[-self.spec.frame_stack :]
+            seen = frames[-1]
+            row = {"obs": frames, **self._nothing(), "on_reset": not rows, "done": final and done, "truncated": final and not done, "reward": 0.0}
             if self.recurrent:
-                last = code_of(*rows[-1]["obs"][:4]) if rows else 0
+                last = code_of(*rows[-1]["obs"][-1][:4]) if rows else 0
                 row |= {"state.count": float(acted), "state.code": (float(last), -float(last))}
             if not row["done"]:
                 row |= self._answer(seen)
@@ -308,7 +342,47 @@ class Seat:
         self.told.append((sum(row["reward"] for row in rows), len(rows) - 1))
         rows[-2] |= {"info_mask": True, "info.return": self.told[-1][0], "info.length": len(rows) - 1}
         rows[-2] |= {"info.code": (lane * 16 + agent) * 1000 + end}
+        if self.spec.post:
+            for number, row in enumerate(rows):
+                row["post.total"] = sum(later["reward"] for later in rows[number:])
+                row["post.left"] = len(rows) - 1 - number, lane + self.offset
         self.rows += rows
+        self.episodes.append(rows)
+
+    def sample(self, number: int) -> list[Row]:
+        """The rows of the seat's sample of that number."""
+        spec = self.spec
+        if spec.mode in ("full", "concise"):
+            while len(self.episodes) <= number:
+                self.play()
+            rows = self.episodes[number]
+            return rows if spec.mode == "full" else [self._concise(rows)]
+        start = number * spec.sample_steps
+        while len(self.rows) < start + spec.rows:
+            self.play()
+        rows = [dict(row) for row in self.rows[start : start + spec.rows]]
+        if spec.mode == "fixed":  # sent before the last row's action was done
+            rows[-1] |= {"reward": 0.0, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
+        return rows
+
+    def _concise(self, rows: list[Row]) -> Row:
+        first, acted, last = rows[0], rows[-2], rows[-1]
+        ends = {name: last[name] for name in ("done", "truncated")} | {name: acted[name] for name in acted if name.startswith("info")}
+        return {**first, **ends, "last_version": acted["version"], "seat": self.lane * len(self.group) + self.group.index(self.agent)}
+
+
+def compare(cells: dict[str, np.ndarray], rows: list[Row], place: str) -> None:
+    """Raise unless one column's cells [T, ...] are these rows."""
+    for t, row in enumerate(rows):
+        assert {*row} == {*cells}, place
+        for name, value in row.items():
+            cell = cells[name][t]
+            if name == "obs":
+                frames = cell.reshape(-1, cell.shape[-1])
+                wanted: Any = 0 if value is None else [(*seen, *[1] * (cell.shape[-1] - 5)) for seen in value]
+                assert (frames == wanted).all(), f"{place}, row {t}: obs {cell} is not {wanted}"
+            else:
+                assert (cell == value).all(), f"{place}, row {t}: {name} is {cell}, not {value}"
 
 
 def check_samples(world: World) -> dict[tuple[int, int], Seat]:
@@ -316,55 +390,54 @@ def check_samples(world: World) -> dict[tuple[int, int], Seat]:
     actors = world.actors
     environment = actors.environment
     assert isinstance(environment, Marked)
-    specs = {spec.samples: spec for spec in actors.agents}
+    specs = {stream: spec for spec in actors.agents for stream in spec.streams}
     asked: dict[Identity, list[int]] = {}
     for policy in Known.built:
         asked |= policy.asked
     seats: dict[tuple[int, int], Seat] = {}
-    counts: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[str, int, int], int] = {}
 
-    def seat_of(spec: AgentSpec, lane: int, agent: int) -> Seat:
-        offset = lane // OFFSET * OFFSET
-        policy = world.policies.index(spec.policy)
-        limit, fillers = actors.max_episode_steps, spec.burn_in
-        return Seat(environment, lane - offset, agent, offset, limit, policy, asked, spec.deterministic, fillers, world.recurrent)
+    groups = match_agents(Marked.built[0].agents, actors.agents)
+
+    def seat_of(lane: int, agent: int) -> Seat:
+        if (lane, agent) not in seats:
+            ((spec, group),) = ((spec, group) for spec, group in zip(actors.agents, groups, strict=True) if agent in group)
+            offset, policy, limit = lane // OFFSET * OFFSET, world.policies.index(spec.policy), actors.max_episode_steps
+            seats[lane, agent] = Seat(environment, spec, group, lane - offset, agent, offset, limit, policy, asked, world.recurrent)
+        return seats[lane, agent]
 
     for edge, samples in world.got.items():
-        spec = specs[edge.split("/")[1]]
+        stream = edge.split("/")[1]
+        spec = specs[stream]
         for sample in samples:
-            T, N = sample["done"].shape
-            assert spec.rows == T
-            for column in range(N):
+            for column in range(sample["done"].shape[1]):
                 cells = {name: array[:, column] for name, array in sample.items()}
-                lane, agent = (int(v) for v in cells["obs"][-1][:2])
-                key = lane, agent
-                if key not in seats:
-                    seats[key] = seat_of(spec, lane, agent)
-                number = counts[key] = counts.get(key, -1) + 1
-                start = number * spec.sample_steps
-                expected = [dict(row) for row in seats[key].upto(start + T)[start:]]
-                expected[-1] |= {"reward": 0.0, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
-                for t, row in enumerate(expected):
-                    place = f"{edge} sample {number} row {t} of lane {lane} agent {agent}"
-                    assert {*row} == {*cells}, place
-                    for name, value in row.items():
-                        cell = cells[name][t]
-                        if name == "obs":
-                            wanted = 0 if value is None else (*value, *[1] * (len(cell) - 5))
-                            assert (cell == wanted).all(), f"{place}: obs {cell} is not {wanted}"
-                        else:
-                            assert (cell == value).all(), f"{place}: {name} is {cell}, not {value}"
+                shown = 0 if spec.mode == "full" else -1
+                lane, agent = (int(v) for v in cells["obs"][shown].reshape(-1, cells["obs"].shape[-1])[-1, :2])
+                seat = seat_of(lane, agent)
+                assert seat.spec == spec
+                number = counts[stream, lane, agent] = counts.get((stream, lane, agent), -1) + 1
+                rows = seat.sample(number)
+                place = f"{edge}, sample {number} of lane {lane} agent {agent}"
+                if spec.mode == "full":
+                    limits = [n for n in (actors.max_episode_steps, environment.longest if environment.promises else 0) if n]
+                    assert len(cells["done"]) == min(limits) + 1, place
+                    assert (cells["done"] | cells["truncated"])[: len(rows)].nonzero()[0].tolist() == [len(rows) - 1], place
+                    if spec.padded:
+                        rows = rows + [seat.filler] * (min(limits) + 1 - len(rows))
+                else:
+                    assert len(cells["done"]) == len(rows), place
+                compare(cells, rows, place)
+    had = dict(seats)
     # Nobody asked for what needs no answer: each identity asked was one acting row, or one final row that was cut.
     # Columns go out in the order in which they finish: a seat may have been asked for and be in no sample yet.
-    groups = match_agents(Marked.built[0].agents, actors.agents)
-    for lane, agent in {identity[:2] for identity in asked} - {*seats}:
-        (spec,) = (spec for spec, group in zip(actors.agents, groups, strict=True) if agent in group)
-        seats[lane, agent] = seat_of(spec, lane, agent)
+    for lane, agent in {identity[:2] for identity in asked}:
+        seat_of(lane, agent)
     for seat in seats.values():
         own = {identity: versions for identity, versions in asked.items() if identity[:2] == (seat.lane + seat.offset, seat.agent)}
         while seat._episode <= max(identity[2] for identity in own) + 1:
-            seat._play()
+            seat.play()
         for identity, versions in own.items():
             assert seat._used.get(identity, 0) == len(versions), f"{identity} was asked for {len(versions)} times, not {seat._used.get(identity, 0)}"
             assert versions == sorted(versions)
-    return {key: seat for key, seat in seats.items() if key in counts}
+    return had

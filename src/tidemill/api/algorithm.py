@@ -8,13 +8,14 @@ while ...:
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config
-from tidemill.core.schema import Array, Arrays, Field
+from tidemill.core.schema import Array, Arrays, Field, Schema
 
 ROW_FIELDS: dict[str, Field] = {
     "on_reset": Field((), "bool"),  # first row of an episode
@@ -31,6 +32,10 @@ ROW_FIELDS: dict[str, Field] = {
 state before acting (``state...``)."""
 
 
+FILLER: dict[str, int] = {"version": -1, "policy": -1}
+"""What the fields of a filler row are, besides 0: rows of no seat's life, that stand before its first one (burn-in) or after an episode (padding)."""
+
+
 class Sample(dict[str, Array]):
     """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows of N seats (time first). `burn_in` and `bootstrap` say how
     many rows at the start and the end are not trained on. Views into a slot: valid until the trainer releases it, so copy what is kept."""
@@ -44,6 +49,27 @@ class Sample(dict[str, Array]):
         mask[: self.burn_in] = False
         mask[len(mask) - self.bootstrap :] = False
         return mask
+
+    @property
+    def advance(self) -> int:
+        """Rows by which it takes its seats on, final rows among them and fillers not: what a trainer's `batch_size` counts."""
+        fillers = (self["version"][self.burn_in :] < 0) & ~self["done"][self.burn_in :]
+        return int(fillers.size - np.count_nonzero(fillers) - self.bootstrap * fillers.shape[1])
+
+
+class PostProcessor(Config):
+    """Family of what actors compute of finished episodes and add to their rows (`AgentSpec.post`). `reads` names the fields that it needs."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def fields(self) -> Schema:
+        """Return what it makes: name → field. The rows have them as ``post.<name>``."""
+        raise TypeError(f"{type(self).__name__} has no fields()")
+
+    def process(self, episodes: Mapping[str, Array]) -> Arrays:
+        """Return its fields, each [T, N, ...], of N finished episodes, each from its first row to its final one: `episodes` has the arrays
+        [T, N, ...] that it reads, with fillers behind the final row of a shorter one."""
+        raise TypeError(f"{type(self).__name__} has no process()")
 
 
 class Algorithm(ABC):

@@ -60,7 +60,7 @@ class Demand:
 class Held:
     """A sample in a buffer.
 
-    rows      that `batch_size` counts: those that it advances by, of all seats
+    rows      that `batch_size` counts: see `Sample.advance`
     trained   how many of its rows enter the loss,
     oldest    the version of the oldest of these (None when there is none),
     stamps    and the sum of their versions
@@ -77,11 +77,9 @@ class Held:
     @classmethod
     def of(cls, sample: Sample) -> Self:
         """Look at `sample`, once."""
-        mask = sample.trained()
-        versions = sample["version"][mask]
-        rows, seats = mask.shape
+        versions = sample["version"][sample.trained()]
         oldest = int(versions.min()) if len(versions) else None
-        return cls(sample, (rows - sample.burn_in - sample.bootstrap) * seats, len(versions), oldest, int(versions.sum(dtype=np.int64)))
+        return cls(sample, sample.advance, len(versions), oldest, int(versions.sum(dtype=np.int64)))
 
     def lag(self, version: int) -> int:
         """Return how many versions its oldest trained row is behind `version`; 0 without such a row."""

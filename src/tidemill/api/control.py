@@ -4,6 +4,7 @@ Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`. Up: `Status`, `Statistics`,
 """
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -27,11 +28,18 @@ ENDED = frozenset({State.COMPLETED, State.FAILED})
 
 
 class SampleFacts(msgspec.Struct, frozen=True):
-    """What a sample stream's consumer must know of its blocks."""
+    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are the agent spec's."""
 
     seats_per_lane: int
     burn_in: int
     bootstrap: int
+    mode: Literal["fixed", "after_done", "full", "concise"] = "fixed"
+    padded: bool = False
+
+    @property
+    def cut(self) -> bool:
+        """True when a sample ends with its final row, whatever its slot holds behind that."""
+        return self.mode == "full" and not self.padded
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ class Environment(ABC):
     same_step     a finished lane begins its next episode within the tick that ends it (two rows in a tick)
     resets_any    any lane can be reset at any time; False for environments that reset a finished lane by themselves on the next tick
     info          schema of the environment's own episode statistics, {} when it has none
+    max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
     """
 
     agents: tuple[AgentInfo, ...]
@@ -87,6 +88,7 @@ class Environment(ABC):
     same_step: bool = False
     resets_any: bool = True
     info: Mapping[str, Field] = {}
+    max_episode_steps: int = 0
 
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:

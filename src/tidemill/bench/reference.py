@@ -42,6 +42,7 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.workers.actor import INLINE, match_agents
+from tidemill.workers.frames import seen_by
 from tidemill.workers.policy import PolicyWorkers
 
 POOL = 1021  # random actions drawn beforehand; a prime, so that lanes do not repeat theirs
@@ -432,26 +433,26 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, see
 
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     """Return what is measured (facts for the report) and how."""
-    found = [(c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.samples]
+    found = [(c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.streams]
     if not found:
         raise ConfigError("bench needs actors whose samples are trained on")
     actors, spec = found[0]
-    trainers = [(g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples == spec.samples]
+    trainers = [(g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples in spec.streams]
     if not trainers:
-        raise ConfigError(f'bench needs a trainer of sample stream "{spec.samples}"')
+        raise ConfigError(f"bench needs a trainer of sample stream {' or '.join(spec.streams)}")
     group, trainer = trainers[0]
     ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO()
     config = actors.environment
     environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(actors.lanes, 0)
     groups = match_agents(environment.agents, actors.agents)
     seats = len(groups[actors.agents.index(spec)])
-    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{spec.samples}/") and group_of(e.targets[0]) == group])
+    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{trainer.samples}/") and group_of(e.targets[0]) == group])
     batch, rows = actors.lanes * seats, trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
     if spec.inference != INLINE:
         clients, servers = experiment.holders(spec.inference, "ask"), experiment.holders(spec.inference, "serve")
         served = next(c for c in experiment.workers.values() if isinstance(c, PolicyWorkers) and c.stream == spec.inference)
         batch = max(1, min(batch * actors.ring * -(-len(clients) // len(servers)), served.most_rows))
-    spaces = environment.agents[groups[actors.agents.index(spec)][0]].spaces
+    spaces = seen_by(spec, environment.agents[groups[actors.agents.index(spec)][0]].spaces)
     bytes_per_row = sum(field.nbytes for field in schema_of_space(spaces.observation, "obs").values())
     rows = min(rows, max(ppo.minibatch_size, MOST_BYTES // bytes_per_row))
     kind, parts = network_parts(experiment, spec, spaces, ppo, batch, rows)

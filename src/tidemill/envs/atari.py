@@ -82,7 +82,9 @@ class Atari(EnvironmentConfig):
             reward_clipping=self.reward_clipping,
             use_fire_reset=self.fire_reset,
         )
-        return VectorLanes(env, self.id, seed, "next-step", partial_resets=True, halves=True, picture=_newest_frame if render else None)
+        vector = VectorLanes(env, self.id, seed, "next-step", partial_resets=True, halves=True, picture=_newest_frame if render else None)
+        vector.max_episode_steps = self.max_episode_steps
+        return vector
 
 
 def _newest_frame(observation: Any) -> Any:

@@ -61,7 +61,10 @@ class Gymnasium(EnvironmentConfig):
         """Return `lanes` copies as one environment."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
-        return LaneLoop([self.make_one(render and lane == 0) for lane in range(lanes)], self.name, seed, self.threads)
+        loop = LaneLoop([self.make_one(render and lane == 0) for lane in range(lanes)], self.name, seed, self.threads)
+        if self.max_episode_steps is not None:
+            loop.max_episode_steps = self.max_episode_steps
+        return loop
 
     def make_one(self, render: bool = False) -> Any:
         """Return one bare `gymnasium.Env`, with its time limit."""
@@ -103,6 +106,7 @@ class LaneLoop(Environment):
         """Take over `envs`, equal ones; `name` is what messages call them."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
+        self.max_episode_steps = getattr(envs[0].spec, "max_episode_steps", None) or 0
         self._spaces = Spaces(
             from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
         )

@@ -106,7 +106,7 @@ class ScriptedEnvironment(Environment):
 
     def __init__(self, config: Scripted, lanes: int) -> None:
         """Prepare `lanes` lanes; the first `send` begins their episode 0."""
-        self.config, self.lanes, self.same_step = config, lanes, config.same_step
+        self.config, self.lanes, self.same_step, self.max_episode_steps = config, lanes, config.same_step, config.longest
         self.agents = tuple(
             AgentInfo(f"{KINDS[a % config.kinds]}_{a}", Spaces(Box((5 + a % config.kinds,), "float32"), Discrete(ACTIONS)))
             for a in range(config.agents)

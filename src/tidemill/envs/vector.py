@@ -76,7 +76,10 @@ class GymnasiumVector(EnvironmentConfig):
         if render:
             kwargs["render_mode"] = "rgb_array"
         env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
-        return VectorLanes(env, name, seed, autoreset_of(env, name, self.autoreset))
+        vector = VectorLanes(env, name, seed, autoreset_of(env, name, self.autoreset))
+        own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
+        vector.max_episode_steps = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
+        return vector
 
 
 def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:

@@ -87,9 +87,12 @@ class _OwnMemory(Buffer):
         self._queue.sort(key=_Placed.order)
         self._taken = 0
         while not self._demand.met(self._queue[: self._taken]):
-            if self._taken == len(self._queue):
+            if self._taken < len(self._queue):
+                self._taken += 1
+            elif self._free:
                 return None
-            self._taken += 1
+            else:
+                break  # it is full, of short episodes: waiting would bring no more rows
         self.counts.reused += sum(held.uses > 0 for held in self._queue[: self._taken])
         return self._queue[: self._taken]
 

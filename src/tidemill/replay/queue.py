@@ -64,7 +64,7 @@ class _SlotQueue(Buffer):
                 if not self._drop(held, version):
                     self._batch.append(held)
             elif len(self._slots) == self._capacity:
-                break  # dropped ones hold the other slots until this batch is done: nobody could send more
+                break  # nobody can send more: dropped ones hold the other slots until this batch is done, or all are of short episodes
             else:
                 return None
         self.counts.reused += sum(held.uses > 0 for held in self._batch)

@@ -24,6 +24,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import LoadedPolicy, load_policy
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.workers.frames import build_environment
 
 LANES = 10
 TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
@@ -253,7 +254,7 @@ def evaluate(
     policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "evaluate"))
     lanes = min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
-    environment = actors.environment.build(lanes, derive_seed(root, "evaluate", group))
+    environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)

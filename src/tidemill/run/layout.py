@@ -169,7 +169,9 @@ class _Parts:
         self.actors, self.trainers = actors, trainer
         if asked := [spec.inference for spec in actors.agents if spec.inference != INLINE]:
             raise ConfigError(f'its actors ask policy workers ("{asked[0]}")')
-        self.sampled = [spec for spec in actors.agents if spec.samples is not None]
+        self.sampled = [spec for spec in actors.agents if spec.streams]
+        if modes := [spec.mode for spec in self.sampled if spec.mode != "fixed"]:
+            raise ConfigError(f'its actors send samples of mode "{modes[0]}"')
         steps = {spec.sample_steps for spec in self.sampled}
         if len(steps) != 1:
             raise ConfigError(f"its agent specs have {len(steps)} different sample_steps")
@@ -206,7 +208,7 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
             kind = type(environment).__name__
             raise ConfigError(f"--layout {layout}: a {kind} environment has no threads; leave threads={layout.threads} out")
         environment = environment.replace(threads=layout.threads)
-    specs = tuple(spec if spec.samples is None else spec.replace(sample_steps=layout.sample_steps) for spec in parts.actors.agents)
+    specs = tuple(spec if not spec.streams else spec.replace(sample_steps=layout.sample_steps) for spec in parts.actors.agents)
     actors = parts.actors.replace(
         count=layout.actors, lanes=layout.lanes, ring=layout.ring, slots=layout.slots, agents=specs, environment=environment
     )  # fmt: skip

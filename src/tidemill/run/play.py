@@ -15,6 +15,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.seeding import derive_seed
 from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
+from tidemill.workers.frames import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
 SMALLEST = 336  # pixels of the shorter side; smaller pictures (Atari's are 84 × 84) are enlarged by a whole number
@@ -68,7 +69,7 @@ def play(
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
     policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "play"))
-    environment = actors.environment.build(1, derive_seed(root, "play", group), render=True)
+    environment = build_environment(actors, 1, derive_seed(root, "play", group), render=True)
     returns: list[float] = []
     frames = 0
     try:

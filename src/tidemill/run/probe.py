@@ -34,6 +34,7 @@ from tidemill.core.threads import limit_threads
 from tidemill.envs.check import sample_actions
 from tidemill.run.layout import Costs
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.workers.frames import seen_by
 from tidemill.workers.trainer import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up
@@ -53,11 +54,11 @@ def measure(experiment: Experiment) -> Costs:
     infer = call = train = 0.0
     parallel = True
     for spec, group in zip(actors.agents, groups, strict=True):
-        spaces, config = agents[group[0]].spaces, experiment.policies[spec.policy]
+        spaces, config = seen_by(spec, agents[group[0]].spaces), experiment.policies[spec.policy]
         policy = config.build(spaces, 0)
         per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
         infer, call = infer + len(group) * per_row, call + per_call
-        if spec.samples == trainer.samples and spec.policy == trainer.policy:
+        if trainer.samples in spec.streams and spec.policy == trainer.policy:
             cost, parallel = measure_learner(trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group))
             train += len(group) * cost
     rows = sum(map(len, groups))

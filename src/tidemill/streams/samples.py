@@ -12,7 +12,7 @@ from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context
 from tidemill.api.stream import Blocks, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
-from tidemill.core.schema import Arrays, Schema
+from tidemill.core.schema import Arrays, Schema, allocate
 
 
 class ChannelSampleProducer(SampleProducer):
@@ -46,8 +46,26 @@ class ChannelSampleProducer(SampleProducer):
             channels.rotate(-1)
 
 
-def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> ChannelSampleProducer:
+class NullSampleProducer(SampleProducer):
+    """Sends nothing: one block of this process's own memory is written again and again."""
+
+    def __init__(self) -> None:
+        self._block: Arrays = {}
+
+    def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
+        self._block = allocate(schema, (rows, seats))
+
+    def reserve(self) -> Arrays | None:
+        return self._block
+
+    def commit(self) -> None:
+        pass
+
+
+def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> SampleProducer:
     """Return a worker's producer for one of its outlets, whose samples all of `streams` get."""
+    if not streams:
+        return NullSampleProducer()
     groups: dict[tuple[str, str], list[Producer]] = {}
     for stream in streams:
         for edge in context.edges(f"samples/{stream}/{context.name}/{outlet}/"):
@@ -56,11 +74,12 @@ def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -
 
 
 class ChannelSampleConsumer(SampleConsumer):
-    """Receives from one channel per producer, in turn, so that no producer waits while others are served twice."""
+    """Receives from one channel per producer, in turn, so that no producer waits while others are served twice. `cut`: a sample is one seat's episode
+    and ends with its final row, whatever its slot holds behind that."""
 
-    def __init__(self, channels: Sequence[Consumer], burn_in: int, bootstrap: int) -> None:
+    def __init__(self, channels: Sequence[Consumer], burn_in: int, bootstrap: int, cut: bool = False) -> None:
         self._channels = list(channels)
-        self._burn_in, self._bootstrap = burn_in, bootstrap
+        self._burn_in, self._bootstrap, self._cut = burn_in, bootstrap, cut
         self._next = 0
         self._held: deque[Consumer] = deque()
 
@@ -76,6 +95,9 @@ class ChannelSampleConsumer(SampleConsumer):
             self._next = (self._next + 1) % len(self._channels)
             if channel.attach() and (views := channel.take()) is not None:
                 self._held.append(channel)
+                if self._cut:
+                    rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1
+                    views = {name: array[:rows] for name, array in views.items()}
                 sample = Sample(views)
                 sample.burn_in, sample.bootstrap = self._burn_in, self._bootstrap
                 return sample

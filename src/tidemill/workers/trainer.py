@@ -132,7 +132,13 @@ class TrainerWorker(Worker):
         experiment, endpoints = context.experiment, context.endpoints
         producers = [edge.name for edge in context.edges(f"samples/{config.samples}/")]
         self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
-        source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], self._facts.burn_in, self._facts.bootstrap)
+        if self._facts.mode == "concise":
+            raise ConfigError(
+                f'sample stream "{config.samples}" has an episode in each row (AgentSpec.mode = "concise"), which cannot be trained on; '
+                'take mode = "full" for whole episodes'
+            )
+        own = self._facts
+        source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut)
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         self._buffer = config.buffer.build(source, Demand(rows, len(producers), config.max_policy_lag, config.count))
         seed = derive_seed(experiment.seed, context.name)

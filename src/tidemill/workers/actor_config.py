@@ -1,0 +1,169 @@
+"""The configuration of actors: what they step, which agents one policy plays, what these see, and what becomes of their rows."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from tidemill.api.algorithm import PostProcessor
+from tidemill.api.edges import Port
+from tidemill.api.environment import AgentInfo, EnvironmentConfig
+from tidemill.api.experiment import Context, WorkerConfig, WorkerHandle
+from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError, did_you_mean
+
+INLINE = "inline"
+Mode = Literal["fixed", "after_done", "full", "concise"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec(Config):
+    """Which agents of an environment are played by which policy, and what becomes of their rows.
+
+    match          regular expression, full match on an agent's name or index; the first spec that matches wins
+    policy         name of the policy
+    inference      "inline" (the actor computes) or the name of an inference stream (policy workers do)
+    samples        name of the sample stream, or several names: each gets every sample; None to keep nothing
+    mode           what a sample is:
+                   "fixed": so many rows, sent as soon as the last one is answered
+                   "after_done": the same rows, held back until the episode of the last one is done; then all samples that are complete are sent
+                   "full": one episode, all its rows, of one seat; needs a limit of an episode's steps
+                   "concise": one episode as one row: its first, with the last one's `done` and `truncated`, the info of the action that finished
+                   it, the version that did that (`last_version`), and the number of the seat in its target (`seat`). Not to be trained on
+    sample_steps   fixed and after_done: rows by which one sample advances; each holds burn_in more before them and bootstrap more behind
+    padded         full: fillers (version -1) up to the step limit, so that all samples are of one length. Else a sample has just its own rows
+    post           after_done and full: what is computed of finished episodes and added to their rows, e.g. (`GAE`(),)
+    deterministic  ask for the mode of the policy's distribution; rows are kept in full or concise mode only, or not at all
+    frame_stack    the policy sees, and rows hold, so many of the newest observations (see `tidemill.workers.frames`); 1: the newest
+    """
+
+    match: str = ".*"
+    policy: str = "policy"
+    inference: str = INLINE
+    samples: str | tuple[str, ...] | None = "samples"
+    mode: Mode = "fixed"
+    sample_steps: int = 128
+    burn_in: int = 0
+    bootstrap: int = 1
+    padded: bool = False
+    post: tuple[PostProcessor, ...] = ()
+    deterministic: bool = False
+    frame_stack: int = 1
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ConfigError(f'match = "{self.match}" is not a regular expression: {error}') from None
+        if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
+            raise ConfigError(
+                f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the last row lends its value to the one before) "
+                f"and burn_in = {self.burn_in} (at least 0) cannot be"
+            )
+        if self.frame_stack < 1:
+            raise ConfigError(f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone")
+        if self.mode not in get_args(Mode):
+            raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, get_args(Mode))}')
+        for what, asked, modes in (
+            ("deterministic = True with samples", self.deterministic and bool(self.streams), ("full", "concise")),
+            ("padded = True", self.padded, ("full",)),
+            ("post", bool(self.post), ("after_done", "full")),
+            (f"burn_in = {self.burn_in}", self.burn_in > 0, ("fixed", "after_done")),
+            (f"bootstrap = {self.bootstrap}", self.bootstrap > 1, ("fixed", "after_done")),
+        ):
+            if asked and self.mode not in modes:
+                known = " or ".join(f'"{mode}"' for mode in modes)
+                raise ConfigError(f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out')
+        if len(set(self.streams)) < len(self.streams):
+            raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
+        names = [name for post in self.post for name in post.fields()]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"post: two post-processors make one field (they make {', '.join(names)}); leave one out")
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names of the sample streams."""
+        return (self.samples,) if isinstance(self.samples, str) else self.samples or ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of one fixed-length sample."""
+        return self.burn_in + self.sample_steps + self.bootstrap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actors(WorkerConfig):
+    """Actor workers.
+
+    environment        what they step
+    lanes              copies of the environment in one target, stepped together
+    ring               targets in turn: more than 1 lets an actor step one while another waits for answers
+    max_episode_steps  step limit per episode, 0 for none: episodes are cut (truncated) there
+    flush_requests     requests buffered before they are sent; fewer go out when nothing else can proceed
+    slots              sample slots per stream: one is filled while the others are trained on; fewer mean fresher samples. Of samples that are
+                       episodes: so many per seat
+    """
+
+    order: ClassVar[int] = 6
+    owns_environment: ClassVar[bool] = True
+
+    environment: EnvironmentConfig
+    agents: tuple[AgentSpec, ...] = (AgentSpec(),)
+    lanes: int = 64
+    ring: int = 1
+    max_episode_steps: int = 0
+    flush_requests: int = 1
+    slots: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
+        if not self.agents:
+            raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
+        streams = [stream for spec in self.agents for stream in spec.streams]
+        if len(set(streams)) < len(streams):
+            raise ConfigError(f"two agent specs use one sample stream ({', '.join(streams)}); give each its own")
+        asked: dict[str, str] = {}
+        for spec in self.agents:
+            if spec.inference != INLINE and asked.setdefault(spec.inference, spec.policy) != spec.policy:
+                raise ConfigError(
+                    f'inference stream "{spec.inference}" is asked for policies "{asked[spec.inference]}" and "{spec.policy}"; give each its own'
+                )
+
+    def ports(self) -> tuple[Port, ...]:
+        ports = []
+        for spec in self.agents:
+            ports += [Port(stream, "produce", outlets=self.ring) for stream in spec.streams]
+            ports.append(Port(spec.policy, "subscribe") if spec.inference == INLINE else Port(spec.inference, "ask", policy=spec.policy))
+        return tuple(dict.fromkeys(ports))
+
+    def build(self, context: Context) -> WorkerHandle:
+        from tidemill.workers.actor import ActorWorker
+
+        return ActorWorker(context, self)
+
+
+def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> list[list[int]]:
+    """Return for each spec the indices of its agents. Raises `ConfigError` for an agent or a spec without a match, or unequal spaces in one spec."""
+    groups: list[list[int]] = [[] for _ in specs]
+    for index, agent in enumerate(agents):
+        for spec, group in zip(specs, groups, strict=True):
+            if re.fullmatch(spec.match, agent.name) or re.fullmatch(spec.match, str(index)):
+                group.append(index)
+                break
+        else:
+            patterns = ", ".join(f'"{spec.match}"' for spec in specs)
+            raise ConfigError(f'no agent spec ({patterns}) matches agent {index} "{agent.name}"; widen one, or add AgentSpec(match="{agent.name}")')
+    for spec, group in zip(specs, groups, strict=True):
+        if not group:
+            hint = did_you_mean(spec.match, (a.name for a in agents))
+            raise ConfigError(f'agent spec "{spec.match}" matches no agent that an earlier spec left; {hint}')
+        first = agents[group[0]]
+        for index in group:
+            if agents[index].spaces != first.spaces:
+                raise ConfigError(
+                    f'agents "{first.name}" and "{agents[index].name}" have different spaces but one agent spec "{spec.match}"; give each kind a spec'
+                )
+    return groups

@@ -1,0 +1,85 @@
+"""The memory that actors are going to fill, and the refusal of lanes that cannot fit."""
+
+from tidemill.api.environment import Environment
+from tidemill.api.experiment import Context
+from tidemill.api.spaces import schema_of_space
+from tidemill.core.memory import Need, available, check_memory, held
+from tidemill.core.schema import layout
+from tidemill.workers.actor_config import INLINE, Actors, match_agents
+from tidemill.workers.blocks import sizes
+from tidemill.workers.frames import build_environment
+from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+
+MANY_LANES = 256  # an actor with as many or more looks first whether they fit
+TELLING = 8 << 20  # bytes by which a process must grow before it is taken for the cost of its lanes
+
+
+def memory_needs(context: Context, config: Actors, environment: Environment) -> list[Need]:
+    """Return the memory that one actor's rows will take: the slots of its streams, its own arrays, and what a trainer copies out of a sample.
+
+    `environment` may have fewer lanes than it is going to have. Offering a slot touches none of its pages, so that this can be refused later.
+    """
+    needs = []
+    lanes, ring = config.lanes, config.ring
+    for spec, group in zip(config.agents, match_agents(environment.agents, config.agents), strict=True):
+        spaces, seats = environment.agents[group[0]].spaces, lanes * len(group)
+        schema = sample_schema(spec, row_schema(context, spec, spaces, environment.info))
+        need = sizes(spec, seats, limit_of_steps(config, spec, environment), environment.same_step, config.slots)
+        row = sum(field.nbytes for field in schema.values())
+        per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)
+        kept = 2 + (spec.frame_stack > 1)  # rows in a request, and the newest frames
+        if spec.mode == "fixed":
+            kept += spec.burn_in + spec.bootstrap + 1  # carried over from sample to sample, and in a tick
+        if spec.mode != "fixed" or environment.same_step:
+            kept += need.kept  # memory of its own, since seats get out of step
+        if not spec.streams:
+            kept += -(-need.rows * need.columns // seats)  # a slot that goes nowhere
+        needs.append(Need("actors' own rows", ring * layout(schema, (kept, seats))[1], f"{kept:,} rows x {per_row}"))
+        if spec.streams:
+            channels = sum(len(context.edges(f"samples/{stream}/{context.name}/0/")) for stream in spec.streams)
+            copies = f"{channels} consumers x " * (channels > 1)
+            offered = ring * need.slots * layout(schema, (need.rows, need.columns))[1]
+            needs.append(Need("samples", channels * offered, f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}"))
+            if spec.mode != "concise":
+                needs.append(Need("batches", 2 * offered // config.slots, f"2 copies x {need.rows:,} rows x {per_row}"))
+        if spec.inference != INLINE:
+            policy = context.experiment.policies[spec.policy]
+            answer, state = policy.answer(spaces), policy.state(spaces)
+            slot = sum(f.nbytes for f in (*schema_of_space(spaces.observation, "obs").values(), *answer.values(), *state.values(), *state.values()))
+            slots, rows = 2 * ring * len(config.agents), ring * seats * (1 + environment.same_step)
+            needs.append(Need("requests and answers", slots * rows * slot, f"{slots} slots x {rows:,} rows x {slot:,} bytes"))
+    return needs
+
+
+def check_rows(context: Context, config: Actors, environment: Environment) -> list[Need]:
+    """Return `memory_needs`. Raises `ConfigError`, with the sums, when all actors of the group together need more than there is."""
+    needs = memory_needs(context, config, environment)
+    check_memory(needs * config.count, available())
+    return needs
+
+
+def check_lanes(context: Context, config: Actors, seed: int) -> None:
+    """Raise `ConfigError`, with the sums, when so many lanes cannot fit: before they are all built, which may take hours.
+
+    A few are built and thrown away, then 8 times as many, until the process has grown by what can be told from chance.
+    """
+    if config.lanes < MANY_LANES:
+        return
+    lanes = 4
+    marks: list[tuple[int, int]] = []  # lanes, bytes that the process held then
+    while config.lanes >= lanes * 8:
+        environment = build_environment(config, lanes, seed)
+        try:
+            if not marks:
+                check_rows(context, config, environment)
+            marks.append((lanes, held()[0]))
+        finally:
+            environment.close()
+            del environment
+        (first, before), (last, after) = marks[0], marks[-1]
+        if after - before > TELLING:
+            each = (after - before) / (last - first)
+            sums = f"ring {config.ring} x {config.lanes:,} lanes x {each:,.0f} bytes"
+            check_memory([Need("environments", int(each * config.lanes) * config.ring, sums)] * config.count, available())
+            return
+        lanes *= 8

@@ -1,0 +1,48 @@
+"""The fields of an agent spec's rows."""
+
+from tidemill.api.algorithm import ROW_FIELDS
+from tidemill.api.environment import Environment
+from tidemill.api.experiment import Context
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.schema import Field, Schema
+from tidemill.workers.actor_config import Actors, AgentSpec
+
+
+def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
+    """Return the fields of a row as `Agent` writes it."""
+    policy = context.experiment.policies[spec.policy]
+    return {
+        **schema_of_space(spaces.observation, "obs"),
+        **ROW_FIELDS,
+        **policy.answer(spaces),
+        **policy.state(spaces),
+        **{f"info.{name}": field for name, field in info.items()},
+    }
+
+
+def sample_schema(spec: AgentSpec, row: Schema) -> dict[str, Field]:
+    """Return the fields of a sample's row: those of `row`, and what the spec's mode and post-processors add."""
+    schema = dict(row)
+    for post in spec.post:
+        for name in post.reads:
+            if name not in schema:
+                raise ConfigError(f'agent spec "{spec.match}": {type(post).__name__} reads "{name}", which its rows lack; {did_you_mean(name, row)}')
+        schema |= {f"post.{name}": field for name, field in post.fields().items()}
+    if spec.mode == "concise":
+        schema |= {"last_version": Field((), "int64"), "seat": Field((), "int32")}
+    return schema
+
+
+def limit_of_steps(config: Actors, spec: AgentSpec, environment: Environment) -> int:
+    """Return the most steps that an episode can have, by our limit and by the environment's own; 0 when neither is known and `spec` needs none.
+
+    Raises `ConfigError` when it does: rows are kept until an episode is over, in memory that is sized at the start.
+    """
+    known = [limit for limit in (config.max_episode_steps, environment.max_episode_steps) if limit]
+    if not known and spec.mode in ("after_done", "full"):
+        raise ConfigError(
+            f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, and no limit of its steps is known, so '
+            "that memory cannot be sized; set Actors.max_episode_steps, or the limit of the environment where it has one"
+        )
+    return min(known, default=0)
