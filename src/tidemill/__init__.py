@@ -21,8 +21,9 @@ Importing this imports no torch: a policy's `build` does.
 from typing import TYPE_CHECKING, Any
 
 from tidemill.algorithms.impala import Impala
+from tidemill.algorithms.post import GAE, Returns
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, PostProcessor, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "GAE",
     "PPO",
     "ActorCritic",
     "Actors",
@@ -67,8 +69,10 @@ __all__ = [
     "Policy",
     "PolicyConfig",
     "PolicyWorkers",
+    "PostProcessor",
     "PriorityQueue",
     "Queue",
+    "Returns",
     "Sample",
     "Scripted",
     "Tick",

@@ -43,10 +43,13 @@ LogRatio = Callable[[Sample, Integers], Floats]
 
 
 def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estimate:
-    """Return what estimates by `gae`. With `log_ratio` traces are corrected for the policy's lead."""
+    """Return what estimates by `gae`. With `log_ratio` traces are corrected for the policy's lead; without, estimates that the rows have already
+    (`tidemill.algorithms.post.GAE`) are taken as they are."""
 
     def estimate(sample: Sample) -> tuple[Floats, Floats]:
         fields: dict[str, NDArray[Any]] = dict(sample)
+        if log_ratio is None and "post.advantage" in fields:
+            return fields["post.advantage"], fields["post.target"]
         done, truncated, version = fields["done"], fields["truncated"], fields["version"]
         rho = None
         if log_ratio is not None:
