@@ -17,7 +17,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import Clock
 from tidemill.core.schema import Field
-from tidemill.envs.scripted import Free
+from tidemill.envs.scripted import Free, Scripted
 from tidemill.transports.local import local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec
 
@@ -44,10 +44,10 @@ class Zero(PolicyConfig):
         return _Zero()
 
 
-def measure(environment, lanes, ticks=4000, runs=5):
+def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
     """Return (µs per tick besides environment and inference, µs per tick of the environment), medians."""
     trainer = tidemill.Trainer(algorithm=tidemill.PPO())
-    actors = Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=128),))
+    actors = Actors(environment=environment, lanes=lanes, max_episode_steps=limit, agents=(AgentSpec(**spec),))
     experiment = tidemill.Experiment(name="free", policies={"policy": Zero()}, workers={"actor": actors, "trainer": trainer})
     ends = local_endpoints(["actor-0", "trainer-0"], experiment.edges())
     endpoints, link = ends["actor-0"]
@@ -83,20 +83,31 @@ def measure(environment, lanes, ticks=4000, runs=5):
 
 def main():
     """Print the table."""
-    print(f"{'environment':34} {'seats':>6} {'actor µs/tick':>14} {'allowed':>9} {'environment µs/tick':>20}")
+    print(f"{'environment':46} {'seats':>6} {'actor µs/tick':>14} {'allowed':>9} {'environment µs/tick':>20}")
+    dying = Free(agents=1024, death_rate=0.01)
+    by_turns = Scripted(agents=1024, turns=4, shortest=1024, longest=1024)
+    one_by_one = Scripted(agents=1024, turns=1024, shortest=4096, longest=4096)
     cases = [
-        ("1 lane", Free(), 1),
-        ("64 lanes", Free(), 64),
-        ("256 lanes", Free(), 256),
-        ("1,024 lanes", Free(), 1024),
-        ("8 lanes x 128 agents", Free(agents=128), 8),
-        ("8 lanes x 128 agents, dying", Free(agents=128, death_rate=0.01), 8),
+        ("1 lane", Free(), 1, {}),
+        ("64 lanes", Free(), 64, {}),
+        ("256 lanes", Free(), 256, {}),
+        ("1,024 lanes", Free(), 1024, {}),
+        ("8 lanes x 128 agents", Free(agents=128), 8, {}),
+        ("8 lanes x 128 agents, dying", Free(agents=128, death_rate=0.01), 8, {}),
+        ("1 lane x 1,024 agents", Free(agents=1024), 1, {}),
+        ("1 lane x 1,024 agents, dying", dying, 1, {"limit": 100}),
+        ("1 lane x 1,024 agents, a quarter each tick", by_turns, 1, {}),
+        ("1 lane x 1,024 agents, one by one", one_by_one, 1, {}),
+        ("1 lane x 1,024 agents, dying, after done", dying, 1, {"limit": 100, "mode": "after_done"}),
+        ("1 lane x 1,024 agents, dying, full", dying, 1, {"limit": 100, "mode": "full"}),
+        ("1 lane x 1,024 agents, dying, concise", dying, 1, {"limit": 100, "mode": "concise"}),
+        ("64 lanes, 4 frames", Free(), 64, {"frame_stack": 4}),
     ]
-    for name, environment, lanes in cases:
+    for name, environment, lanes, spec in cases:
         seats = lanes * environment.agents
-        own, env = measure(environment, lanes)
-        allowed = f"{40 + 0.3 * lanes:9.0f}" if environment.agents == 1 else " " * 9
-        print(f"{name:34} {seats:6} {own:14.1f} {allowed} {env:20.1f}")
+        own, env = measure(environment, lanes, **spec)
+        allowed = f"{40 + 0.3 * lanes:9.0f}" if environment.agents == 1 and not spec else " " * 9
+        print(f"{name:46} {seats:6} {own:14.1f} {allowed} {env:20.1f}", flush=True)
 
 
 if __name__ == "__main__":
