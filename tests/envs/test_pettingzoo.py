@@ -395,6 +395,11 @@ def test_faults_of_turns_name_the_agent():
     driver.tick()
     with pytest.raises(EnvironmentFault, match="finished agents do not leave"):
         driver.tick()
+    driver = Driver(table(2, ["", "D1", ""], there=(0, 1), base=0, fault="reborn").build(1, 0))
+    driver.tick()
+    driver.tick()
+    with pytest.raises(EnvironmentFault, match="the episode of agent b_1 ended and another began within one step"):
+        driver.tick()
 
 
 @pytest.mark.parametrize(
@@ -407,8 +412,9 @@ def test_faults_of_turns_name_the_agent():
         ({"make": "nosuchzoo.games"}, 'needs the module "nosuchzoo", which is not installed'),
         ({"make": f"{ZOO}:not_an_env"}, "neither a pettingzoo.ParallelEnv nor a pettingzoo.AECEnv"),
         ({"make": "tests.envs.games"}, 'neither "parallel_env" nor "env"'),
+        ({"make": "games.py"}, 'which of its functions makes the environment: "games.py:NAME"'),
         ({"make": f"{ZOO}:anonymous"}, "its possible_agents must name all"),
-        ({"make": SPREAD, "kwargs": {"max_cycle": 3}}, "max_cycle"),
+        ({"make": SPREAD, "kwargs": {"max_cycle": 3}}, 'has no argument "max_cycle"; did you mean "max_cycles"'),
         ({"make": FOUR, "state": True}, r"has no state\(\)"),
         ({"make": f"{ZOO}:parallel_env", "kwargs": {"fault": "reset"}}, "raised RuntimeError at its first reset: no grass"),
     ],
@@ -416,6 +422,11 @@ def test_faults_of_turns_name_the_agent():
 def test_what_cannot_be_built_is_refused_with_a_cure(config, says):
     with pytest.raises(ConfigError, match=says):
         PettingZoo(**config).build(1, 0)
+
+
+def test_an_environment_of_the_registry_is_made_by_its_id():
+    registered = PettingZoo(make="pettingzoo:make", kwargs={"env_type": "aec", "id": "classic/tictactoe-v3"}).build(1, 0)
+    assert [agent.name for agent in registered.agents] == ["player_1", "player_2"]
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -138,6 +138,9 @@ class Table(_Scripted, AECEnv):
             if self.fault == "undead":
                 return
             self._was_dead_step(action)
+            if self.fault == "reborn":
+                self.join(agent)
+                self.agent_selection = agent
             return
         assert 0 <= action < ACTIONS
         self._cumulative_rewards[agent] = 0.0

@@ -36,7 +36,7 @@ class Tick:
     """What one tick tells one group of agents. Preallocated by the target and filled by `Environment.recv`.
 
     observation   leaf name → [N, ...]: the newest observation of each present seat. May be rows of a sample in shared memory: write, never keep.
-    reward        float32 [N]: caused by the last action (and by what happened since, for seats that were absent)
+    reward        float32 [N]: caused by the last action, and by what happened since; that of an absent seat adds to the row it wrote last
     done          bool [N]: the seat's episode *ended*; `observation` is its final one
     truncated     bool [N]: the episode was *cut*; never together with done
     present       bool [N]: the seat has an observation in this tick. An absent seat (dead, or not its turn) sends no request and stores no row;

@@ -45,7 +45,7 @@ class Sight:
         parts = dict(self.own.spaces) if isinstance(self.own, Dict) else {"observation": self.own}
         for name in added:
             if name in parts:
-                raise ConfigError(f'its observation has a part "{name}" already')
+                raise ConfigError(f'the observation has a part "{name}" already; leave state out')
         return Dict({**parts, **added})
 
     def readers(self) -> list[tuple[str, LeafReader]]:

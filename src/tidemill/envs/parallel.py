@@ -37,7 +37,10 @@ class ParallelLanes(AgentLanes):
 
     def _step(self, lane: int, given: list[Any], last: bool) -> None:
         env, first, asked = self.envs[lane], lane * self._count, self._asked[lane]
-        answer = env.step({self._ids[agent]: given[first + agent] for agent in asked})
+        if len(asked) == self._count:
+            answer = env.step(dict(zip(self._ids, given[first : first + self._count], strict=True)))
+        else:
+            answer = env.step({self._ids[agent]: given[first + agent] for agent in asked})
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise EnvironmentFault(
                 f"{self.name}: lane {lane}: step returned {brief(answer)} instead of (observations, rewards, terminations, truncations, infos)"

@@ -4,7 +4,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.source import import_module, load_attribute, load_file
+from tidemill.core.source import import_module, load_attribute
 from tidemill.envs.agents import AgentLanes, Sight
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.registry import call_maker, pictures
@@ -36,8 +36,8 @@ class PettingZoo(EnvironmentConfig):
     Agents are those of its `possible_agents`, in their order. An observation that is a Dict with a part `action_mask` keeps it as a part; a mask that
     comes in the agents' infos instead (seen when the environment is built) is added as one.
 
-    make               "module:NAME" or "FILE.py:NAME": a class or function that returns the environment. Without NAME: the module's `parallel_env`,
-                       or else its `env`
+    make               "module:NAME" or "FILE.py:NAME": a class or function that returns the environment. "module" alone: its `parallel_env`, or
+                       else its `env`. By PettingZoo's registry: "pettingzoo:make", with kwargs = {"env_type": "aec", "id": "classic/chess-v6"}
     kwargs             arguments of it
     state              add the environment's global state (its `state()`) to every observation, as part `global_state`: for critics
     team_reward        every agent is paid the mean of what the agents that live are paid in a step, instead of its own reward
@@ -61,11 +61,11 @@ class PettingZoo(EnvironmentConfig):
         _need(self.make, "pettingzoo")
         from pettingzoo import ParallelEnv
 
-        maker = find_maker(self.make)
-        envs = [self._make_one(maker, render)]
+        maker, accepts = find_maker(self.make)
+        envs = [self._make_one(maker, accepts, render)]
         try:
             ids, sights, actions = self._look(envs[0], seed)
-            envs += [self._make_one(maker, False) for _ in range(1, lanes)]
+            envs += [self._make_one(maker, accepts, False) for _ in range(1, lanes)]
             kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else TurnLanes
             return kind(envs, self.make, seed, ids, sights, actions, self.team_reward, self.max_episode_steps, render)
         except BaseException:
@@ -73,10 +73,10 @@ class PettingZoo(EnvironmentConfig):
                 env.close()
             raise
 
-    def _make_one(self, maker: Callable[..., Any], render: bool) -> Any:
+    def _make_one(self, maker: Callable[..., Any], accepts: Callable[..., Any], render: bool) -> Any:
         from pettingzoo import AECEnv, ParallelEnv
 
-        env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
+        env = call_maker(maker, self.make, accepts, {**self.kwargs, **(pictures(maker) if render else {})})
         if not isinstance(env, (AECEnv, ParallelEnv)):
             raise ConfigError(f"make: {self.make} returned {env!r}, which is neither a pettingzoo.ParallelEnv nor a pettingzoo.AECEnv")
         return env
@@ -118,30 +118,37 @@ class PettingZoo(EnvironmentConfig):
         return Box(state.shape, state.dtype.name)
 
 
-def find_maker(make: str) -> Callable[..., Any]:
-    """Return what `make` names: see `PettingZoo`. Raises `ConfigError`, saying what to install or what else there is."""
-    source, colon, name = make.rpartition(":")
-    if not colon:
-        source, name = make, ""
-    if source.endswith(".py"):
-        module = load_file(Path(source), "make")
-    else:
-        _need(make, source)
-        try:
-            module = import_module(source, "make")
-        except ConfigError as error:
-            package = _package(source)
-            if package is None or not isinstance(error.__cause__, ModuleNotFoundError):
-                raise
-            raise ConfigError(f'make: {make} needs the module "{error.__cause__.name}", which is not installed: pip install "{package}"') from error
-    if not name:
-        name = next((known for known in ("parallel_env", "env") if hasattr(module, known)), "")
+def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what `make` names (see `PettingZoo`), and what tells its arguments: PettingZoo's own modules have a `raw_env` for that.
+
+    Raises `ConfigError`, saying what to install or what else there is.
+    """
+    source, _, name = make.rpartition(":")
+    raw = None
+    if make.endswith(".py"):
+        raise ConfigError(f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"')
+    if not source.endswith(".py"):
+        module = _import(make, source or make)
+        raw = getattr(module, "raw_env", None)
+        if not source:
+            source, name = make, next((known for known in ("parallel_env", "env") if hasattr(module, known)), "")
         if not name:
-            raise ConfigError(f'make: {source} has neither "parallel_env" nor "env"; say which of its functions makes the environment: {source}:NAME')
+            raise ConfigError(f'make: {make} has neither "parallel_env" nor "env"; say which of its functions makes the environment: "{make}:NAME"')
     maker = load_attribute(f"{source}:{name}", "make")
     if not callable(maker):
         raise ConfigError(f"make: {make} is {maker!r}; it must be a class or function that returns a ParallelEnv or an AECEnv")
-    return maker  # type: ignore[no-any-return]
+    return maker, raw or maker
+
+
+def _import(make: str, module: str) -> ModuleType:
+    _need(make, module)
+    try:
+        return import_module(module, "make")
+    except ConfigError as error:
+        package = _package(module)
+        if package is None or not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        raise ConfigError(f'make: {make} needs the module "{error.__cause__.name}", which is not installed: pip install "{package}"') from error
 
 
 def _need(make: str, module: str) -> None:
