@@ -509,3 +509,12 @@ def test_a_policy_of_a_run_acts_for_one_agent(tmp_path):
     policy = tidemill.load(tmp_path / "run")
     assert isinstance(policy, LoadedPolicy)
     assert 0 <= policy.act(np.zeros(18, np.float32)) < 5
+
+
+def test_masked_policies_never_play_an_illegal_move(tmp_path):
+    """An illegal move pays -1 and its opponent nothing; in every other game what one wins the other loses."""
+    result = train(experiment_for(FOUR, PettingZoo(make=FOUR)), tmp_path / "run", 6)
+    assert result.summary["updates"] == 6
+    (found,) = evaluate(tmp_path / "run", 40, lanes=4, quiet=True, deterministic=False).specs
+    assert found.episodes == 80 and sum(found.returns) == 0
+    assert found.length_max > found.length_min >= 3
