@@ -1,11 +1,11 @@
 """64 environments whose step sleeps 5 ms, in one actor process: what part of bare threads' speed does a whole run reach?
 
-    python benchmarks/sleeping.py [--runs 5] [--seconds 8] [--splits 4x16,8x8,16x4]
+    python benchmarks/sleeping.py [--runs 5] [--seconds 8] [--splits 8x8,16x4,8x8/all]
 
 Bare: 64 threads of one process, each of which steps its own environment in a loop, and resets it when it must. Ours: a run of one actor and a trainer
 on processes, inference inline (MLP 64 x 64); steps that entered training per second, after a start-up. A split RxL is a ring of R targets of L
-lanes, each lane with a thread; RxLxF flushes F requests at a time. All alternate; medians. "others" is the share of all cores that other programs
-used meanwhile: above a few percent the figures say more about those.
+lanes, each lane with a thread, and the actor keeps to one core; with RxL/all it has every core. All alternate; medians. "others" is the share of all
+cores that other programs used meanwhile: above a few percent the figures say more about those.
 """
 
 import argparse
@@ -76,13 +76,13 @@ stop.set()
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def experiment(ring, lanes, seconds, flush=1):
+def experiment(ring, lanes, seconds, one_core=True):
     """Return the whole system on `ring` x `lanes` environments."""
     actors = Actors(
         environment=Gymnasium(make=f"{__file__}:Sleeping", threads=lanes),
         lanes=lanes,
         ring=ring,
-        flush_requests=flush,
+        one_core=one_core,
         agents=(AgentSpec(sample_steps=128),),
     )
     trainer = Trainer(algorithm=PPO(minibatch_size=2048), batch_size=128 * ENVIRONMENTS)
@@ -91,10 +91,10 @@ def experiment(ring, lanes, seconds, flush=1):
     )
 
 
-def ours(ring, lanes, seconds, flush=1):
+def ours(ring, lanes, seconds, one_core=True):
     """Return (steps/s that entered training, shares of the actor's time)."""
     with tempfile.TemporaryDirectory() as folder:
-        result = tidemill.train(experiment(ring, lanes, seconds, flush), run_dir=Path(folder) / "run", quiet=True)
+        result = tidemill.train(experiment(ring, lanes, seconds, one_core), run_dir=Path(folder) / "run", quiet=True)
         records = read_metrics(result.folder)
     first, last = ([record for record in records if record["time/seconds"] >= STARTUP] or records)[0], records[-1]
     shares = {place: last.get(f"time/actor-0/{place}", 0.0) for place in ("environment", "inference", "wait", "python")}
@@ -129,18 +129,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--splits", default="4x16,8x8,16x4")
+    parser.add_argument("--splits", default="8x8,16x4,8x8/all")
     given = parser.parse_args()
-    splits = [tuple(map(int, (split + "x1").split("x")[:3])) for split in given.splits.split(",")]
+    splits = [(*map(int, split.removesuffix("/all").split("x")), not split.endswith("/all")) for split in given.splits.split(",")]
     began, found = perf_counter(), {}
     for run in range(given.runs):
         others = Others()
         found.setdefault("bare threads", []).append(speed := bare(given.seconds / 2))
         print(f"run {run}: bare threads {speed:,.0f} steps/s (others {others.share():.0%})", flush=True)
-        for ring, lanes, flush in splits:
-            name = f"{ring} x {lanes}" + (f", flush {flush}" if flush > 1 else "")
+        for ring, lanes, one_core in splits:
+            name = f"{ring} x {lanes}" + ("" if one_core else ", all cores")
             others = Others()
-            speed, shares = ours(ring, lanes, given.seconds, flush)
+            speed, shares = ours(ring, lanes, given.seconds, one_core)
             found.setdefault(name, []).append(speed)
             spent = ", ".join(f"{place} {share:.0%}" for place, share in shares.items())
             print(f"run {run}: {name} {speed:,.0f} steps/s (others {others.share():.0%}); actor: {spent}", flush=True)

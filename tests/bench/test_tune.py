@@ -16,7 +16,6 @@ from tidemill.bench.tune import candidates, check_out, literal_of, source_text, 
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
-from tidemill.run import arrange as arranging
 from tidemill.run.layout import Costs, Layout, apply, layout_of, why_given
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
@@ -187,4 +186,3 @@ def test_environments_without_threads_have_none(monkeypatch: pytest.MonkeyPatch)
     made = experiment(Scripted())
     for costs in (CARTPOLE, SLEEPS):
         assert {trial.layout.threads for trial in candidates(made, undivided(made), costs, 2)} == {None}
-    assert arranging.cores() >= 1

@@ -30,6 +30,7 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.config import decode, encode
+from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
 from tidemill.run.arrange import arrange, cache, costs_of
@@ -87,8 +88,10 @@ def test_environments_that_wait_step_in_threads_beside_the_trainer() -> None:
     for cores in (1, 2, 16):
         layout = choose(experiment(steps=128), SLEEPS, cores)
         assert (layout.actors, layout.trainers, layout.together, layout.slots) == (1, 1, False, 2)
-        assert layout.ring == layout.lanes == layout.threads == 8  # as was fastest
+        assert layout.ring == layout.lanes == layout.threads == 8 and not layout.one_core  # as was fastest
         assert layout.sample_steps == 128
+        kept = choose(experiment(steps=128), msgspec.structs.replace(SLEEPS, one_core=True), cores)
+        assert (kept.ring, kept.lanes, kept.threads, kept.one_core) == (16, 4, 4, True)  # likewise
     slower = choose(experiment(), msgspec.structs.replace(SLEEPS, wall=0.5), 2)
     assert slower.ring <= 8 and slower.ring * slower.lanes == 64
     busy = msgspec.structs.replace(SLEEPS, env=1e-3)  # one process could not serve them all
@@ -125,10 +128,10 @@ class OfOneThread(gymnasium.Env):
 def test_what_waits_and_cannot_step_in_threads_stays_as_it_is(tmp_path: Path) -> None:
     made = experiment()
     assert apply(made, choose(made, msgspec.structs.replace(SLEEPS, threaded=False), 2)) == made
-    assert threads_serve(Gymnasium(id="CartPole-v1"))
+    assert threads_serve(Gymnasium(id="CartPole-v1"))[0]
     (tmp_path / "env.py").write_text(OF_ONE_THREAD)
-    assert not threads_serve(Gymnasium(make=f"{tmp_path}/env.py:OfOneThread"))
-    assert not threads_serve(Scripted())
+    assert threads_serve(Gymnasium(make=f"{tmp_path}/env.py:OfOneThread")) == (False, False)
+    assert threads_serve(Scripted()) == (False, False)
 
 
 def test_heavy_networks_are_trained_on_all_cores() -> None:
@@ -147,7 +150,7 @@ times = st.floats(1e-7, 1e-1)
     minibatch=st.integers(1, 1 << 20),
     burn_in=st.sampled_from([0, 0, 4]),
     cores=st.integers(1, 128),
-    costs=st.builds(Costs, times, times, times, times | st.just(0.0), times, st.integers(1, 10), st.booleans()),
+    costs=st.builds(Costs, times, times, times, times | st.just(0.0), times, st.integers(1, 10), st.booleans(), st.booleans(), st.booleans()),
 )
 def test_learning_does_not_change_with_the_layout(lanes: int, steps: int, minibatch: int, burn_in: int, cores: int, costs: Costs) -> None:
     made = experiment(lanes, steps, minibatch)
@@ -185,7 +188,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     together, actors = draw(st.booleans()), draw(counts)
     numbers = {name: draw(counts) for name in ("lanes", "sample_steps", "ring", "slots")}
     trainers, threads = actors if together else draw(counts), draw(st.none() | st.integers(0, 100))
-    return Layout(actors=actors, trainers=trainers, together=together, threads=threads, **numbers)
+    return Layout(actors=actors, trainers=trainers, together=together, threads=threads, one_core=draw(st.booleans()), **numbers)
 
 
 @given(layouts())
@@ -221,6 +224,7 @@ def test_words() -> None:
     assert choose(made, CARTPOLE, 1).words() == "1 process, an actor of 64 lanes × 64 steps and a trainer by turns"
     assert layout_of(made).words() == "an actor of 64 lanes × 64 steps beside a trainer"
     assert "in threads beside a trainer" in choose(made, SLEEPS, 1).words()
+    assert "in threads on one core beside a trainer" in choose(made, msgspec.structs.replace(SLEEPS, one_core=True), 1).words()
     assert CARTPOLE.words(64) == "a step takes 4.5 µs, inference 0.6, training 3.6 on a core"
     assert SLEEPS.words(64) == "a step takes 5,100 µs, of which it waits 5,026, inference 0.6, training 3.6"
 
@@ -233,7 +237,7 @@ def test_what_the_user_says_is_left_alone() -> None:
     assert why_given(made) == ""
     free = ["workers.trainer.algorithm.epochs", "seed", "workers.actor.environment.kwargs.threads", "workers.actor.max_episode_steps", "limits.steps"]
     assert why_given(made, free) == ""
-    for path in ("count", "lanes", "ring", "slots", "agents", "agents.0.sample_steps", "environment.threads"):
+    for path in ("count", "one_core", "lanes", "ring", "slots", "agents", "agents.0.sample_steps", "environment.threads"):
         assert why_given(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
     assert why_given(made, ["workers.trainer.count"]) and why_given(made, ["together"]) and why_given(made, ["workers"])
 
@@ -243,6 +247,7 @@ def test_what_the_user_says_is_left_alone() -> None:
     for other, why in (
         (changed("actor", count=2), "workers.actor.count is 2"),
         (changed("trainer", count=2), "workers.trainer.count is 2"),
+        (changed("actor", one_core=True), "workers.actor.one_core is set"),
         (changed("actor", ring=2), "workers.actor.ring is 2"),
         (changed("actor", environment=Gymnasium(id="CartPole-v1", threads=2)), "workers.actor.environment.threads is 2"),
         (changed("trainer", batch_size=100), "workers.trainer.batch_size is set"),
@@ -297,7 +302,7 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(arranging, "probe", probe)
     made = experiment()
     first = arrange(made, None)
-    assert "2 processes" in first.told or arranging.cores() != 2
+    assert "2 processes" in first.told or available_cores() != 2
     assert arrange(made, None) == first and len(measured) == 1
     (file,) = kept.iterdir()
     assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -351,19 +356,6 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path) -> None:
     assert found.experiment == made
     assert "as given, since its costs could not be measured" in found.told and "CartPol-v1" in found.told and "\n" not in found.told
     assert not kept.exists()
-
-
-def test_a_quota_of_cores_counts(tmp_path: Path) -> None:
-    own, root = tmp_path / "cgroup", tmp_path / "sys"
-    (root / "a" / "b").mkdir(parents=True)
-    own.write_text("1:cpu:/old\n0::/a/b\n")
-    assert arranging._quotas(own, root) == []
-    (root / "a" / "cpu.max").write_text("150000 100000\n")
-    (root / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert arranging._quotas(own, root) == [2]
-    (root / "cpu.max").write_text("nonsense\n")
-    assert arranging._quotas(own, root) == [2]
-    assert 1 <= arranging.cores() <= (os.cpu_count() or 1)
 
 
 FILE = """
@@ -420,6 +412,48 @@ def test_a_run_whose_environment_sleeps(tmp_path: Path) -> None:
     assert layout.ring > 1 and layout.rows == 16 * 8
     ran = decode(Experiment, {**json.loads((tmp_path / "run" / "config.json").read_bytes())})
     assert layout_of(ran) == layout
+
+
+TOLD = """
+import os
+import gymnasium, numpy as np
+
+class Telling(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.tell("made")
+
+    def tell(self, when):
+        open(f"{self.folder}/{when} {os.getpid()} {sorted(os.sched_getaffinity(0))}", "w").close()
+
+    def reset(self, *, seed=None, options=None):
+        self.tell("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.tell("step")
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+"""
+
+
+def test_actors_keep_to_a_core_each_and_what_their_environments_start_does_not(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(TOLD)
+    (tmp_path / "told").mkdir()
+    made = experiment(
+        steps=4, minibatch=16, environment=Gymnasium(make=f"{tmp_path}/env.py:Telling", kwargs={"folder": f"{tmp_path}/told"}, threads=2)
+    )
+    actors = made.workers["actor"].replace(count=2, lanes=2, one_core=True)
+    tidemill.train(made.replace(workers={**made.workers, "actor": actors}), run_dir=tmp_path / "run", quiet=True)
+    told: dict[str, set[str]] = {}
+    for file in (tmp_path / "told").iterdir():
+        when, _, affinity = file.name.split(" ", 2)
+        told.setdefault(when, set()).add(affinity)
+    every = sorted(os.sched_getaffinity(0))
+    assert told["made"] == told["reset"] == {str(every)}  # where they may start what they need
+    assert told["step"] <= {str([core]) for core in every} and len(told["step"]) == min(2, len(every))
 
 
 def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,14 @@ class WorkerHandle(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(Config):
-    """Family of worker groups: `count` equal workers named ``group-0`` … of one kind."""
+    """Family of worker groups: `count` equal workers named ``group-0`` … of one kind.
+
+    one_core   keep each one's process on one core. For actors whose lanes wait in threads: they have Python's lock by turns all the same, and wake
+               one another several times quicker on one core. What computes outside of that lock loses its other cores
+    """
 
     count: int = 1
+    one_core: bool = False
     order: ClassVar[int] = 0
     """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2, policies 3, evaluation 4, population 5, actors 6."""
     owns_environment: ClassVar[bool] = False

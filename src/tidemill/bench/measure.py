@@ -17,8 +17,8 @@ from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
+from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.run.arrange import cores as available_cores
 from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train

@@ -20,8 +20,9 @@ from rich.text import Text
 from tidemill.api.experiment import Experiment
 from tidemill.bench.measure import MOST_DROPPED, run_for
 from tidemill.core.config import encode
+from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, TidemillError
-from tidemill.run.arrange import cores, costs_of, processor
+from tidemill.run.arrange import costs_of, processor
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer import Trainer
 
@@ -147,13 +148,13 @@ def candidates(experiment: Experiment, whole: Experiment, costs: Costs, cores: i
 
 def neighbours(layout: Layout, least: int) -> list[Layout]:
     """Return the layouts one change away: twice or half the lanes, with samples half or twice as long; slots; with threads, more or fewer targets of
-    fewer or more lanes."""
+    fewer or more lanes, and one core or every core."""
     found = []
     if layout.threads:
         for ring, lanes in ((2 * layout.ring, layout.lanes / 2), (layout.ring / 2, 2 * layout.lanes)):
             if lanes == int(lanes) and ring == int(ring):
                 found.append(replace(layout, ring=int(ring), lanes=int(lanes), threads=int(lanes)))
-        found.append(replace(layout, threads=max(1, layout.threads // 2)))
+        found += [replace(layout, one_core=not layout.one_core), replace(layout, threads=max(1, layout.threads // 2))]
     else:
         if layout.lanes % 2 == 0:
             found.append(replace(layout, lanes=layout.lanes // 2, sample_steps=2 * layout.sample_steps))

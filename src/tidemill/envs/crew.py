@@ -7,6 +7,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from tidemill.core.cores import keep
+
 CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together; less than the controller gives an actor
 
 
@@ -80,6 +82,7 @@ class Crew:
         return stuck
 
     def _work(self, number: int) -> None:
+        keep()
         opened, share, results = self._gates[number].acquire, self._shares[number], self._results
         while True:
             opened()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
+from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.source import load_attribute
@@ -33,7 +34,8 @@ class Gymnasium(EnvironmentConfig):
     threads            threads in which the lanes of a target step, at most one per lane; 0: in the actor's own, one lane after the other. For steps
                        that wait, or compute outside Python's lock; quick ones in Python are slower so. Copies must not share anything that one
                        thread alone may touch. Rows are the same whatever the number. Split the lanes among targets (`Actors.ring`), so that some
-                       step while the actor serves others: ring=8, lanes=8, threads=8 for 64 in all
+                       step while the actor serves others, and where they wait keep it on one core (`Actors.one_core`): ring=16, lanes=4, threads=4
+                       for 64 in all
     """
 
     id: str | None = None
@@ -223,7 +225,8 @@ class LaneLoop(Environment):
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         def begin(_: Any) -> Result:
-            answer = env.reset(seed=seed)
+            with every_core():  # a simulator that it starts is no part of this process
+                answer = env.reset(seed=seed)
             where = f"{self.name}: lane {lane}"
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")

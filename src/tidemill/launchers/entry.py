@@ -21,6 +21,7 @@ import tidemill  # noqa: F401  registers every configuration
 from tidemill.api.control import State, Status, pack
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.config import decode
+from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.source import load_file
 from tidemill.launchers.processes import Order
@@ -36,6 +37,8 @@ def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     for descriptor in order.descriptors():
         os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
+    if order.core is not None:
+        keep_to(order.core)
     lifeline = order.seats[0].link
     threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
     bell = EventBell(order.bell)

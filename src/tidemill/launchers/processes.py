@@ -14,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
 
 from tidemill.api.edges import Edge
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
+from tidemill.core.cores import cores
 from tidemill.core.errors import RunError
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
@@ -49,6 +52,7 @@ class Order(msgspec.Struct, frozen=True):
     resume: str | None
     spin: float
     threads: int
+    core: int | None  # the one that it keeps to
     bell: int
 
     def descriptors(self) -> set[int]:
@@ -82,12 +86,14 @@ class ProcessesLauncher(Launcher):
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(parents=True, exist_ok=True)
-        spin = SPIN if len(processes) < (len(os.sched_getaffinity(0))) else 0.0
+        own_cores = len(processes) < cores()
+        kept = self._cores(experiment, processes)
         text = json.dumps(encode(experiment))
-        for names in processes:
+        for names, core in zip(processes, kept, strict=True):
+            spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
-            order = Order(seats, text, job.source, job.folder, job.resume, spin, self._threads, bells[names[0]])
+            order = Order(seats, text, job.source, job.folder, job.resume, spin, self._threads, core, bells[names[0]])
             log = logs / f"{'+'.join(names)}.log"
             for name, (ours, _) in zip(names, pairs, strict=True):
                 self._links[name] = RunnerLink(ours, bells[name], self._bell)
@@ -101,6 +107,13 @@ class ProcessesLauncher(Launcher):
                 self._links[name].watch(self._keep(os.pidfd_open(process.pid)))
                 self._logs[name], self._process_of[name] = log, process
         return {name: self._links[name] for name, _ in experiment.members()}
+
+    @staticmethod
+    def _cores(experiment: Experiment, processes: list[list[str]]) -> list[int | None]:
+        """Return the core that each process keeps to, or None: another one for each, as far as there are so many. The first is any one, since other
+        runs do the same."""
+        workers, free, turn = dict(experiment.members()), sorted(os.sched_getaffinity(0)), count(os.getpid())
+        return [free[next(turn) % len(free)] if any(workers[name].one_core for name in names) else None for names in processes]
 
     def _keep(self, descriptor: int) -> int:
         self._descriptors.append(descriptor)

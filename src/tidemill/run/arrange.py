@@ -13,7 +13,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode
+from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import file_digest, named_files
 from tidemill.launchers.processes import kill_session
@@ -29,7 +29,7 @@ from tidemill.run.probe import SECONDS
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 2  # of the probe: costs of another one are measured anew
+FORMAT = 3  # of the probe: costs of another one are measured anew
 _LARGEST = 10_000  # bytes of a file of costs
 
 
@@ -85,25 +85,6 @@ def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arra
     if layout.rows != given.rows:
         told += f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may learn otherwise"
     return Arranged(arranged, layout, None, told)
-
-
-def cores() -> int:
-    """Return the cores that this process may use: its affinity, or the quota of its control groups where that is less."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([own, *_quotas(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]))
-
-
-def _quotas(own: Path, root: Path) -> list[int]:
-    """Return the cores, rounded up, that each control group (version 2) that this process is in allows."""
-    found: list[int] = []
-    with suppress(OSError, StopIteration):
-        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-        folder = root / name.lstrip("/")
-        for group in (folder, *folder.parents):
-            with suppress(OSError, ValueError):  # the root has no such file, and an unlimited one says "max"
-                quota, period = (group / "cpu.max").read_text().split()
-                found.append(ceil(int(quota) / int(period)))
-    return found
 
 
 # ---- costs -------------------------------------------------------------------------------------------------------------------------------------

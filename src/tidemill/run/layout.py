@@ -16,9 +16,11 @@ from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer import Trainer
 
 TICK = 40e-6  # core seconds of an actor's tick that do not grow with its lanes: the line through CartPole's ticks of 1, 4, 16 and 64 lanes
-# 64 environments that sleep 5 ms reached, in a ring of 2, 4, 8 and 16 targets, 0.88, 0.91, 0.94 and 0.85 of what bare threads do. That is:
-WAKING = 300e-6  # seconds of a tick of threads beside its lanes: wake-ups, and waits for Python's lock
-HANDOVER = 5e-6  # and for each lane
+# 64 environments that sleep 5 ms reached, in a ring of 4, 8, 16 and 32 targets, 0.93, 0.95, 0.96 and 0.95 of what bare threads do where the actor
+# kept to one core, and with every core, in a ring of 8 and 16, 0.92 and 0.89. That is:
+WAKING = {True: 130e-6, False: 220e-6}  # seconds of a tick of threads beside its lanes: wake-ups, and waits for Python's lock; on one core, or every
+HANDOVER = {True: 15e-6, False: 30e-6}  # and for each lane
+COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lane's own
 LEAST_ROWS = 128  # of a trainer's part of a minibatch: below, summing gradients and calling the library cost more than the arithmetic
 NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
@@ -36,6 +38,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows      rows per env step
     parallel  whether equal trainers can share the algorithm
     threaded  whether the environment can be stepped in threads; known of those that wait
+    one_core  whether lanes in threads are served as quickly by one core
     """
 
     env: float
@@ -46,6 +49,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int
     parallel: bool
     threaded: bool = False
+    one_core: bool = False
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
@@ -78,6 +82,7 @@ class Layout:
     sample_steps      rows by which a sample advances
     slots             sample slots per target
     threads           in which the lanes of a target step; None: the environment has no such setting
+    one_core          whether each actor's process keeps to one core
     """
 
     actors: int
@@ -88,6 +93,7 @@ class Layout:
     ring: int
     slots: int
     threads: int | None = None
+    one_core: bool = False
 
     def __post_init__(self) -> None:
         if self.together and self.actors != self.trainers:
@@ -113,7 +119,8 @@ class Layout:
     def words(self) -> str:
         """For people."""
         ring = f"{self.ring} × " if self.ring > 1 else ""
-        lanes = f"{ring}{self.lanes} lane{'s' * (self.lanes > 1)} × {self.sample_steps} steps{' in threads' if self.threads else ''}"
+        where = " in threads" * bool(self.threads) + " on one core" * self.one_core
+        lanes = f"{ring}{self.lanes} lane{'s' * (self.lanes > 1)} × {self.sample_steps} steps{where}"
         if self.together:
             if self.actors == 1:
                 return f"1 process, an actor of {lanes} and a trainer by turns"
@@ -128,18 +135,19 @@ EXAMPLE = "actors=2,trainers=2,together,lanes=32,sample_steps=64,ring=1,slots=1,
 def parse(text: str) -> Layout:
     """Return the layout that `text` says. Raises `ConfigError` naming what is wrong with it."""
     values: dict[str, Any] = {}
-    numbers = [f.name for f in fields(Layout) if f.name != "together"]
+    marks = [f.name for f in fields(Layout) if f.default is False]
+    numbers = [f.name for f in fields(Layout) if f.name not in marks]
     for item in text.split(","):
         name, equals, value = item.strip().partition("=")
         if name in values:
             raise ConfigError(f"--layout {text}: {name} is said twice")
-        if name == "together" and not equals:
+        if name in marks and not equals:
             values[name] = True
             continue
         if name not in numbers or not equals:
             if len(text.split(",")) == 1 and not equals:
                 raise ConfigError(f'--layout {text}: there is no layout "{text}"; write auto, measure, given, or all of one, e.g. {EXAMPLE}')
-            hint = f"write {name}=NUMBER" if name in numbers else did_you_mean(name, [*numbers, "together"])
+            hint = f"write {name}=NUMBER" if name in numbers else did_you_mean(name, [*numbers, *marks])
             raise ConfigError(f'--layout {text}: "{item}" is not a part of a layout; {hint}')
         least = 0 if name == "threads" else 1
         if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) < least:
@@ -193,6 +201,7 @@ def layout_of(experiment: Experiment) -> Layout:
         ring=actors.ring,
         slots=actors.slots,
         threads=parts.threads,
+        one_core=actors.one_core,
     )
 
 
@@ -210,14 +219,20 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
         environment = environment.replace(threads=layout.threads)
     specs = tuple(spec if not spec.streams else spec.replace(sample_steps=layout.sample_steps) for spec in parts.actors.agents)
     actors = parts.actors.replace(
-        count=layout.actors, lanes=layout.lanes, ring=layout.ring, slots=layout.slots, agents=specs, environment=environment
-    )  # fmt: skip
+        count=layout.actors,
+        one_core=layout.one_core,
+        lanes=layout.lanes,
+        ring=layout.ring,
+        slots=layout.slots,
+        agents=specs,
+        environment=environment,
+    )
     workers = {**experiment.workers, parts.actor: actors, parts.trainer: parts.trainers.replace(count=layout.trainers)}
     return experiment.replace(workers=workers, together=(parts.actor, parts.trainer) if layout.together else ())
 
 
 _LAID_OUT = re.compile(
-    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
+    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|one_core|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
 )
 
 
@@ -242,6 +257,8 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
         return "together is set"
     if parts.actors.ring > 1:
         return f"workers.{parts.actor}.ring is {parts.actors.ring}"
+    if parts.actors.one_core or parts.trainers.one_core:
+        return f"workers.{parts.actor if parts.actors.one_core else parts.trainer}.one_core is set"
     if parts.threads:
         return f"workers.{parts.actor}.environment.threads is {parts.threads}"
     if parts.trainers.batch_size is not None:
@@ -287,9 +304,9 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     if costs.waits:
         if parts.threads is None or not costs.threaded:
             return
-        for layout in _waiting(parts, cores, most_trainers):
-            own = max(costs.env - TICK, 0) + HANDOVER + costs.rows * costs.infer  # a slow environment is measured by one lane, in ticks of its own
-            served = WAKING + costs.call + layout.lanes * own  # what a tick of a target takes of its actor
+        for layout in _waiting(parts, costs.one_core, cores, most_trainers):
+            own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer  # measured by one lane
+            served = WAKING[layout.one_core] + costs.call + layout.lanes * own  # what a tick of a target takes of its actor
             turn = max(costs.wall + served, layout.ring * served)
             yield layout, min(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
         return
@@ -315,7 +332,7 @@ def _computing(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout
                 yield Layout(actors=actors, trainers=trainers, lanes=lanes, sample_steps=steps, ring=1, slots=slots, threads=threads)
 
 
-def _waiting(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
+def _waiting(parts: _Parts, one_core: bool, cores: int, most_trainers: int) -> Iterator[Layout]:
     """Actors whose lanes step in threads, in a ring so that some step while others are served, beside trainers. As many lanes as were asked for."""
     every = parts.actors.lanes
     slots = max(2, parts.actors.slots)
@@ -324,8 +341,15 @@ def _waiting(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
             for ring in (n for n in range(1, every // actors + 1) if every // actors % n == 0 and actors % trainers == 0):
                 lanes = every // actors // ring
                 yield Layout(
-                    actors=actors, trainers=trainers, lanes=lanes, sample_steps=parts.steps, ring=ring, slots=slots, threads=lanes
-                )  # fmt: skip
+                    actors=actors,
+                    trainers=trainers,
+                    lanes=lanes,
+                    sample_steps=parts.steps,
+                    ring=ring,
+                    slots=slots,
+                    threads=lanes,
+                    one_core=one_core,
+                )
 
 
 def microseconds(seconds: float) -> str:

@@ -27,6 +27,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, Spaces, leaves, schema_of_space
 from tidemill.core.config import decode
+from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
@@ -42,6 +43,7 @@ STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference an
 QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
 FEW_LANES = 8
+LATER = 0.02  # by which a tick may be longer on one core, and that core be enough
 FEW_ROWS = 64  # trained on first, to see how many there is time for
 
 
@@ -63,21 +65,40 @@ def measure(experiment: Experiment) -> Costs:
             train += len(group) * cost
     rows = sum(map(len, groups))
     costs = Costs(env=env, wall=wall, infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
-    return msgspec.structs.replace(costs, threaded=threads_serve(actors.environment)) if costs.waits else costs
+    if costs.waits:
+        threaded, one_core = threads_serve(actors.environment)
+        costs = msgspec.structs.replace(costs, threaded=threaded, one_core=one_core)
+    return costs
 
 
-def threads_serve(config: EnvironmentConfig) -> bool:
-    """Return whether an environment that has the setting can be stepped in threads: one that was made for its maker's thread cannot."""
+def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
+    """Return whether an environment that has the setting can be stepped in threads (one that was made for its maker's thread cannot), and whether two
+    lanes take no longer when their threads share a core: they do where they compute outside of Python's lock."""
     if getattr(config, "threads", None) is None:
-        return False
+        return False, False
+    config = config.replace(threads=2)
     try:
-        with closing(build(config.replace(threads=2), 2)[0]) as environment:
-            stepping = Stepping(environment)
-            for _ in range(3):
-                stepping.tick()
+        apart = _tick_in_threads(config)
+        keep_to(min(os.sched_getaffinity(0)))
+        try:
+            shared = _tick_in_threads(config)
+        finally:
+            keep_to(None)
     except Exception:  # whatever it raises is the answer: it works in its maker's thread, where it was measured
-        return False
-    return True
+        return False, False
+    return True, shared <= apart * (1 + LATER)
+
+
+def _tick_in_threads(config: EnvironmentConfig) -> float:
+    """Return the seconds of a tick of two lanes, the median."""
+    with every_core():
+        environment, _ = build(config, 2)
+    with closing(environment):
+        stepping, times = Stepping(environment), [perf_counter()]
+        while len(times) < 4 or times[-1] - times[0] < STEPPING:
+            stepping.tick()
+            times.append(perf_counter())
+    return float(np.median(np.diff(times)[1:]))  # the first was a reset
 
 
 def measure_environment(actors: Actors) -> tuple[Sequence[AgentInfo], float, float]:

@@ -11,6 +11,7 @@ from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
+from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
@@ -61,10 +62,11 @@ class ActorWorker(Worker):
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
-        check_lanes(context, config, derive_seed(context.experiment.seed, context.name, "target", 0))
-        for number in range(config.ring):
-            seed = derive_seed(context.experiment.seed, context.name, "target", number)
-            self._environments.append(build_environment(config, config.lanes, seed))
+        with every_core():
+            check_lanes(context, config, derive_seed(context.experiment.seed, context.name, "target", 0))
+            for number in range(config.ring):
+                seed = derive_seed(context.experiment.seed, context.name, "target", number)
+                self._environments.append(build_environment(config, config.lanes, seed))
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
