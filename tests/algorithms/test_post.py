@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tidemill.algorithms.batch import gather
+from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.post import GAE, Returns
 from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
@@ -45,13 +45,15 @@ def test_what_is_made_is_what_was_announced():
 def test_a_batch_takes_the_advantages_that_rows_have():
     rows = episodes()
     sample = Sample(rows | {"obs": np.zeros((4, 2, 3), np.float32), "action": np.zeros((4, 2), np.int64), "log_prob": np.zeros((4, 2), np.float32)})
-    own = gather([sample], 0.5, 0.5)
+    own = gather([sample], gae_of(0.5, 0.5))
     sample |= {f"post.{name}": array for name, array in GAE(gamma=0.5, gae_lambda=0.5).process(rows).items()}
-    given = gather([sample], 0.99, 0.95)
+    given = gather([sample], gae_of(0.99, 0.95))
     assert len(own) == len(given) == 4
     np.testing.assert_array_equal(given.advantage, own.advantage)
     np.testing.assert_array_equal(given.target, own.target)
-    assert not np.allclose(gather([sample], 0.99, 0.95, lambda *_: np.zeros(4, np.float32)).advantage, own.advantage)  # corrected anew
+    assert not np.allclose(
+        gather([sample], gae_of(0.99, 0.95, lambda sample, rows: np.zeros(len(rows), np.float32))).advantage, own.advantage
+    )  # corrected anew
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 1.5}, {"gamma": float("nan")}, {"gae_lambda": -0.1}])

@@ -28,11 +28,11 @@ def joined(*groups: int, slots: int = 2) -> tuple[ChannelSampleProducer, list[li
     segments = [[LocalSegment() for _ in range(count)] for count in groups]
     producer = ChannelSampleProducer([[SlotProducer(segment, Silent()) for segment in group] for group in segments])
     consumers = [[ChannelSampleConsumer([SlotConsumer(segment, Silent())], 0, 1) for segment in group] for group in segments]
-    assert all(consumer.capacity() is None for group in consumers for consumer in group)
+    assert all(consumer.offered() is None for group in consumers for consumer in group)
     producer.offer(SCHEMA, ROWS, SEATS, slots)
     for group in consumers:
         for consumer in group:
-            assert consumer.capacity() == slots
+            assert [offered.slots for offered in consumer.offered() or ()] == [slots]
             for slot in consumer._channels[0]._views:  # type: ignore[attr-defined]
                 poison(slot)
     return producer, consumers

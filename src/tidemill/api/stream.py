@@ -87,7 +87,7 @@ class SampleProducer(ABC):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Offered:
     """What one producer has offered: `slots` blocks of `lead` = (rows, seats). `rows` is how many each counts in a batch: those that a sample
     advances by, of all seats."""
 
@@ -101,7 +101,7 @@ class SampleConsumer(ABC):
     """The receiving end of a sample stream, over all of its producers."""
 
     @abstractmethod
-    def blocks(self) -> list[Blocks] | None:
+    def offered(self) -> list[Offered] | None:
         """Return what each producer has offered; None until all of them have."""
 
     @abstractmethod

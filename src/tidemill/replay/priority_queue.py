@@ -54,7 +54,7 @@ class _OwnMemory(Buffer):
 
     def _make(self) -> bool:
         """Make the memory, as soon as the size of samples is known."""
-        blocks = self._source.blocks()
+        blocks = self._source.offered()
         if blocks is None:
             return False
         config, demand = self._config, self._demand

@@ -40,7 +40,7 @@ class _SlotQueue(Buffer):
         self._look()
 
     def _look(self) -> None:
-        blocks = self._source.blocks()
+        blocks = self._source.offered()
         if blocks is None:
             return
         self._capacity = sum(block.slots for block in blocks)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tidemill.api.algorithm import Sample
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context
-from tidemill.api.stream import Blocks, SampleConsumer, SampleProducer
+from tidemill.api.stream import Offered, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
 from tidemill.core.schema import Arrays, Schema, allocate
 
@@ -83,11 +83,11 @@ class ChannelSampleConsumer(SampleConsumer):
         self._next = 0
         self._held: deque[Consumer] = deque()
 
-    def blocks(self) -> list[Blocks] | None:
+    def offered(self) -> list[Offered] | None:
         if not all(channel.attach() for channel in self._channels):
             return None
         kept = self._burn_in + self._bootstrap
-        return [Blocks(c.schema, c.lead, c.slots, (c.lead[0] - kept) * c.lead[1]) for c in self._channels]
+        return [Offered(c.schema, c.lead, c.slots, (c.lead[0] - kept) * c.lead[1]) for c in self._channels]
 
     def consume(self) -> Sample | None:
         for _ in self._channels:
