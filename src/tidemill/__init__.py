@@ -28,6 +28,7 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.errors import TidemillError
+from tidemill.core.query import Query
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
@@ -71,6 +72,7 @@ __all__ = [
     "PolicyWorkers",
     "PostProcessor",
     "PriorityQueue",
+    "Query",
     "Queue",
     "Returns",
     "Sample",

@@ -143,7 +143,7 @@ def test_nothing_readable_is_an_error_never_a_start_from_scratch(tmp_path: Path)
 
 def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    write_synced, rename = checkpoint._write_synced, Path.rename
+    write_synced, rename = checkpoint.write_synced, Path.rename
 
     def written(path: Path, data: bytes) -> None:
         assert not checkpoints(tmp_path)
@@ -154,7 +154,7 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: 
         done.append(f"rename {target.name}")
         return rename(path, target)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", written)
+    monkeypatch.setattr(checkpoint, "write_synced", written)
     monkeypatch.setattr(Path, "rename", renamed)
     write(tmp_path, 4)
     assert done == ["policy.safetensors", "algorithm.safetensors", MANIFEST, "rename update-4"]
@@ -164,7 +164,7 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     write(tmp_path, 1)
-    write_synced, count = checkpoint._write_synced, [0]
+    write_synced, count = checkpoint.write_synced, [0]
 
     def full(path: Path, data: bytes) -> None:
         count[0] += 1
@@ -172,7 +172,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
             raise OSError(28, "No space left on device")
         write_synced(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    monkeypatch.setattr(checkpoint, "write_synced", full)
     with pytest.raises(CheckpointError, match="No space left on device; free space"):
         write(tmp_path, 2)
     assert os.listdir(tmp_path) == ["update-1"]

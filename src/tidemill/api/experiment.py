@@ -13,7 +13,6 @@ An experiment names policies, groups of workers, and limits. Workers name the st
     )
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,16 +22,8 @@ from typing import ClassVar
 from tidemill.api.edges import Edge, Port, Role, derive_edges
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
-from tidemill.core.config import Config
+from tidemill.core.config import Config, check_name
 from tidemill.core.errors import ConfigError, did_you_mean
-
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a stream."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
-
-from tidemill.core.errors import CheckpointError
+from tidemill.core.errors import CheckpointError, SchemaError
+from tidemill.core.packed import pack, unpack
 from tidemill.core.schema import Array, Arrays
 
 MANIFEST = "manifest.json"
@@ -45,15 +42,15 @@ def write_checkpoint(folder: Path, name: str, arrays: Mapping[str, Mapping[str, 
         aside.mkdir(mode=0o700)
         sums = {}
         for file, content in arrays.items():
-            data = save({k: np.asarray(a, order="C") for k, a in content.items()})  # ascontiguousarray gives scalars an axis
-            _write_synced(aside / f"{file}.safetensors", data)
+            data = pack(content)
+            write_synced(aside / f"{file}.safetensors", data)
             sums[f"{file}.safetensors"] = sha256(data).hexdigest()
         manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}
-        _write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
         if target.exists():
             shutil.rmtree(target)
         aside.rename(target)
-        _sync(folder)
+        sync(folder)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror}; free space or make the folder writable") from None
@@ -82,9 +79,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
             data = (path / file).read_bytes()
             if sha256(data).hexdigest() != checksum:
                 raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
-            arrays[file.removesuffix(".safetensors")] = load(data)
+            arrays[file.removesuffix(".safetensors")] = unpack(data)[0]
         return arrays, manifest["facts"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SchemaError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -102,14 +99,16 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Arrays], dict[str, Any], 
     raise CheckpointError(f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else ""))
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner may read, and have it on the disk."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
+    """Have a folder's names on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,6 +6,7 @@ unknown keys and lossy casts and says where. Nothing here builds anything: `buil
 
 import contextlib
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,14 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from tidemill.core.errors import ConfigError, did_you_mean
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a stream."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ TidemillError
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 ├── DeadlineError      a wait that ran out: says who should have woken it
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
+├── DatabaseError      a parameter database that is damaged, or cannot be written
+│   └── VersionGone    a version that it does not hold (any more)
 └── RunError           a run that cannot start or ended in failure
 """
 
@@ -35,6 +37,14 @@ class DeadlineError(TidemillError):
 
 class CheckpointError(TidemillError):
     """A checkpoint is missing, torn, or belongs to another experiment."""
+
+
+class DatabaseError(TidemillError):
+    """A parameter database, or a version in it, is damaged or cannot be written."""
+
+
+class VersionGone(DatabaseError):
+    """The parameter database does not hold the version or tag that was asked for: it was collected, or never pushed."""
 
 
 class RunError(TidemillError):

@@ -3,6 +3,7 @@
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
 source.json      the files behind it, SHA-256        metrics.jsonl    a line per update (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
+parameters/      the parameter database
 logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
 layout.json      how it was laid out, and why
 """
@@ -24,11 +25,12 @@ from typing import Any
 
 import msgspec
 
-from tidemill.api.experiment import Experiment, check_name
+from tidemill.api.experiment import Experiment
 from tidemill.core.checkpoint import checkpoints
-from tidemill.core.config import decode, encode
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.config import check_name, decode, encode
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.source import file_digest, load_file, named_files
+from tidemill.core.versions import PARAMETERS, ParameterDatabase
 
 CONFIG, MEMORY, SOURCE, SUMMARY, VERSIONS = "config.json", "memory.json", "source.json", "summary.json", "versions.json"
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
@@ -124,6 +126,12 @@ class RunFolder:
         for path in (*self.path.glob(".*.json.*"), *self.path.glob("metrics.tmp"), *self.path.glob("checkpoints/*/.update-*")):
             if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.update-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        with suppress(TidemillError):  # what is wrong with it is said to whoever uses it
+            self.database().tidy()
+
+    def database(self) -> ParameterDatabase:
+        """Return the run's parameter database."""
+        return ParameterDatabase(self.path / PARAMETERS)
 
     def write(self, name: str, content: Any) -> None:
         """Write plain data as JSON, aside and renamed."""

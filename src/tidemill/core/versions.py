@@ -1,0 +1,479 @@
+"""The parameter database: versions of named sets of arrays, tags that point to them, and what is known of each. Files in one folder::
+
+    index.sqlite               a row per version (with its file's checksum), per tag, per running mean
+    POLICY/VERSION.safetensors
+
+Several processes of one machine use it at a time; each call opens the index, does one transaction and closes it, so that nothing is held in between.
+Safe against a kill at any instant: a file is synced and renamed before its row is committed, and removed after its row is. So a row always has its
+file, and what has no row (a file, or one written aside) is removed by whoever writes next. One lock per policy keeps writers of files apart.
+
+The index keeps a rollback journal: a write-ahead log would not work on network shares, leaves files behind when its last user is killed, and has been
+found to corrupt (SQLite 3.7.0 to 3.51.2, "WAL-reset bug"). Transactions are few and short here.
+"""
+
+import fcntl
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import isfinite, sqrt
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.checkpoint import sync, write_synced
+from tidemill.core.config import check_name
+from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone, did_you_mean
+from tidemill.core.packed import pack, unpack
+from tidemill.core.query import Query, check_field
+from tidemill.core.schema import Array, Arrays
+
+PARAMETERS = "parameters"
+"""The database's folder in a run's."""
+LATEST = "latest"
+"""The tag that moves with each push."""
+BUSY = 5.0  # seconds that a call waits for another process's lock
+INDEX, SUFFIX = "index.sqlite", ".safetensors"
+RESERVED = ("version", "age")  # fields that every version has
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_OURS = re.compile(r"\.?\d+\.safetensors")
+_FORMAT = 1
+_TABLES = (
+    "CREATE TABLE versions (policy TEXT, version INTEGER, sha256 TEXT NOT NULL, pushed REAL NOT NULL, counters TEXT NOT NULL, "
+    "PRIMARY KEY (policy, version)) WITHOUT ROWID",
+    "CREATE TABLE tags (policy TEXT, tag TEXT, version INTEGER NOT NULL, PRIMARY KEY (policy, tag), "
+    "FOREIGN KEY (policy, version) REFERENCES versions) WITHOUT ROWID",
+    "CREATE TABLE means (policy TEXT, version INTEGER, name TEXT, count INTEGER NOT NULL, mean REAL NOT NULL, squares REAL NOT NULL, "
+    "PRIMARY KEY (policy, version, name), FOREIGN KEY (policy, version) REFERENCES versions ON DELETE CASCADE) WITHOUT ROWID",
+)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The running mean of `count` values. `squares` is the sum of their squared deviations from it."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: NDArray[np.float64]) -> "Mean":
+        """Return the mean of these values too (Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", equations 2.1)."""
+        if not len(values):
+            return self
+        count, mean = self.count + len(values), float(values.mean())
+        apart = mean - self.mean
+        squares = self.squares + float(((values - mean) ** 2).sum()) + apart * apart * self.count * len(values) / count
+        return Mean(count, self.mean + apart * len(values) / count, squares)
+
+    @property
+    def variance(self) -> float | None:
+        """The values' sample variance; None of fewer than two."""
+        return self.squares / (self.count - 1) if self.count > 1 else None
+
+    @property
+    def margin(self) -> float | None:
+        """Half of the mean's 95 % confidence interval, by the normal distribution; None of fewer than two values."""
+        return None if self.variance is None else 1.96 * sqrt(self.variance / self.count)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What is known of a version.
+
+    pushed     when it was pushed, in seconds since 1970
+    counters   numbers that were pushed with it
+    means      running means of what was recorded for it since, by name
+    """
+
+    policy: str
+    version: int
+    pushed: float
+    counters: dict[str, float]
+    tags: tuple[str, ...] = ()
+    means: dict[str, Mean] = field(default_factory=dict)
+
+    def values(self) -> dict[str, float]:
+        """Return the number behind each field that a query can ask for."""
+        means = {name: mean.mean for name, mean in self.means.items()} | {f"{name}.n": float(mean.count) for name, mean in self.means.items()}
+        return {**self.counters, **means, "version": self.version, "age": time() - self.pushed}
+
+
+class ParameterDatabase:
+    """The database in `folder`, which the first `push` makes.
+
+    Every call ends within some seconds: it raises `DeadlineError` when another process holds a lock for longer than `BUSY`, `VersionGone` for a
+    version or tag that is not there (any more), and `DatabaseError` for what is damaged or cannot be written. `which` is a version or a tag.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._index = folder, folder / INDEX
+
+    # ---- versions ----------------------------------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        policy: str,
+        version: int,
+        arrays: Mapping[str, Array],
+        counters: Mapping[str, float] | None = None,
+        text: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep `arrays` as this version, and move the tag `latest` to it.
+
+        counters   finite numbers that are known of it
+        text       goes into the file's header, beside ``policy``, ``version`` and ``counters`` (JSON)
+
+        To push a version again changes nothing but `latest`; with other arrays it raises `DatabaseError`: a version means one set of weights.
+        """
+        check_name("policy", policy)
+        counters = {name: float(value) for name, value in (counters or {}).items()}
+        for name, value in counters.items():
+            _check_new_field(name, RESERVED)
+            if not isfinite(value):
+                raise ConfigError(f'counter "{name}" = {value} is not a finite number')
+        if not 0 <= version < 2**63:
+            raise ConfigError(f"version = {version} must not be negative")
+        data = pack(arrays, {**(text or {}), "policy": policy, "version": str(version), "counters": json.dumps(counters)})
+        with self._writing(policy) as folder:
+            held = self._holds(policy, version, arrays)
+            if not held:
+                target, aside = _file(folder, version), folder / f".{version}{SUFFIX}"
+                aside.unlink(missing_ok=True)
+                try:
+                    write_synced(aside, data)
+                    aside.rename(target)
+                    sync(folder)
+                except OSError:
+                    aside.unlink(missing_ok=True)
+                    raise
+            with self._transaction("create") as db:
+                if not held:
+                    row = policy, version, sha256(data).hexdigest(), time(), json.dumps(counters)
+                    db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET sha256 = excluded.sha256", row)
+                _point(db, policy, LATEST, version)
+
+    def load(self, policy: str, which: int | str) -> tuple[Arrays, int]:
+        """Return a version's arrays, and its number."""
+        data, version = self.read(policy, which)
+        try:
+            return unpack(data)[0], version
+        except SchemaError as error:
+            raise DatabaseError(f"{_file(self.folder / policy, version)}: {error}") from None
+
+    def read(self, policy: str, which: int | str) -> tuple[bytes, int]:
+        """Return the bytes of a version's file (see `tidemill.core.packed`), and its number. They are those that were pushed."""
+        known: tuple[int, str] | None = None
+        while True:  # again when it was collected, or its tag moved, between looking it up and reading it
+            with self._transaction("read") as db:
+                found = _find(db, policy, which)
+            path = _file(self.folder / policy, found[0])
+            try:
+                data = path.read_bytes()
+                if sha256(data).hexdigest() == found[1]:
+                    return data, found[0]
+                wrong = "is damaged (its checksum differs)"
+            except OSError as error:
+                wrong = f"cannot be read: {error.strerror}"
+            if known == found:
+                raise DatabaseError(f'{path}, version {found[0]} of policy "{policy}", {wrong}; take another version')
+            known = found
+
+    def export(self, policy: str, which: int | str, path: Path) -> int:
+        """Write a version into the file `path` (replacing what is there), and return its number."""
+        data, version = self.read(policy, which)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            aside.unlink(missing_ok=True)
+            write_synced(aside, data)
+            aside.rename(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise DatabaseError(f"{path} cannot be written: {error.strerror}") from None
+        return version
+
+    def policies(self) -> list[str]:
+        """Return the policies that have versions."""
+        try:
+            with self._transaction("read") as db:
+                return [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")]
+        except VersionGone:
+            return []
+
+    def versions(self, policy: str) -> list[Version]:
+        """Return what is known of a policy's versions, oldest first, in numeric order."""
+        try:
+            with self._transaction("read") as db:
+                tags: dict[int, list[str]] = {}
+                for tag, version in db.execute("SELECT tag, version FROM tags WHERE policy = ? ORDER BY tag", (policy,)):
+                    tags.setdefault(version, []).append(tag)
+                means: dict[int, dict[str, Mean]] = {}
+                for version, name, *mean in db.execute("SELECT version, name, count, mean, squares FROM means WHERE policy = ?", (policy,)):
+                    means.setdefault(version, {})[name] = Mean(*mean)
+                return [
+                    Version(policy, version, pushed, json.loads(counters), tuple(tags.get(version, ())), means.get(version, {}))
+                    for version, pushed, counters in db.execute(
+                        "SELECT version, pushed, counters FROM versions WHERE policy = ? ORDER BY version", (policy,)
+                    )
+                ]
+        except VersionGone:
+            return []
+
+    # ---- tags and metadata -------------------------------------------------------------------------------------------------------------------
+
+    def tag(self, policy: str, tag: str, which: int | str) -> int:
+        """Let `tag` point to a version, which is not collected while it does, and return the version's number. A tag that exists moves."""
+        _check_tag(tag)
+        with self._transaction("write") as db:
+            version, _ = _find(db, policy, which)
+            _point(db, policy, tag, version)
+        return version
+
+    def untag(self, policy: str, tag: str) -> None:
+        """Remove a tag; the version that it pointed to stays until it is collected."""
+        _check_tag(tag)
+        with self._transaction("write") as db:
+            _find(db, policy, tag)
+            db.execute("DELETE FROM tags WHERE policy = ? AND tag = ?", (policy, tag))
+
+    def tags(self, policy: str) -> dict[str, int]:
+        """Return the version that each tag of a policy points to."""
+        return {tag: version.version for version in self.versions(policy) for tag in version.tags}
+
+    def record(self, policy: str, version: int, results: Mapping[str, float | Sequence[float]]) -> None:
+        """Fold results of a version, one value or one per game, into its running means by name. Raises `VersionGone` once it was collected."""
+        values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in results.items()}
+        for name, array in values.items():
+            if array.ndim > 1 or not np.isfinite(array).all():
+                raise ConfigError(f'result "{name}" = {results[name]!r} must be a finite number, or a list of them')
+        with self._transaction("write") as db:
+            _find(db, policy, version)
+            (counters,) = db.execute("SELECT counters FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
+            for name, array in values.items():
+                _check_new_field(name, (*RESERVED, *json.loads(counters)))
+                key = policy, version, name
+                known = db.execute("SELECT count, mean, squares FROM means WHERE (policy, version, name) = (?, ?, ?)", key).fetchone()
+                mean = Mean(*(known or ())).add(array)
+                db.execute("INSERT OR REPLACE INTO means VALUES (?, ?, ?, ?, ?, ?)", (*key, mean.count, mean.mean, mean.squares))
+
+    def query(self, policy: str, query: Query, declared: Sequence[str] = ()) -> list[Version]:
+        """Return the versions that `query` asks for, in its order. Raises `ConfigError` for a field that no version of the policy has, unless it is
+        `declared`: of those that are still to be recorded."""
+        versions = [(version, version.values()) for version in self.versions(policy)]
+        query.check({*RESERVED, *declared, *(name for _, values in versions for name in values if not name.endswith(".n"))})
+        return [version for version, _ in query.select(versions, lambda item: item[1])]
+
+    # ---- keeping order -----------------------------------------------------------------------------------------------------------------------
+
+    def collect(self, policy: str, keep_newest: int) -> list[int]:
+        """Remove a policy's versions but for the newest `keep_newest` and those that a tag points to. Return the removed ones."""
+        with self._writing(policy) as folder:
+            with self._transaction("write") as db:
+                newest = "SELECT version FROM versions WHERE policy = :policy ORDER BY version DESC LIMIT :keep"
+                tagged = "SELECT version FROM tags WHERE policy = :policy"
+                chosen = f"FROM versions WHERE policy = :policy AND version NOT IN ({newest}) AND version NOT IN ({tagged})"
+                given = {"policy": policy, "keep": keep_newest}
+                removed = [version for (version,) in db.execute(f"SELECT version {chosen} ORDER BY version", given)]
+                db.execute(f"DELETE {chosen}", given)
+            self._sweep(policy, folder)
+        return removed
+
+    def rewind(self, policy: str, version: int) -> list[str]:
+        """Make a policy's versions end at `version`, from which its writer goes on. Return what a user should know of it.
+
+        Later versions are removed, tagged or not, since their numbers are going to mean other weights; so are those whose files are gone.
+        """
+        notices = []
+        with self._writing(policy) as folder:
+            with self._transaction("create") as db:
+                known = [number for (number,) in db.execute("SELECT version FROM versions WHERE policy = ?", (policy,))]
+                missing = [number for number in known if number <= version and not _file(folder, number).is_file()]
+                removed = [number for number in known if number > version] + missing
+                for number in removed:
+                    tags = [tag for (tag,) in db.execute("SELECT tag FROM tags WHERE (policy, version) = (?, ?)", (policy, number))]
+                    why = "its file is gone" if number in missing else f"the run goes on from version {version}"
+                    if number in missing or tags not in ([], [LATEST]):
+                        tagged = f", tagged {', '.join(tags)}," if tags else ""
+                        notices.append(f'version {number} of policy "{policy}"{tagged} is removed from the parameter database: {why}')
+                    db.execute("DELETE FROM tags WHERE (policy, version) = (?, ?)", (policy, number))
+                    db.execute("DELETE FROM versions WHERE (policy, version) = (?, ?)", (policy, number))
+                if left := set(known) - set(removed):
+                    _point(db, policy, LATEST, max(left))
+            self._sweep(policy, folder)
+        return notices
+
+    def tidy(self) -> None:
+        """Remove what writers that were killed left: files without a row, and a journal. For when no writer lives."""
+        for folder in self.folder.iterdir() if self.folder.is_dir() else ():
+            if folder.is_dir():
+                with self._writing(folder.name):
+                    self._sweep(folder.name, folder)
+        if self._index.with_name(f"{INDEX}-journal").exists():  # of a commit that had not begun: SQLite leaves it to the next one
+            with self._transaction("create") as db:
+                db.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _sweep(self, policy: str, folder: Path) -> None:
+        kept = {_file(folder, version.version).name for version in self.versions(policy)}
+        for path in folder.iterdir():
+            if path.name not in kept and _OURS.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def _holds(self, policy: str, version: int, arrays: Mapping[str, Array]) -> bool:
+        """True when this version is there with these arrays; False when it is not, or damaged. Raises `DatabaseError` when it has others."""
+        try:
+            known, _ = self.load(policy, version)
+        except DatabaseError:
+            return False
+        if known.keys() != arrays.keys() or not all(_same(known[name], array) for name, array in arrays.items()):
+            raise DatabaseError(f'version {version} of policy "{policy}" already means other weights in {self.folder}; push them as another version')
+        return True
+
+    # ---- locks and transactions --------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self, policy: str) -> Iterator[Path]:
+        """Hold the lock of a policy's folder (the folder itself: no file to leave behind) and return its path."""
+        folder = self.folder / policy
+        lock = -1
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _lock(lock, folder)
+            yield folder
+        except OSError as error:
+            raise DatabaseError(f"{folder} cannot be written: {error.strerror}; free space or make the folder writable") from None
+        finally:
+            if lock >= 0:
+                with suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile would hold it on
+                os.close(lock)
+
+    @contextmanager
+    def _transaction(self, kind: Literal["read", "write", "create"]) -> Iterator[sqlite3.Connection]:
+        """One transaction of the index, committed unless something is raised inside. Only "create" makes an index where there is none."""
+        if kind != "create" and not self._index.exists():
+            raise VersionGone(f"{self.folder} holds no versions yet")
+        mode = "rwc" if kind == "create" else "rw"
+        try:
+            with closing(sqlite3.connect(f"{self._index.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True)) as db:
+                db.execute("PRAGMA foreign_keys = ON")
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")  # a lock that is taken first cannot be in the way of another's
+                self._check_format(db, kind == "create")
+                yield db
+                db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+
+    def _check_format(self, db: sqlite3.Connection, create: bool) -> None:
+        (number,) = db.execute("PRAGMA user_version").fetchone()
+        if number == 0 and create:
+            for table in _TABLES:
+                db.execute(table)
+            db.execute(f"PRAGMA user_version = {_FORMAT}")
+        elif number == 0:
+            raise VersionGone(f"{self.folder} holds no versions yet")
+        elif number != _FORMAT:
+            raise DatabaseError(f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}")
+
+    def _explain(self, error: sqlite3.Error) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return _held(self._index)
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return DatabaseError(f"{self._index} is damaged ({error}); move {self.folder} away to go on without its versions")
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            return DatabaseError(f"{self._index} cannot be read or written: {error}; free space or make it writable")
+        return error  # a mistake of ours
+
+
+def _file(folder: Path, version: int) -> Path:
+    return folder / f"{version}{SUFFIX}"
+
+
+def _point(db: sqlite3.Connection, policy: str, tag: str, version: int) -> None:
+    db.execute("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (policy, tag, version))
+
+
+def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, str]:
+    """Return number and checksum of the version that `which` means. Raises `VersionGone`."""
+    version = which
+    if isinstance(which, str) and which.isascii() and which.isdigit():
+        version = int(which)
+    elif isinstance(which, str):
+        tags: dict[str, int] = dict(db.execute("SELECT tag, version FROM tags WHERE policy = ?", (policy,)))
+        if which not in tags:
+            raise _no_such(db, policy) or VersionGone(f'policy "{policy}" has no tag "{which}"; {did_you_mean(which, tags)}')
+        version = tags[which]
+    found = db.execute("SELECT version, sha256 FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
+    if found is None:
+        kept = [number for (number,) in db.execute("SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8", (policy,))]
+        never = bool(kept) and int(version) > kept[0]
+        raise _no_such(db, policy) or VersionGone(
+            f'version {version} of policy "{policy}" '
+            + ("was never pushed" if never else "was collected, or never pushed; tag a version to keep it")
+            + f". The newest that are kept: {', '.join(map(str, kept))}"
+        )
+    return found[0], found[1]
+
+
+def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
+    """Return the error for a policy without any version, None when it has some."""
+    known = [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions")]
+    return None if policy in known else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
+
+
+def _check_tag(tag: str) -> None:
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(f'tag "{tag}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", beginning with a letter')
+    if tag == LATEST:
+        raise ConfigError(f'the tag "{LATEST}" moves by itself, with each version that is pushed; take another name')
+
+
+def _check_new_field(name: str, taken: Sequence[str]) -> None:
+    check_field(name)
+    if name in taken:
+        raise ConfigError(f'"{name}" is already a field of every version; record it under another name')
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()  # to the bit: NaN equals itself
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Take a folder's lock, which its holder's death frees. The system has no such wait with an end, so it is asked for again and again."""
+    deadline = monotonic() + BUSY
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > deadline:
+                raise _held(folder) from None
+            sleep(0.005)
+        except OSError:
+            return  # a network share without such locks: nothing keeps two writers of a policy apart there
+
+
+def _held(path: Path) -> DeadlineError:
+    """Return the error of a lock that was not freed in time."""
+    holders: list[str] = []
+    try:
+        inode = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            parts = line.replace("-> ", "").split()  # number, kind, …, access, process, device:inode, from, to
+            if len(parts) > 5 and parts[5].rpartition(":")[2] == inode and parts[4] not in holders:
+                holders.append(parts[4])
+    except OSError:
+        pass  # not Linux
+    who = f"process {', '.join(holders)}" if holders else "another process"
+    return DeadlineError(
+        f"{path} was not free within {BUSY:g} s: {who} holds its lock (the run's trainer or evaluation, a tidemill params, or an SQLite tool); "
+        "let that finish or end it, then try again"
+    )
