@@ -98,7 +98,7 @@ def experiment(environment: EnvironmentConfig, lanes: int = 4, inference: str = 
         workers={
             "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(inference=inference, sample_steps=sample_steps),)),
             **servers,
-            "trainer": Trainer(**{"algorithm": Recorder(), "checkpoint_seconds": 0.1, **trainer}),
+            "trainer": Trainer(**{"algorithm": Recorder(), "checkpoint_seconds": 0.1, "database_seconds": 0.05, **trainer}),
         },
         limits=Limits(updates=1_000_000),
     )

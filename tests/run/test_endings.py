@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS, MARK, Run, bells, leftovers, links, log_of, segments, wait_until, worker_name
+from tests.run.watching import EXPERIMENTS, MARK, Run, bells, check_versions, leftovers, links, log_of, segments, wait_until, worker_name
 
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.launcher import Job
@@ -283,6 +283,8 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     for run in runs:
         if (run.path / "checkpoints").exists():
             assert read_newest(run.path / "checkpoints" / "policy")[3] == []  # the newest is whole
+        check_versions(run.path)
+    assert check_versions(runs[-1].path) > 1
     again = RunFolder.open(runs[-1].path)
     again.lock()  # nobody holds it
     again.unlock()
@@ -319,6 +321,7 @@ def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path
             summary = RunFolder(path).read("summary.json")
             assert summary["status"] == "failed" and re.search(name, summary["reason"])
             assert leftovers(path) == []
+            check_versions(path)
             if RunFolder(path).has_checkpoints():
                 _, arrays, facts, warnings = read_newest(path / "checkpoints" / "policy")
                 assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()  # no update is half done

@@ -11,13 +11,16 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
+from tidemill.api.contract import write_contract
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.checkpoint import write_checkpoint
-from tidemill.core.errors import CheckpointError, RunError, SchemaError
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, VersionGone
+from tidemill.core.packed import pack, unpack
+from tidemill.core.versions import ParameterDatabase
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import LoadedPolicy, load
 
-FOUR = Box((4,), "float32")
+FOUR, TWO = Box((4,), "float32"), Discrete(2)
 
 
 def experiment(**limits: Any) -> Experiment:
@@ -188,3 +191,95 @@ def test_one_of_several_policies_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="trains 2 policies; say which of other, policy"):
         load(folder.path)
     assert load(folder.path, policy="other").name == "other"
+
+
+# ---- versions of the parameter database, and exported files --------------------------------------------------------------------------------------
+
+
+def exported(path: Path, observation: Space = FOUR, action: Space = TWO) -> Path:
+    """Write an untrained policy's file, as a trainer and an export do."""
+    config, spaces, database = ActorCritic(normalise_observations=True), Spaces(observation, action), ParameterDatabase(path / "parameters")
+    database.push("red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_contract(config, spaces))
+    database.export("red", 7, path / "red.safetensors")
+    return path / "red.safetensors"
+
+
+def test_a_version_is_loaded_by_number_or_tag(trained: Path) -> None:
+    database = RunFolder.open(trained).database()
+    database.tag("policy", "first", 0)
+    summary = RunFolder.open(trained).read("summary.json")
+    assert [load(trained, version=v).update for v in (0, "0", "first", "latest")] == [0, 0, 0, summary["updates"]]
+    newest, by_version = load(trained), load(trained, version="latest")
+    assert (newest.update, newest.steps, newest.spaces) == (by_version.update, by_version.steps, by_version.spaces)
+    assert newest.answer(np.ones(4)) == by_version.answer(np.ones(4))
+    assert newest.answer(np.ones(4)) != load(trained, version="first").answer(np.ones(4))
+    with pytest.raises(VersionGone, match='no tag "frst"; did you mean "first"'):
+        load(trained, version="frst")
+    with pytest.raises(ConfigError, match="take one of the two"):
+        load(trained, version=0, checkpoint=1)
+
+
+def test_an_exported_file_is_a_policy_without_its_run(tmp_path: Path) -> None:
+    space = Dict({"place": Discrete(3, start=1), "eyes": Box((2,), "float64")})  # infinite bounds included
+    policy = load(exported(tmp_path, space, Box((1,), "float32", (-1.0,), (1.0,))))
+    assert (policy.name, policy.update, policy.steps) == ("red", 7, 70)
+    assert policy.spaces == Spaces(space, Box((1,), "float32", (-1.0,), (1.0,)))
+    assert policy.act({"place": 3, "eyes": [0.5, 0.5]}).shape == (1,)
+
+
+def test_an_exported_file_is_played_without_torch(tmp_path: Path) -> None:
+    code = f"""
+import sys, tidemill
+print(tidemill.load({str(exported(tmp_path))!r}).act([0.0, 0.0, 0.0, 0.1]), [name for name in ("torch", "gymnasium") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout.strip() in ("0 []", "1 []"), result.stderr) == (True, "")
+
+
+def test_a_file_that_is_no_exported_policy_is_refused(tmp_path: Path) -> None:
+    file, good = tmp_path / "file", exported(tmp_path)
+    content = good.read_bytes()
+    arrays, text = unpack(content)
+    for data, message in (
+        (b"", "no safetensors file"),
+        (content[:-1], "no safetensors file"),
+        (pack({"w": np.zeros(2)}), "does not say what policy it holds"),
+        (pack(arrays, {**text, "tidemill": "{}"}), "does not say what policy it holds"),
+        (pack(arrays, {**text, "tidemill": text["tidemill"].replace('"format": 1', '"format": 9')}), "has format 9"),
+        (pack(arrays, {**text, "version": "x"}), "no exported policy"),
+        (pack({"w": np.zeros(2)}, text), "another network"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(DatabaseError, match=message):
+            load(file)
+    with pytest.raises(ConfigError, match="leave policy, checkpoint and version out"):
+        load(good, version="latest")
+
+
+def test_a_policy_of_the_users_own_is_loaded_once_its_file_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "own.py"
+    source.write_text("""
+from dataclasses import dataclass
+from tidemill import ActorCritic
+
+@dataclass(frozen=True, kw_only=True)
+class OwnForExport(ActorCritic):
+    extra: int = 3
+""")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import numpy as np, tidemill
+from own import OwnForExport
+from tidemill.api.contract import write_contract
+from tidemill.api.spaces import Box, Discrete, Spaces
+from pathlib import Path
+from tidemill.core.packed import pack
+spaces, config = Spaces(Box((4,), "float32"), Discrete(2)), OwnForExport()
+text = {{**write_contract(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
+Path({str(tmp_path / "own.safetensors")!r}).write_bytes(pack(config.build(spaces, 1).parameters(), text))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ConfigError, match=r'no PolicyConfig is called "OwnForExport".*file=FILE\.py'):
+        load(tmp_path / "own.safetensors")
+    assert load(tmp_path / "own.safetensors", file=source).act(np.zeros(4)) in (0, 1)

@@ -128,7 +128,18 @@ def log_of(process: psutil.Process) -> Path:
 
 def leftovers(folder: Path) -> list[Path]:
     """Return sockets and half-written things in a run's folder."""
-    return [p for p in folder.rglob("*") if p.is_socket() or p.name.startswith(".") or p.name.endswith(".tmp")]
+    return [p for p in folder.rglob("*") if p.is_socket() or p.name.startswith(".") or p.name.endswith((".tmp", "-journal"))]
+
+
+def check_versions(folder: Path) -> int:
+    """Check that every version in the run's parameter database is whole, and none of a half-done update (each update adds 1 to the weights). Return
+    how many there are."""
+    database = RunFolder(folder).database()
+    versions = database.versions("policy")
+    for version in versions:
+        assert (database.load("policy", version.version)[0]["w"] == version.version).all()
+    assert set(database.tags("policy").values()) <= {version.version for version in versions}
+    return len(versions)
 
 
 def links(pid: int) -> Iterator[str]:

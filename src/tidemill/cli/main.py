@@ -101,6 +101,7 @@ def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | N
 
 
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
+Version = Annotated[str | None, typer.Option(help="Instead of a checkpoint, a version of the parameter database: a number or a tag.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
 File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
@@ -208,6 +209,7 @@ def evaluate(
     lanes: Annotated[int, typer.Option(help="Copies of the environment to play them in.")] = 10,
     seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
     checkpoint: Checkpoint = None,
+    version: Version = None,
     stochastic: Stochastic = False,
     file: File = None,
     actor: ActorGroup = None,
@@ -215,7 +217,9 @@ def evaluate(
     """Play episodes with a run's policy and show what it reaches."""
     from tidemill.run.evaluate import evaluate as play_episodes
 
-    found = play_episodes(run, episodes, lanes=lanes, seed=seed, deterministic=not stochastic, checkpoint=checkpoint, file=file, actor=actor)
+    found = play_episodes(
+        run, episodes, lanes=lanes, seed=seed, deterministic=not stochastic, checkpoint=checkpoint, version=version, file=file, actor=actor
+    )
     table = Table("", *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs), box=SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -243,6 +247,7 @@ def play(
     fps: Annotated[int, typer.Option(help="Frames (environment steps) per second.")] = 30,
     seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
     checkpoint: Checkpoint = None,
+    version: Version = None,
     stochastic: Stochastic = False,
     file: File = None,
     actor: ActorGroup = None,
@@ -259,12 +264,36 @@ def play(
         seed=seed,
         deterministic=not stochastic,
         checkpoint=checkpoint,
+        version=version,
         file=file,
         actor=actor,
     )
     returns = ", ".join(f"{value:.1f}" for value in made.returns) or "none"
     cut = f"; cut at {max_seconds:g} s (--max-seconds)" if made.cut else ""
     print(f"{made.path}: {made.frames} frames, {made.frames / made.fps:.1f} s; returns of finished episodes: {returns}{cut}")
+
+
+@app.command()
+@friendly
+def params(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="tag NAME VERSION | untag NAME | export VERSION FILE", help="What to do; nothing lists the versions."),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="A policy's name, when there are several.")] = None,
+    where: Annotated[str | None, typer.Option(help='Which versions: "win_rate > 0.8 and win_rate < 0.9 order by -win_rate limit 10".')] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let export replace a file.")] = False,
+) -> None:
+    """List, tag and export the versions that a run's trainers have kept."""
+    from tidemill.cli.params import listing, obey
+    from tidemill.run.folder import RunFolder
+
+    folder = RunFolder.open(run)
+    if words:
+        print(obey(folder, policy, words, force))
+    else:
+        _print_table(listing(folder, policy, where))
 
 
 @app.command("check-env")

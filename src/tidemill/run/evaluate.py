@@ -22,7 +22,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_yo
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
-from tidemill.run.load import LoadedPolicy, load_policy
+from tidemill.run.load import LoadedPolicy, Weights, load_policy
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import build_environment
 
@@ -231,6 +231,7 @@ def evaluate(
     seed: int | None = None,
     deterministic: bool = True,
     checkpoint: str | int | Path | None = None,
+    version: str | int | None = None,
     file: str | Path | None = None,
     actor: str | None = None,
     quiet: bool = False,
@@ -240,7 +241,7 @@ def evaluate(
     lanes          copies of the environment; each plays its share of the episodes
     seed           of the environment and of sampling; by default the experiment's (the random streams are not those of training)
     deterministic  act by the mode of every policy's distribution; False: as in training
-    checkpoint     see `tidemill.load`; `file` likewise
+    checkpoint     see `tidemill.load`; `version` and `file` likewise
     actor          the group of actors whose environment and agents are taken, when there are several
     quiet          show no progress
     """
@@ -251,7 +252,7 @@ def evaluate(
     experiment, _ = folder.experiment(Path(file) if file is not None else None)
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
-    policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "evaluate"))
+    policies = load_policies(folder, experiment, actors, Weights(checkpoint, version), derive_seed(root, "evaluate"))
     lanes = min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
     environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
@@ -288,10 +289,10 @@ def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]
     return next(iter(known.items()))
 
 
-def load_policies(folder: RunFolder, experiment: Experiment, actors: Actors, checkpoint: str | int | Path | None, seed: int) -> list[LoadedPolicy]:
+def load_policies(folder: RunFolder, experiment: Experiment, actors: Actors, weights: Weights, seed: int) -> list[LoadedPolicy]:
     """Return the policy of each agent spec; specs that share one get the same."""
     names = dict.fromkeys(spec.policy for spec in actors.agents)
-    loaded = {name: load_policy(folder, experiment, name, checkpoint, derive_seed(seed, "policy", name)) for name in names}
+    loaded = {name: load_policy(folder, experiment, name, weights, derive_seed(seed, "policy", name)) for name in names}
     return [loaded[spec.policy] for spec in actors.agents]
 
 

@@ -1,26 +1,30 @@
-"""A trained policy, taken out of a run's folder: observation in, action out, both in the environment's own form."""
+"""A trained policy, taken out of a run's folder or an exported file: observation in, action out, both in the environment's own form."""
 
+import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from tidemill.api.contract import read_contract, read_spaces
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
-from tidemill.core.errors import CheckpointError, RunError, SchemaError, did_you_mean
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, did_you_mean
+from tidemill.core.packed import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
+from tidemill.core.source import load_file
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
 
 
 class LoadedPolicy:
-    """A policy with the weights of one checkpoint.
+    """A policy with the weights of one checkpoint or version.
 
     name            of the policy in its experiment
     update, steps   finished updates and env steps behind the weights
@@ -139,30 +143,84 @@ def load(
     *,
     policy: str | None = None,
     checkpoint: str | int | Path | None = None,
+    version: str | int | None = None,
     file: str | Path | None = None,
     deterministic: bool = True,
     seed: int = 0,
 ) -> LoadedPolicy:
-    """Return a trained policy of the run in folder `run`.
+    """Return a trained policy of the run in folder `run`, or the one in the file `run` that ``tidemill params RUN export`` wrote.
 
     policy         its name; may be left out when the run trains only one
     checkpoint     "update-35" or 35, or a checkpoint's folder; by default the newest that is whole
-    file           the experiment's file, when it has changed since (or is elsewhere now)
+    version        instead of a checkpoint, a version or tag of the run's parameter database: 35, "latest"
+    file           the experiment's file, when it has changed since (or is elsewhere now); of an exported policy, the one that defines its class
     deterministic  act by the mode of the policy's distribution; else draw from it, by a random stream of `seed`
 
-    Raises `RunError` or `CheckpointError`. The environment is not built, and torch is imported only by policies that need it to act.
+    Raises `RunError`, `CheckpointError` or `DatabaseError`. The environment is not built, and torch is imported only by policies that need it to act.
     """
-    folder = RunFolder.open(Path(run))
-    experiment, _ = folder.experiment(Path(file) if file is not None else None)
-    loaded = load_policy(folder, experiment, policy or _only_policy(folder, experiment), checkpoint, derive_seed(seed, "load"))
+    path = Path(run)
+    if path.is_file():
+        if policy is not None or checkpoint is not None or version is not None:
+            raise ConfigError(f"{path} is the file of one policy: leave policy, checkpoint and version out")
+        loaded = _load_file(path, file, derive_seed(seed, "load"))
+    else:
+        folder = RunFolder.open(path)
+        experiment, _ = folder.experiment(Path(file) if file is not None else None)
+        weights = Weights(checkpoint, version)
+        loaded = load_policy(folder, experiment, policy or _only_policy(folder, experiment), weights, derive_seed(seed, "load"))
     loaded.deterministic = deterministic
     return loaded
 
 
-def load_policy(folder: RunFolder, experiment: Experiment, policy: str, checkpoint: str | int | Path | None, seed: int) -> LoadedPolicy:
+@dataclass(frozen=True)
+class Weights:
+    """Which of a policy's weights: those of a checkpoint, or a version (or tag) of the parameter database; by default the newest whole checkpoint."""
+
+    checkpoint: str | int | Path | None = None
+    version: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.version is not None:
+            raise ConfigError(f"checkpoint {self.checkpoint} and version {self.version}: take one of the two")
+
+
+def _load_file(path: Path, file: str | Path | None, seed: int) -> LoadedPolicy:
+    """Return the policy that the file at `path` holds."""
+    if file is not None:
+        load_file(Path(file), "file")
+    try:
+        arrays, text = unpack(path.read_bytes())
+        config, spaces = read_contract(text)
+        return LoadedPolicy(text["policy"], config, spaces, arrays, _updates_and_steps(text), seed)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py") from None
+    except OSError as error:
+        raise DatabaseError(f"{path} cannot be read: {error.strerror}") from None
+    except (SchemaError, KeyError, ValueError, TypeError) as error:
+        raise DatabaseError(f"{path} is no exported policy: {error}") from None
+
+
+def _load_version(folder: RunFolder, config: PolicyConfig, policy: str, version: str | int, seed: int) -> LoadedPolicy:
+    """Return a version of the run's parameter database."""
+    data, number = folder.database().read(policy, version)
+    try:
+        arrays, text = unpack(data)
+        return LoadedPolicy(policy, config, read_contract(text)[1], arrays, _updates_and_steps(text), seed)
+    except (SchemaError, KeyError, ValueError, TypeError) as error:
+        raise DatabaseError(f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: {error}') from None
+
+
+def _updates_and_steps(text: Mapping[str, str]) -> dict[str, Any]:
+    return {"updates": int(text["version"]), "steps": json.loads(text["counters"]).get("env_steps", 0)}
+
+
+def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights: Weights, seed: int) -> LoadedPolicy:
     """Return the policy called `policy` of a run that was opened; `seed` is that of its sampling."""
     if policy not in experiment.policies:
         raise RunError(f'{folder.path} has no policy "{policy}"; {did_you_mean(policy, experiment.policies)}')
+    if weights.version is not None:
+        return _load_version(folder, experiment.policies[policy], policy, weights.version, seed)
+    checkpoint = weights.checkpoint
     place = folder.checkpoints(policy)
     warnings: list[str] = []
     if checkpoint is None:
@@ -173,9 +231,8 @@ def load_policy(folder: RunFolder, experiment: Experiment, policy: str, checkpoi
     for warning in warnings:
         print(f"warning: {warning}; taking {path}", file=sys.stderr)
     try:
-        spaces = msgspec.convert(facts["spaces"], Spaces, strict=False)
-        return LoadedPolicy(policy, experiment.policies[policy], spaces, arrays["policy"], facts, seed)
-    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        return LoadedPolicy(policy, experiment.policies[policy], read_spaces(facts["spaces"]), arrays["policy"], facts, seed)
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} does not hold a policy: {type(error).__name__}: {error}") from None
     except SchemaError as error:
         raise CheckpointError(f"checkpoint {path} does not fit the run's configuration: {error}") from None

@@ -15,6 +15,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.seeding import derive_seed
 from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
+from tidemill.run.load import Weights
 from tidemill.workers.frames import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -43,6 +44,7 @@ def play(
     seed: int | None = None,
     deterministic: bool = True,
     checkpoint: str | int | Path | None = None,
+    version: str | int | None = None,
     file: str | Path | None = None,
     actor: str | None = None,
 ) -> Video:
@@ -68,7 +70,7 @@ def play(
     experiment, _ = folder.experiment(Path(file) if file is not None else None)
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
-    policies = load_policies(folder, experiment, actors, checkpoint, derive_seed(root, "play"))
+    policies = load_policies(folder, experiment, actors, Weights(checkpoint, version), derive_seed(root, "play"))
     environment = build_environment(actors, 1, derive_seed(root, "play", group), render=True)
     returns: list[float] = []
     frames = 0

@@ -7,16 +7,15 @@ Several equal trainers of one policy each take samples of their own and sum thei
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isinf
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
+from tidemill.api.contract import plain_spaces, write_contract
 from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
@@ -25,12 +24,14 @@ from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
+from tidemill.core.versions import PARAMETERS
 from tidemill.nets.device import check_device, choose_device
 from tidemill.replay.queue import Queue
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.pusher import LAST_PUSH, VersionPusher
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
@@ -48,6 +49,8 @@ class Trainer(WorkerConfig):
                         None: none are. Nobody is held back for it: a low limit throws work away
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
     checkpoints         how many of them are kept
+    database_seconds    seconds between versions that are pushed into the run's parameter database; the first and the last always are. None: none is
+    database_versions   how many of them are kept, besides tagged ones
     device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
                         is one. Worth it for images and wide networks; MLPs of the usual size should train faster on a CPU (benchmarks/device.py
                         tells)
@@ -64,17 +67,21 @@ class Trainer(WorkerConfig):
     max_policy_lag: int | None = None
     checkpoint_seconds: float = 60.0
     checkpoints: int = 3
+    database_seconds: float | None = 10.0
+    database_versions: int = 20
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("batch_size", 1), ("max_policy_lag", 0), ("checkpoints", 1)):
+        for name, least in (("batch_size", 1), ("max_policy_lag", 0), ("checkpoints", 1), ("database_versions", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} = {value} must be at least {least}")
         if self.checkpoint_seconds <= 0:
             raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
         self.buffer.check(self.max_policy_lag)
+        if self.database_seconds is not None and self.database_seconds <= 0:
+            raise ConfigError(f"database_seconds = {self.database_seconds} must be above 0; None pushes no versions")
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
@@ -120,6 +127,7 @@ class TrainerWorker(Worker):
         self.counters = Counters()
         self._saved_update = -1
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+        self._versions: VersionPusher | None = None
         self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -154,6 +162,7 @@ class TrainerWorker(Worker):
         self._publisher = ParameterPublisher(endpoints.writer(edges[0].name), policy) if edges else None
         if self._publisher is not None:
             self._publisher.publish(policy)
+        self._open_versions()
         cells = 3 * sum(array.nbytes for array in policy.parameters().values()) if edges else 0
         return Facts(memory=(Need("parameters", cells), *self._buffer.needs))
 
@@ -238,6 +247,8 @@ class TrainerWorker(Worker):
             self._report_update({**metrics, **lags})
             if monotonic() - self._last_save >= self._config.checkpoint_seconds:
                 self._save()
+            if self._versions is not None and self._first:
+                self._versions.look(self._policy, self._version_counters())
             self._end_at_limits()
             result = PollResult(sum(held.trained for held in batch), 1)
             if self._reason is None:
@@ -346,7 +357,7 @@ class TrainerWorker(Worker):
         # Among equal trainers an update may be half done: what was before it is kept.
         policy, algorithm = self._before if self._in_update else (self._policy.parameters(), self._algorithm.state())
         arrays = {"policy": policy, "algorithm": algorithm}
-        spaces = _plain(msgspec.to_builtins(self._spaces))  # so that the policy can be built without its environment
+        spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment
         facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name, "spaces": spaces}
         try:
             write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
@@ -366,15 +377,27 @@ class TrainerWorker(Worker):
         self._algorithm.load_state(arrays["algorithm"])
         self._saved_update = self.counters.updates
 
+    def _open_versions(self) -> None:
+        config, context = self._config, self.context
+        if context.folder is None or config.database_seconds is None:
+            return
+        folder, text = Path(context.folder) / PARAMETERS, write_contract(context.experiment.policies[config.policy], self._spaces)
+        self._versions = VersionPusher(folder, config.policy, config.database_seconds, config.database_versions, text, self._tell)
+        if self._first:
+            self._versions.begin(self._policy, self._version_counters())
+
+    def _tell(self, text: str) -> None:
+        self.report(Notice(text))
+
+    def _version_counters(self) -> dict[str, float]:
+        return {"env_steps": self.counters.steps, "seconds": self.counters.seconds}
+
     def _on_exit(self) -> None:
         self._count_time()
         self._save(final=True)
+        if self._versions is not None and self._first:
+            self._versions.end(self._policy, self._version_counters())
 
-
-def _plain(value: Any) -> Any:
-    """Infinite bounds as text: JSON has no such number. `msgspec.convert` with ``strict=False`` reads them back."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and isinf(value) else value
+    def _close(self) -> None:
+        if self._versions is not None:
+            self._versions.wait(LAST_PUSH)

@@ -1,0 +1,173 @@
+"""Versions that a trainer pushes: when, of what weights, and what happens when the disk does not take them."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.workers.test_trainer import Bench
+
+from tidemill.api.contract import read_contract
+from tidemill.api.control import Notice, State
+from tidemill.api.experiment import Limits
+from tidemill.core.errors import ConfigError, DatabaseError
+from tidemill.core.packed import unpack
+from tidemill.core.versions import LATEST, PARAMETERS, ParameterDatabase
+from tidemill.workers import pusher
+
+
+def kept(folder: Path) -> dict[int, float]:
+    """Return the weight of each version that is kept."""
+    database = ParameterDatabase(folder / PARAMETERS)
+    return {v.version: float(database.load("policy", v.version)[0]["w"][0]) for v in database.versions("policy")}
+
+
+def train(bench: Bench, updates: int) -> None:
+    """Do so many updates, each of whose versions is on the disk before the next."""
+    for _ in range(updates):
+        bench.send(0, bench.worker.counters.updates)
+        bench.poll()
+        assert bench.worker._versions is not None
+        bench.worker._versions.wait(60)
+
+
+def notices(bench: Bench) -> list[str]:
+    return [message.text for message in bench.heard() if isinstance(message, Notice)]
+
+
+def test_the_first_version_is_there_before_anything_is_trained(tmp_path: Path) -> None:
+    Bench(folder=tmp_path)
+    assert kept(tmp_path) == {0: 0.0}
+    database = ParameterDatabase(tmp_path / PARAMETERS)
+    assert database.tags("policy") == {LATEST: 0}
+    config, spaces = read_contract(unpack(database.read("policy", 0)[0])[1])
+    assert type(config).__name__ == "KnownPolicy" and spaces.action.n == 4  # type: ignore[union-attr]
+
+
+def test_a_version_is_pushed_when_it_is_time_and_at_the_end(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, limits=Limits(updates=5))
+    train(bench, 2)
+    assert kept(tmp_path) == {0: 0.0}
+    bench.worker._versions._last -= 11  # type: ignore[union-attr]
+    train(bench, 2)
+    assert kept(tmp_path) == {0: 0.0, 3: 3.0}
+    train(bench, 1)
+    assert bench.worker.state is State.COMPLETED
+    assert kept(tmp_path) == {0: 0.0, 3: 3.0, 5: 5.0}
+    last = ParameterDatabase(tmp_path / PARAMETERS).versions("policy")[-1]
+    assert (last.tags, last.counters["env_steps"]) == ((LATEST,), bench.worker.counters.steps)
+    assert last.counters["seconds"] == bench.worker.counters.seconds
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, database_seconds=1e-9, database_versions=3)
+    train(bench, 12)
+    assert kept(tmp_path) == {10: 10.0, 11: 11.0, 12: 12.0}
+
+
+def test_what_is_pushed_are_the_weights_of_its_update_though_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, push = threading.Event(), ParameterDatabase.push
+
+    def slow(*arguments: Any) -> None:
+        assert go_on.wait(60)
+        push(*arguments)
+
+    bench = Bench(folder=tmp_path, database_seconds=1e-9)
+    monkeypatch.setattr(ParameterDatabase, "push", slow)
+    for update in range(4):
+        bench.send(0, update)
+        bench.poll()  # the disk takes its time: nobody waits for it
+    assert bench.worker.counters.updates == 4 and kept(tmp_path) == {0: 0.0}
+    go_on.set()
+    bench.worker.exit()
+    assert kept(tmp_path) == {0: 0.0, 1: 1.0, 4: 4.0}
+
+
+def test_a_run_without_a_folder_or_without_versions_pushes_none(tmp_path: Path) -> None:
+    for bench in (Bench(), Bench(folder=tmp_path, database_seconds=None)):
+        bench.send(0)
+        bench.poll()
+        bench.worker.exit()
+    assert not (tmp_path / PARAMETERS).exists()
+
+
+def test_training_goes_on_when_the_disk_is_full_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(folder=tmp_path, database_seconds=1e-9)
+
+    def full(*arguments: Any) -> None:
+        raise DatabaseError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterDatabase, "push", full)
+        train(bench, 3)
+        assert bench.worker.state is State.RUNNING and bench.worker.counters.updates == 3
+        assert notices(bench) == ["a version was not kept: no space left"] * 2  # the third is told with the next
+    bench.worker.exit()  # there is room again: what failed last is tried again
+    assert len(notices(bench)) == 3 and kept(tmp_path) == {0: 0.0, 3: 3.0}
+
+
+def test_an_end_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+    bench = Bench(folder=tmp_path, database_seconds=1e-9)
+    monkeypatch.setattr(pusher, "LAST_PUSH", 0.05)
+    monkeypatch.setattr(ParameterDatabase, "push", lambda *_: hangs.wait(60))
+    bench.send(0)
+    bench.poll()
+    bench.worker.exit()
+    assert bench.worker.state is State.COMPLETED
+    assert "did not take the last version" in notices(bench)[-1]
+    hangs.set()
+
+
+def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:
+    """It was killed after version 3, and its last checkpoint is of update 1: what was version 2 or 3 must not be taken for what is going to be."""
+    bench = Bench(folder=tmp_path, database_seconds=1e-9)
+    train(bench, 1)
+    bench.worker._save()
+    train(bench, 2)
+    database = ParameterDatabase(tmp_path / PARAMETERS)
+    database.tag("policy", "best", 3)
+    database.tag("policy", "first", 1)
+    database.record("policy", 1, {"win_rate": 1.0})
+    database.record("policy", 2, {"win_rate": 1.0})
+    again = Bench(folder=tmp_path, resume="update-1", database_seconds=1e-9)
+    assert kept(tmp_path) == {0: 0.0, 1: 1.0}
+    assert database.tags("policy") == {"first": 1, LATEST: 1}
+    (told,) = notices(again)
+    assert 'version 3 of policy "policy", tagged best, latest, is removed' in told and "goes on from version 1" in told
+    again.algorithm.policy.parameters()["w"][:] -= 100  # it learns something else now
+    train(again, 1)
+    assert kept(tmp_path) == {0: 0.0, 1: 1.0, 2: -98.0}
+    means = {v.version: set(v.means) for v in database.versions("policy")}
+    assert means == {0: set(), 1: {"win_rate"}, 2: set()}  # of those weights, not of those that bore the number before
+
+
+def test_a_damaged_database_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / PARAMETERS).mkdir()
+    (tmp_path / PARAMETERS / "index.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(DatabaseError, match="is damaged"):
+        Bench(folder=tmp_path)
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    for changes in ({"database_seconds": 0.0}, {"database_seconds": -1.0}, {"database_versions": 0}):
+        with pytest.raises(ConfigError, match="database_"):
+            Bench(**changes)
+
+
+def test_a_push_costs_the_trainer_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that waits for the disk runs in another thread."""
+    bench = Bench(folder=tmp_path, database_seconds=1e-9)
+    who: set[str] = set()
+    push = ParameterDatabase.push
+
+    def noted(*arguments: Any) -> None:
+        who.add(threading.current_thread().name)
+        assert not np.shares_memory(arguments[3]["w"], bench.algorithm.policy.parameters()["w"])
+        push(*arguments)
+
+    monkeypatch.setattr(ParameterDatabase, "push", noted)
+    train(bench, 2)
+    bench.worker.exit()
+    assert who == {"push"}
