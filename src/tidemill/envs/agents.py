@@ -99,7 +99,7 @@ class AgentLanes(Environment):
         self._allowed = [None if sight.mask is None else np.ones(sight.mask.shape, np.int8) for sight in sights]  # what an info without a mask means
         self._masked = any(sight.mask is not None for sight in sights)
         self._stated = any(sight.state is not None for sight in sights)
-        self._team, self._max_steps, self._draws = team_reward, max_steps, draws
+        self._team, self._draws, self.max_episode_steps = team_reward, draws, max_steps
         self._seeds: list[int | None] = [seed + lane for lane in range(self.lanes)]  # None once used
         self._groups: list[_Group] = []
         every = self.lanes * self._count
@@ -141,7 +141,7 @@ class AgentLanes(Environment):
                     self._begin(lane, seed)
                 elif self._living[lane]:
                     self._steps[lane] += 1
-                    self._step(lane, given, self._steps[lane] == self._max_steps)
+                    self._step(lane, given, self._steps[lane] == self.max_episode_steps)
             except EnvironmentFault:
                 raise
             except Exception as error:
