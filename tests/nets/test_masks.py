@@ -187,6 +187,27 @@ def test_gradients_are_autograd_s_and_exactly_0_for_what_is_forbidden(action, ki
     np.testing.assert_allclose(policy.trainable_parameters()[0].grad, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_is_forbidden_has_no_gradient_even_where_it_was_done(action):
+    """Rows of another behaviour, or that forbid everything: nothing acts on these, but they may pass through the network."""
+    policy, spaces, branches = built(ACTIONS[action])
+    torched, _, _ = built(ACTIONS[action], "torch")
+    seen, n = draw(branches, 40), 40
+    seen["obs.action_mask"][:, 2] = 0
+    seen["obs.action_mask"][::4] = 0
+    acted = allocate(NET.answer(spaces), (n,))["action"]
+    acted.reshape(n, -1)[...] = np.random.default_rng(0).integers(0, branches, (n, len(branches)))
+    factors = np.random.default_rng(0).standard_normal((3, n)).astype(np.float32)
+    gradient, of_torch, inputs = np.empty(policy.size, np.float32), torch.empty(policy.size), policy.prepare(seen)
+    policy.forward(inputs, {"action": acted})
+    policy.backward(*factors, gradient)
+    torched.forward({name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(acted)})
+    torched.backward(*torch.from_numpy(factors), of_torch)
+    np.testing.assert_allclose(gradient, of_torch, rtol=1e-4, atol=1e-4)
+    start = sum(int(np.prod(shape)) for name, shape in policy._shapes.items() if name.startswith("hidden"))
+    assert (gradient[start + 12 : start + 18] == 0).all()
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch", "device"])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_mask_that_allows_everything_changes_nothing(action, kind):
