@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+from tidemill.run.probe import measure
 
 STEPS = 10  # of an episode; each pays 1 for the right action
 
@@ -105,3 +106,8 @@ def test_a_policy_learns_from_every_part_of_an_observation(kind: type[Shown], in
         observation, reward, *_ = environment.step(policy.act(observation))
         total += reward
     assert total > 0.8 * STEPS
+
+
+def test_what_is_forbidden_does_not_keep_a_run_from_being_measured() -> None:
+    costs = measure(experiment(Masked, "inline"))
+    assert costs.env > 0 and costs.train > 0

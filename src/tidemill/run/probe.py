@@ -32,7 +32,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
-from tidemill.envs.check import sample_actions
+from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.run.layout import Costs
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import seen_by
@@ -135,10 +135,10 @@ class Stepping:
     """Steps an environment with random actions, and resets its lanes as their episodes end."""
 
     def __init__(self, environment: Environment) -> None:
-        self._environment, rng = environment, np.random.default_rng(0)
+        self._environment, self._rng = environment, np.random.default_rng(0)
         environment.bind([[index] for index in range(len(environment.agents))])
         lanes, agents = environment.lanes, environment.agents
-        self._actions = [[sample_actions(agent.spaces.action, rng, lanes) for agent in agents] for _ in range(61)]
+        self._actions = [[sample_actions(agent.spaces.action, self._rng, lanes) for agent in agents] for _ in range(61)]
         self._ticks = [Tick.allocate(a.spaces.observation, lanes, environment.info, environment.same_step) for a in agents]
         self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
         self._ended = np.ones((len(agents), lanes), np.bool_)  # or not yet begun
@@ -150,7 +150,11 @@ class Stepping:
         environment = self._environment
         steps = environment.lanes - int(np.count_nonzero(self._reset))
         self._count += 1
-        environment.send(self._actions[self._count % len(self._actions)], self._reset)
+        actions = self._actions[self._count % len(self._actions)]
+        for given, agent, tick in zip(actions, environment.agents, self._ticks, strict=True):
+            if "obs.action_mask" in tick.observation:
+                keep_allowed(given, agent.spaces.action, tick.observation["obs.action_mask"], self._rng)
+        environment.send(actions, self._reset)
         while not environment.ready():
             self._bell.wait(0.1)
             self._bell.clear()
