@@ -15,6 +15,7 @@ from tidemill.envs.spaces import from_gymnasium, to_gymnasium
     [
         (gs.Box(0, 255, (4, 84, 84), np.uint8), Box((4, 84, 84), "uint8", (0.0,), (255.0,))),
         (gs.Box(np.array([-1, -2], np.float32), np.array([1, np.inf], np.float32)), Box((2,), "float32", (-1.0, -2.0), (1.0, math.inf))),
+        (gs.Box(-1, 2, (), np.float32), Box((), "float32", (-1.0,), (2.0,))),
         (gs.Discrete(4, start=-1), Discrete(4, -1)),
         (gs.MultiDiscrete([2, 3]), MultiDiscrete((2, 3))),
         (gs.MultiBinary(5), MultiBinary(5)),
@@ -24,6 +25,13 @@ from tidemill.envs.spaces import from_gymnasium, to_gymnasium
 def test_spaces_convert_there_and_back(theirs, ours):
     assert from_gymnasium(theirs) == ours
     assert to_gymnasium(ours) == theirs
+
+
+def test_bounds_have_the_shape_of_their_box():
+    for shape, low in (((), (-1.0,)), ((2, 1), (-1.0,)), ((2, 1), (-1.0, -2.0))):
+        bounds = Box(shape, "float32", low, (3.0,)).bounds()
+        assert [bound.shape for bound in bounds] == [shape, shape]
+        assert bounds[0].ravel().tolist() == list(low) * (bounds[0].size // len(low))
 
 
 def test_a_bound_that_float32_cannot_hold_is_none():

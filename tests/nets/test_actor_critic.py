@@ -19,6 +19,7 @@ ACTIONS = {
     "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
     "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
     "unbounded": Box((3,), "float32"),
+    "scalar": Box((), "float32", (-1.0,), (1.0,)),
 }
 OBSERVATIONS = {
     "vector": VECTOR,

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+from tidemill.envs.check import check_environment
 from tidemill.run.probe import measure
 
 STEPS = 10  # of an episode; each pays 1 for the right action
@@ -106,6 +107,12 @@ def test_a_policy_learns_from_every_part_of_an_observation(kind: type[Shown], in
         observation, reward, *_ = environment.step(policy.act(observation))
         total += reward
     assert total > 0.8 * STEPS
+
+
+@pytest.mark.parametrize("kind", [Pair, Nested, Masked])
+def test_an_environment_of_each_kind_is_found_in_order(kind: type[Shown]) -> None:
+    findings = check_environment(Gymnasium(make=f"{__file__}:{kind.__name__}"), seconds=0.1)
+    assert [(f.name, f.message) for f in findings if f.level == "fail"] == []
 
 
 def test_what_is_forbidden_does_not_keep_a_run_from_being_measured() -> None:

@@ -21,7 +21,7 @@ class Box(msgspec.Struct, frozen=True, tag="box"):
     def bounds(self) -> tuple[Array, Array]:
         """Return (low, high), each float32 of `shape`."""
         low, high = (np.asarray(b, np.float32) for b in (self.low, self.high))
-        return tuple(np.broadcast_to(b, self.shape) if b.size == 1 else b.reshape(self.shape) for b in (low, high))  # type: ignore[return-value]
+        return tuple(np.broadcast_to(b.reshape(()), self.shape) if b.size == 1 else b.reshape(self.shape) for b in (low, high))  # type: ignore[return-value]
 
 
 class Discrete(msgspec.Struct, frozen=True, tag="discrete"):

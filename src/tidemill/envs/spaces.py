@@ -56,7 +56,7 @@ def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
     match space:
         case Box():
             dtype = np.dtype(space.dtype)
-            low, high = (np.broadcast_to(b, space.shape) if len(b) == 1 else np.reshape(b, space.shape) for b in (space.low, space.high))
+            low, high = (np.full(space.shape, b[0]) if len(b) == 1 else np.reshape(b, space.shape) for b in (space.low, space.high))
             return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype.type)
         case Discrete():
             return spaces.Discrete(space.n, start=space.start)
