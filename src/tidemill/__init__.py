@@ -35,6 +35,7 @@ from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.recurrent import RecurrentActorCritic
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor import Actors, AgentSpec
@@ -74,6 +75,7 @@ __all__ = [
     "PriorityQueue",
     "Query",
     "Queue",
+    "RecurrentActorCritic",
     "Returns",
     "Sample",
     "Scripted",

@@ -69,6 +69,10 @@ class ActorCritic(PolicyConfig):
                 raise ConfigError(f"hidden = [], but only the critic is to see {names}, which takes a hidden layer; take hidden = [64] or the like")
         return encoder
 
+    def towers(self, encoder: ObservationEncoder) -> int:
+        """Return 2, or 1 where the critic shares all layers but its head with the actor."""
+        return 1 if (bool(encoder.images) and not encoder.critic_only if self.shared_critic is None else self.shared_critic) else 2
+
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
         return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays
+from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.masks import Bools, forbid, mask_of
 from tidemill.nets.normaliser import RunningMoments
@@ -36,6 +37,8 @@ class ActorCriticPolicy(TrainablePolicy):
     """Acts for any number of rows; see `ActorCritic` for the network and `distributions` for what an action and its log-probability are."""
 
     library: Library = "numpy"
+    _memory: Memory | None = None
+    """The cell between hidden layers and heads."""
 
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int) -> None:
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
@@ -44,11 +47,10 @@ class ActorCriticPolicy(TrainablePolicy):
         self.distribution = distribution_of(spaces.action)
         self.activation = config.activation
         self.bfloat16 = config.convolutions == "bfloat16"
-        shared = bool(encoder.images) and not encoder.critic_only if config.shared_critic is None else config.shared_critic
-        self.towers = 1 if shared else 2
+        self.towers = config.towers(encoder)
         self._rng = np.random.default_rng(sampling_seed)
         hidden = () if encoder.images and not encoder.width else config.hidden
-        gains = weight_shapes(encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations)
+        gains = weight_shapes(encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations, self._memory)
         self._shapes = {name: shape for name, (shape, _) in gains.items()}
         self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), np.float32)
         """All weights, one after the other; `weights` are views of it."""
@@ -62,7 +64,9 @@ class ActorCriticPolicy(TrainablePolicy):
             elif gain:
                 orthogonal(self.weights[name], gain, rng, self.towers if not name.startswith(("actor", "critic")) else 0)
         self.weights["log_std"][...] = config.log_std_init
-        self.layers = _layers(self.weights)
+        if self._memory is not None:
+            self._memory.cell.begin(self.weights)
+        self.layers = layers_of(self.weights)
         """(weight [towers, in, out], bias [towers, 1, out]) of each hidden layer."""
         self._towers_of_acting, self._towers_of_training = (
             Towers(self.layers, config.activation, encoder.seen if encoder.critic_only else None) for _ in range(2)
@@ -70,7 +74,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self._scratch = Scratch()  # of training
         self.turn = 0
         """Counts what changes the intermediate results that `backward` needs."""
-        self._last: Floats = self.flat[:0]  # what `forward` kept: the last hidden layers, [towers, n, width]
+        self._last: Floats = self.flat[:0]  # what `forward` kept: what the heads see, [towers, n, width]
         self._forbidden: Bools = np.empty((0, 0), np.bool_)  # likewise, where there is a mask: [n, actions]
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
         self._observation = RunningMoments("observation", (self.encoder.width,)) if config.normalise_observations and self.encoder.width else None
@@ -80,7 +84,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self._refresh()
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        """See `Policy.act`. `observation` has any number of rows n; `state` is not read."""
+        """See `Policy.act`. `observation` has any number of rows n."""
         n = len(observation[self.encoder.names[0]])
         if n == 0:
             return
@@ -88,7 +92,7 @@ class ActorCriticPolicy(TrainablePolicy):
             self._features = np.empty((n, self.encoder.width), np.float32)
         self.encoder.encode(observation, self._features)
         self._normalise(self._features)
-        last = self._towers_of_acting.forward(self._features)
+        last = self._remember(self._towers_of_acting.forward(self._features), state, out)
         actor, critic = last[0], last[-1]
         weights = self.weights
         head = np.matmul(weights["actor.weight"], actor.T)
@@ -103,6 +107,10 @@ class ActorCriticPolicy(TrainablePolicy):
             some = deterministic.any()
             deterministic = deterministic if deterministic.ndim and some else bool(some)
         self.distribution.sample(head, weights["log_std"], deterministic, self._rng, out["action"][:n], out["log_prob"][:n])
+
+    def _remember(self, last: Floats, state: Arrays, out: Arrays) -> Floats:
+        """Return what the heads see, [towers, n, width], when acting: the `last` hidden layers."""
+        return last
 
     def _normalise(self, x: Floats) -> None:
         if self._observation is not None:
@@ -191,14 +199,15 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
         self.turn += 1
-        weights, x = self.weights, inputs["features"]
-        self._last = last = self._towers_of_training.forward(x)
-        head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, len(x))))
+        weights = self.weights
+        self._last = last = self._ascend(inputs)
+        n = last.shape[1]
+        head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, n)))
         head += weights["actor.bias"]
         if self.mask is not None:
-            self._forbidden = inputs["forbidden"]
+            self._forbidden = inputs["forbidden"][inputs["rows"]] if self.recurrent else inputs["forbidden"]
             forbid(head, self._forbidden)
-        value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (len(x),)))
+        value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (n,)))
         value += weights["critic.bias"]
         return Evaluation(*self.distribution.forward(head, weights["log_std"], action["action"]), value)
 
@@ -215,7 +224,7 @@ class ActorCriticPolicy(TrainablePolicy):
         np.add.reduce(of_head, axis=1, out=gradient["actor.bias"], keepdims=True)
         np.matmul(of_value, last[-1], out=gradient["critic.weight"])
         np.add.reduce(of_value, axis=0, out=gradient["critic.bias"], keepdims=True)
-        if not self.layers:
+        if not self.layers and self._memory is None:
             return
         of_last = self._scratch("of last", last.shape)
         np.matmul(of_head.T, weights["actor.weight"], out=of_last[0])
@@ -223,7 +232,15 @@ class ActorCriticPolicy(TrainablePolicy):
         np.multiply(of_value[:, np.newaxis], weights["critic.weight"], out=of_critic)
         if self.towers == 1:
             of_last[0] += of_critic
-        self._towers_of_training.backward(of_last, _layers(gradient))
+        self._descend(of_last, gradient)
+
+    def _ascend(self, inputs: Mapping[str, Any]) -> Floats:
+        """Return what the heads see, [towers, n, width], when training: the last hidden layers."""
+        return self._towers_of_training.forward(inputs["features"])
+
+    def _descend(self, of_last: Floats, gradient: dict[str, Floats]) -> None:
+        """Write the gradients of all weights below the heads, `of_last` being that of what `_ascend` returned."""
+        self._towers_of_training.backward(of_last, layers_of(gradient))
 
     @property
     def value_scale(self) -> float:
@@ -256,6 +273,6 @@ class ActorCriticPolicy(TrainablePolicy):
         self.weights["critic.bias"] *= ratio
 
 
-def _layers(named: dict[str, Floats]) -> list[Layer]:
+def layers_of(named: dict[str, Floats]) -> list[Layer]:
     """Return (weight, bias) of each hidden layer."""
     return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(sum(name.startswith("hidden.") for name in named) // 2)]

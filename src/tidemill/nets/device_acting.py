@@ -31,6 +31,10 @@ class Network(Protocol):
         """Return (head [n, size], value [n])."""
         ...
 
+    def next_state(self) -> dict[str, Tensor]:
+        """Return the state after the rows of the last `heads`."""
+        ...
+
     def log_std(self) -> Tensor:
         """Return the log-deviations [deviations]."""
         ...
@@ -118,7 +122,7 @@ class _Lane:
             pinned = host_empty((rows, *array.shape[1:]), torch_type(array), device)
             self._inputs[name] = pinned, pinned.numpy(), torch.zeros_like(pinned, device=device)
         self._noise = torch.zeros((rows, self._network.distribution.draws), device=device)
-        fields = {name: out[name] for name in ("action", "log_prob", "value")}
+        fields = {name: array for name, array in out.items() if name in ("action", "log_prob", "value") or name.startswith("state.")}
         self._answers = {name: torch.zeros((rows, *array.shape[1:]), dtype=torch_type(array), device=device) for name, array in fields.items()}
         self._outputs = {name: Mirror(tensor) for name, tensor in self._answers.items()}
 
@@ -147,3 +151,5 @@ class _Lane:
         action = answers["action"][:rows].copy_(action)
         answers["log_prob"][:rows].copy_(network.distribution.evaluate(head, network.log_std(), action)[0])
         answers["value"][:rows].copy_(value)
+        for name, part in network.next_state().items():
+            answers[name][:rows].copy_(part)

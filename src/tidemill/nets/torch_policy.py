@@ -38,7 +38,11 @@ class TorchPolicy(TrainablePolicy):
 
     @abstractmethod
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (head [n, size], value [n]) of what `prepare` gives, as tensors on the device."""
+        """Return (head [n, size], value [n]) of what `prepare` gives (and of states), as tensors on the device."""
+
+    def next_state(self) -> dict[str, Tensor]:
+        """Return the state after the rows of the last `heads` that acted, ``state.*`` [n, ...]; {} of a policy that remembers nothing."""
+        return {}
 
     @abstractmethod
     def log_std(self) -> Tensor:
@@ -56,9 +60,9 @@ class TorchPolicy(TrainablePolicy):
             self._acting.wait()
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        """See `Policy.act`; `state` is not read."""
+        """See `Policy.act`."""
         if self.device.type == "cpu":
-            self._act_here(observation, deterministic, out)
+            self._act_here(observation, state, deterministic, out)
         else:
             self.begin(observation, state, deterministic, out)()
 
@@ -70,15 +74,17 @@ class TorchPolicy(TrainablePolicy):
             return lambda: None
         if self._acting is None:
             self._acting = DeviceActing(self, int(self._rng.integers(1 << 63)), self.recorded)
-        return self._acting.begin(self.prepare(observation), deterministic, self.value_scale, out)
+        return self._acting.begin(self.prepare(observation) | state, deterministic, self.value_scale, out)
 
-    def _act_here(self, observation: Arrays, deterministic: bool | Array, out: Arrays) -> None:
+    def _act_here(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         n = len(next(iter(observation.values())))
         if n == 0:
             return
         with torch.inference_mode():
-            head, value = self.heads(tensors(self.prepare(observation)))
+            head, value = self.heads(tensors(self.prepare(observation) | state))
             log_std = self.log_std().numpy()[:, None]
+            for name, part in self.next_state().items():
+                out[name][:n] = part.numpy()
         np.multiply(value.numpy(), np.float32(self.value_scale), out=out["value"][:n])
         if not isinstance(deterministic, bool):
             some = bool(deterministic.any())

@@ -44,10 +44,21 @@ class TrainablePolicy(Policy):
         policy.backward(of_log_prob, of_entropy, of_value, gradient)
 
     Between equal trainers ``moments`` are summed before ``fold_moments``, in place of ``fold``.
+
+    A policy that remembers (`recurrent`) is evaluated on m stretches of L rows, of which k are asked for. Its inputs are those of all L·m rows, time
+    first (row t of stretch i is t·m + i), and besides them::
+
+        on_reset    bool [L, m]: rows that begin an episode; the state before them is the default one
+        state.*     [m, ...]: the state before the first row of each stretch, as rows hold it
+        rows        integers [k]: the rows asked for; `action` and what is returned are of these, in their order
+
+    Inputs of rows that are not asked for must be finite all the same.
     """
 
     library: Library = "torch"
     """Whose arrays `forward` and `backward` take and give."""
+    recurrent: bool = False
+    """Whether it has a state, and is evaluated on stretches of rows."""
 
     def place(self) -> AbstractContextManager[object]:
         """Return a context in which what is done with the policy's tensors is done on its device, in its order of operations. Never held while other

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.nets.cells import Memory
 from tidemill.nets.encoders import Image, ObservationEncoder
 
 Floats = NDArray[np.float32]
@@ -24,7 +25,7 @@ def views(flat: Floats, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]
 
 
 def weight_shapes(
-    encoder: ObservationEncoder, towers: int, hidden: tuple[int, ...], outputs: int, deviations: int
+    encoder: ObservationEncoder, towers: int, hidden: tuple[int, ...], outputs: int, deviations: int, memory: Memory | None = None
 ) -> dict[str, tuple[tuple[int, ...], float]]:
     """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie."""
     shapes: dict[str, tuple[tuple[int, ...], float]] = {}
@@ -42,6 +43,9 @@ def weight_shapes(
         shapes[f"hidden.{i}.weight"] = ((towers, width, units), ROOT_TWO)
         shapes[f"hidden.{i}.bias"] = ((towers, 1, units), 0)
         width = units
+    if memory is not None:
+        shapes |= memory.cell.shapes(towers, width, memory.units)
+        width = memory.units
     # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021, "What Matters in On-Policy RL", section 3.2.
     shapes["actor.weight"] = ((outputs, width), 0.01)
     shapes["actor.bias"] = ((outputs, 1), 0)
