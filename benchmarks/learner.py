@@ -71,13 +71,13 @@ def main() -> None:
     repeats = 1 if options.images else options.repeats
     rows, s, acted = len(batch), sample, sample["version"] >= 0
     size = min(options.minibatch, rows)
-    columns = learner._columns(batch, _whole(_sums(batch)))
+    source, columns = learner._source(batch, [sample]), learner._columns(batch, _whole(_sums(batch)))
     order = np.random.default_rng(0).permutation(rows)[:size]
-    inputs, action = ({k: v[:size] for k, v in part.items()} for part in columns[:2])
+    inputs, action = ({k: v[:size] for k, v in part.items()} for part in (learner.policy.prepare(batch.observation), columns[0]))
     passes = options.epochs * rows / size  # minibatches' worth of work in an update
 
     def minibatch() -> None:
-        learner._differentiate(columns, order, 1 / size)
+        learner._differentiate(source, columns, order, 1 / size)
         *parts, share = learner._parts.tolist()
         learner._step(parts, share, 1e-4)
 
@@ -85,7 +85,7 @@ def main() -> None:
         "advantages (GAE)": best(lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats),
         "gather, GAE included": best(lambda: gather([sample], gae_of(0.99, 0.95)), repeats),
         "forward, all epochs": best(lambda: learner.policy.forward(inputs, action), repeats) * passes,
-        "minibatch's gradient, all epochs": best(lambda: learner._differentiate(columns, order, 1 / size), repeats) * passes,
+        "minibatch's gradient, all epochs": best(lambda: learner._differentiate(source, columns, order, 1 / size), repeats) * passes,
         "the same and step, all epochs": best(minibatch, repeats) * passes,
         "update": best(lambda: learner.update([sample], 0.0), repeats),
     }

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tidemill.algorithms.batch import gae_of, gather
+from tidemill.algorithms.chunks import Rows
 from tidemill.algorithms.formulas import explained_variance
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner
@@ -158,7 +159,8 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     x, action = torch.randn(n, 3), torch.randint(0, 3, (n,))
     old, advantage, target = -torch.rand(n) - 0.5, torch.randn(n), torch.randn(n)
     scalars = torch.stack([old, advantage, target, target]).numpy()
-    learner._differentiate([{"features": x.numpy()}, {"action": action.numpy()}, {"scalars": scalars}], np.arange(n), 1 / n)
+    source = Rows(learner._library, policy, {"obs": x.numpy()}, n)
+    learner._differentiate(source, [{"action": action.numpy()}, {"scalars": scalars}], np.arange(n), 1 / n)
     of_policy, of_value, entropy, *_, share = learner._parts.tolist()
     assert share == 1
 

@@ -61,15 +61,18 @@ def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estim
     return estimate
 
 
+def trained_rows(samples: Sequence[Sample]) -> list[Integers]:
+    """Return the indices, into each sample's flattened [T, N], of its rows that enter the loss."""
+    return [np.flatnonzero(sample.trained()) for sample in samples]
+
+
 def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
     """Return the trained rows of `samples`, in order (without samples: no rows and no leaves), with their estimates."""
     if not samples:
         return Batch({}, {}, *(np.zeros((4, 0), np.float32)))
-    indices, advantages, targets = [], [], []
-    for sample in samples:
+    indices, advantages, targets = trained_rows(samples), [], []
+    for sample, index in zip(samples, indices, strict=True):
         advantage, target = estimate(sample)
-        index = np.flatnonzero(sample.trained())
-        indices.append(index)
         advantages.append(advantage.reshape(-1).take(index))
         targets.append(target.reshape(-1).take(index))
     return Batch(

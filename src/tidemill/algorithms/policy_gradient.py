@@ -24,6 +24,7 @@ class PolicyGradient(AlgorithmConfig):
         "value_coefficient": (0, 1e9, "0.5 is usual"),
         "entropy_coefficient": (-1e9, 1e9, "0 to 0.01 is usual"),
         "max_gradient_norm": (1e-9, 1e9, "0.5 is usual; None leaves gradients as they are"),
+        "chunk_steps": (1, 1e9, "16 to 128 is usual; None takes the whole length of a sample"),
     }
     """The least and the most of each number, and a word of advice."""
 
@@ -46,6 +47,10 @@ class PolicyGradient(AlgorithmConfig):
     """Gradients of all weights together are scaled down to this Euclidean norm."""
     normalise_returns: bool = True
     """Whether values are learnt in units of the running deviation of their targets."""
+    chunk_steps: int | None = None
+    """Of a policy that remembers: each seat's rows are cut into chunks of so many, through which gradients flow back in time; None, or more than a
+    sample has: all of them. A minibatch has whole chunks, about `minibatch_size` rows. A chunk begins with the state that the behaviour had there;
+    with `AgentSpec.burn_in` so many rows before it first bring that up to date."""
 
     def __post_init__(self) -> None:
         for name, (low, high, advice) in self.ranges.items():
@@ -61,4 +66,9 @@ class PolicyGradient(AlgorithmConfig):
 
         if not isinstance(policy, TrainablePolicy):
             raise ConfigError(f"{type(self).__name__} cannot train a {type(policy).__name__}: it is no TrainablePolicy (see tidemill.nets.trainable)")
+        if self.chunk_steps is not None and not policy.recurrent:
+            raise ConfigError(
+                f"chunk_steps = {self.chunk_steps}: a {type(policy).__name__} has no state, so that it is trained on rows one by one; leave it out, "
+                "or take RecurrentActorCritic"
+            )
         return policy

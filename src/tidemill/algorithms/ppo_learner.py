@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.batch import Batch, Estimate, Floats, Integers, gae_of, gather, take_leaves, take_rows
+from tidemill.algorithms.batch import Batch, Estimate, Floats, Integers, gae_of, gather, take_leaves, take_rows, trained_rows
+from tidemill.algorithms.chunks import Chunks, Rows, cut
 from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.algorithms.library import library_of
 from tidemill.algorithms.random_state import random_state, set_random_state
@@ -121,7 +122,7 @@ class PolicyGradientLearner(DataParallel):
         if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
         count = max(1, round(whole.rows / config.minibatch_size))
-        steps = yield from self._steps(batch, whole, count, rate, alone)
+        steps = yield from self._steps(self._source(batch, samples), batch, whole, count, rate, alone)
         moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
         yield moments
         policy.fold_moments(moments)
@@ -138,20 +139,30 @@ class PolicyGradientLearner(DataParallel):
             metrics["gradient_norm"] = means[5]
         return metrics
 
-    def _steps(self, batch: Batch, whole: Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
+    def _source(self, batch: Batch, samples: Sequence[Sample]) -> Rows:
+        """Return what minibatches are made of."""
+        with self.policy.place():
+            if not self.policy.recurrent:
+                return Rows(self._library, self.policy, batch.observation, len(batch))
+            burn_in = max((sample.burn_in for sample in samples), default=0)
+            most = max((len(sample["done"]) - sample.burn_in - sample.bootstrap for sample in samples), default=1)
+            steps = min(self._config.chunk_steps or most, most)
+            return Chunks(self._library, self.policy, cut(samples, trained_rows(samples), burn_in, steps))
+
+    def _steps(self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
-        library, place, rows = self._library, self.policy.place, len(batch)
+        library, place, pieces = self._library, self.policy.place, len(source)
         weight, done = count / whole.rows, 0
         with place():
             columns, found = self._columns(batch, whole), library.zeros(self._epochs * count, len(MEASURED) + 1)
-        bounds = [rows * i // count for i in range(count + 1)]
+        bounds = [pieces * i // count for i in range(count + 1)]
         for _ in range(self._epochs):
             with place():
-                order = library.columns({"order": self._rng.permutation(rows)})["order"]
+                order = source.shuffled(self._rng)
             for start, end in pairwise(bounds):
                 with place():
-                    self._differentiate(columns, order[start:end], weight)
-                share = float(np.float32((end - start) * weight))
+                    rows = self._differentiate(source, columns, order[start:end], weight)
+                share = float(np.float32(rows * weight))
                 if not alone:
                     with place():
                         numbers = library.to_host(self._shared)
@@ -185,10 +196,9 @@ class PolicyGradientLearner(DataParallel):
         return parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
 
     def _columns(self, batch: Batch, whole: Whole) -> list[Mapping[str, Any]]:
-        """Return the inputs, the actions and (as one array, rows last) `COLUMNS` of a batch."""
-        if not len(batch):
-            return []
-        self.policy.check(batch.observation)
+        """Return the actions and (as one array, rows last) `COLUMNS` of a batch."""
+        if len(batch):
+            self.policy.check(batch.observation)
         scale = np.float32(self.policy.value_scale)
         scalars = np.empty((len(COLUMNS), len(batch)), np.float32)
         scalars[0] = batch.log_prob
@@ -196,16 +206,18 @@ class PolicyGradientLearner(DataParallel):
         self._weigh(scalars[1], whole)
         np.divide(batch.target, scale, out=scalars[2])
         np.divide(batch.value, scale, out=scalars[3])
-        return [self._library.columns(arrays) for arrays in (self.policy.prepare(batch.observation), batch.action, {"scalars": scalars})]
+        return [self._library.columns(arrays) for arrays in (batch.action, {"scalars": scalars})]
 
-    def _differentiate(self, columns: Sequence[Mapping[str, Any]], rows: Any, weight: float) -> None:
-        """Write the loss's gradient and its parts, summed over `rows` and multiplied by `weight`, into the shared array."""
-        if not len(rows):
+    def _differentiate(self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float) -> int:
+        """Write the loss's gradient and its parts, summed over the rows of `pieces` and multiplied by `weight`, into the shared array; return how
+        many rows these are."""
+        if not len(pieces):
             self._shared[:] = 0
-            return
+            return 0
         config, policy, take, xp = self._config, self.policy, self._library.take, self._library.namespace
-        inputs, action = take(columns[0], rows), take(columns[1], rows)
-        log_prob, advantage, target, old_value = take(columns[2], rows, 1)["scalars"]
+        inputs, rows = source.pick(pieces)
+        action = take(columns[0], rows)
+        log_prob, advantage, target, old_value = take(columns[1], rows, 1)["scalars"]
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
             found = policy.forward(inputs, action)
             of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
@@ -215,6 +227,7 @@ class PolicyGradientLearner(DataParallel):
             of_entropy = xp.full_like(of_value, -config.entropy_coefficient * weight) if config.entropy_coefficient else None
             self._library.total((of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts)
             policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
+        return len(rows)
 
     def _step(self, parts: Any, share: float, rate: float) -> Any:
         """Do one step of Adam down the shared gradient; return its norm before clipping."""
@@ -222,16 +235,20 @@ class PolicyGradientLearner(DataParallel):
 
     def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
         """Return log π and the value (reward units) of the sample's rows at `rows` (into its flattened [T, N]), by the policy as it is now."""
-        size, library, policy = self._config.minibatch_size, self._library, self.policy
-        observation, action = (take_leaves([sample], [rows], name) for name in ("obs", "action"))
+        library, policy = self._library, self.policy
         log_prob, value = np.empty((2, len(rows)), np.float32)
         with policy.place(), library.without_gradients():
-            columns = [library.columns(arrays) for arrays in (policy.prepare(observation), action)]
-            for start in range(0, len(rows), size):
-                inputs, acted = ({k: v[start : start + size] for k, v in part.items()} for part in columns)
-                found = policy.forward(inputs, acted)
-                log_prob[start : start + size] = library.to_host(found.log_prob)
-                value[start : start + size] = library.to_host(found.value)
+            if policy.recurrent:  # each seat's rows as one chunk
+                source: Rows = Chunks(library, policy, cut([sample], [rows], 0, len(sample["done"])))
+            else:
+                source = Rows(library, policy, take_leaves([sample], [rows], "obs"), len(rows))
+            action = library.columns(take_leaves([sample], [rows], "action"))
+            size, pieces = max(1, self._config.minibatch_size // source.rows), np.arange(len(source))
+            for start in range(0, len(pieces), size):
+                inputs, picked = source.pick(pieces[start : start + size])
+                found = policy.forward(inputs, library.take(action, picked))
+                log_prob[picked] = library.to_host(found.log_prob)
+                value[picked] = library.to_host(found.value)
         value *= np.float32(policy.value_scale)
         return log_prob, value
 

@@ -1,0 +1,131 @@
+"""What minibatches are made of: rows by themselves, or chunks of rows one after the other for policies that remember. Numpy only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.algorithms.library import Library
+from tidemill.api.algorithm import Sample
+from tidemill.core.schema import Arrays
+from tidemill.nets.trainable import TrainablePolicy
+
+Integers = NDArray[np.intp]
+
+
+class Rows:
+    """The inputs of `count` rows, each of which may be trained on without the others."""
+
+    rows = 1
+    """Of a piece."""
+
+    def __init__(self, library: Library, policy: TrainablePolicy, observation: Arrays, count: int) -> None:
+        self._library, self._count = library, count
+        self._inputs = library.columns(policy.prepare(observation)) if count else {}
+
+    def __len__(self) -> int:
+        """Return how many pieces minibatches are made of."""
+        return self._count
+
+    def shuffled(self, rng: np.random.Generator) -> Any:
+        """Return the numbers of all pieces in random order, as `pick` takes them."""
+        return self._library.columns({"order": rng.permutation(self._count)})["order"]
+
+    def pick(self, pieces: Any) -> tuple[Mapping[str, Any], Any]:
+        """Return the inputs of `pieces`, in memory that the next call rewrites, and the numbers of their rows in the batch."""
+        return self._library.take(self._inputs, pieces), pieces
+
+
+@dataclass
+class Cut:
+    """n chunks of L rows: first those that only bring the state up to date, then those that are wanted, as far as there are any."""
+
+    observation: Arrays
+    """Raw, by leaf name, [L·n, ...], time first; zeros where nothing acted."""
+    on_reset: NDArray[np.bool_]
+    """[L, n]."""
+    state: Arrays
+    """Before the first row, ``state.*`` [n, ...]."""
+    place: Integers
+    """[L·n]: the row's number among the wanted ones, -1 where it is none of them."""
+
+
+class Chunks(Rows):
+    """The inputs of chunks, each of which is trained on as a whole. What is written of `Rows` is true of them, a piece being a chunk."""
+
+    def __init__(self, library: Library, policy: TrainablePolicy, cut: Cut) -> None:
+        self.rows, count = cut.on_reset.shape
+        super().__init__(library, policy, cut.observation, count)
+        self._starts, self._on_reset = library.columns(cut.state), library.columns({"on_reset": cut.on_reset})
+        self._place = cut.place
+        self._first = np.arange(self.rows)[:, np.newaxis] * count  # of each time, among all rows
+
+    def shuffled(self, rng: np.random.Generator) -> Any:
+        return rng.permutation(len(self))
+
+    def pick(self, pieces: Any) -> tuple[Mapping[str, Any], Any]:
+        taken = (self._first + pieces).reshape(-1)
+        place = self._place.take(taken)
+        rows = np.flatnonzero(place >= 0)
+        take = self._library.take
+        inputs = take(self._inputs, taken) | take(self._starts, pieces) | take(self._on_reset, pieces, 1)
+        return {**inputs, **self._library.columns({"rows": rows})}, place.take(rows)
+
+
+def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, steps: int) -> Cut:
+    """Return the chunks of `samples` that have wanted rows, each seat's rows being cut into chunks of `steps` and up to `burn_in` more before them.
+
+    wanted    of each sample, indices into the flattened [T, N], in the order in which the batch has them; none of the first `burn_in` rows
+
+    The state before a chunk is the one that its first row holds: that of the behaviour, by weights that may be older than the ones trained
+    (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed RL", section 3, "stored state" with burn-in).
+    """
+    length = burn_in + steps
+    parts: list[tuple[Arrays, Integers]] = []
+    before = 0
+    for sample, indices in zip(samples, wanted, strict=True):
+        rows, seats = sample["done"].shape
+        last = int(indices.max()) // seats if len(indices) else -1
+        starts = np.arange(0, last - burn_in + 1, steps)
+        number = np.full((rows + length) * seats, -1)
+        number[indices] = np.arange(before, before + len(indices))
+        before += len(indices)
+        index = ((np.arange(length)[:, np.newaxis] + starts)[:, :, np.newaxis] * seats + np.arange(seats)).reshape(length, -1)
+        place = number.take(index)
+        place[:burn_in] = -1
+        some = (place >= 0).any(0)
+        if some.any():
+            inside = np.minimum(index, (rows - 1) * seats + index % seats)  # what is beyond the sample's end is its last row, and not wanted
+            parts.append((_windows(sample, inside[:, some]), place[:, some]))
+    return _joined(parts, length)
+
+
+def _windows(sample: Sample, index: Integers) -> Arrays:
+    """Return what a policy is evaluated on, of the rows at `index` [L, n]: observations and ``on_reset`` [L, n, ...], states [n, ...]."""
+    idle = sample["version"].reshape(-1).take(index) < 0
+    found: Arrays = {"on_reset": sample["on_reset"].reshape(-1).take(index)}
+    for name, field in sample.items():
+        kind = name.partition(".")[0]
+        if kind in ("obs", "state"):
+            at = np.s_[:] if kind == "obs" else np.s_[0]
+            found[name] = field.reshape(-1, *field.shape[2:])[index[at]]
+            found[name][idle[at]] = 0  # what lies in rows on which nothing acted is void, and may be NaN
+    return found
+
+
+def _joined(parts: Sequence[tuple[Arrays, Integers]], length: int) -> Cut:
+    """Return the chunks of all samples side by side."""
+    if not parts:
+        return Cut({}, np.zeros((length, 0), np.bool_), {}, np.zeros(0, np.intp))
+    observation, state = {}, {}
+    for name in parts[0][0]:
+        arrays = [windows[name] for windows, _ in parts]
+        if name.startswith("state."):
+            state[name] = np.concatenate(arrays)
+        else:
+            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, 1)
+            observation[name] = joined.reshape(-1, *joined.shape[2:])
+    on_reset = observation.pop("on_reset").reshape(length, -1)
+    return Cut(observation, on_reset, state, np.concatenate([place for _, place in parts], 1).reshape(-1))
