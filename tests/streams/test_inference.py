@@ -190,9 +190,14 @@ def test_a_request_that_lies_about_its_rows_is_an_error(rows: int) -> None:
         server.poll_requests(100)
 
 
-def test_a_client_with_other_spaces_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("observation", "state"),
+    [({"obs": Field((3,), "float32")}, STATE), (OBSERVATION, {"state.h": Field((2,), "float32")}), (OBSERVATION, {})],
+    ids=["observation", "a state of another shape", "no state"],
+)
+def test_a_client_with_other_rows_is_refused(observation: dict[str, Field], state: dict[str, Field]) -> None:
     segment = LocalSegment()
-    ChannelInferenceClient(SlotProducer(segment, Silent()), SlotConsumer(LocalSegment(), Silent()), {"obs": Field((3,), "float32")}, STATE, ROWS, 1)
+    ChannelInferenceClient(SlotProducer(segment, Silent()), SlotConsumer(LocalSegment(), Silent()), observation, state, ROWS, 1)
     server = ChannelInferenceServer([(SlotConsumer(segment, Silent()), SlotProducer(LocalSegment(), Silent()))], OBSERVATION, STATE, ANSWER)
     with pytest.raises(SchemaError, match="the policy needs"):
         server.poll_requests(1)

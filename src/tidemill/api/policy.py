@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import Config
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Array, Arrays, Field
 
 
@@ -44,6 +44,15 @@ def _nothing() -> None:
     """What is left to do of an answer that is complete."""
 
 
+def misfit(policy: Policy, out: Arrays, error: Exception) -> SchemaError:
+    """Return what to raise when `policy` failed with `error` to write its answers into `out`."""
+    declared = ", ".join(f"{name} {array.dtype}{list(array.shape[1:])}" for name, array in out.items())
+    return SchemaError(
+        f"{type(policy).__name__} did not answer: {type(error).__name__}: {error}. A row of what it writes, and of the state that it gets, must be "
+        f"as answer() and state() of its configuration say: {declared}"
+    )
+
+
 class PolicyConfig(Config):
     """Family of policies."""
 
@@ -52,7 +61,7 @@ class PolicyConfig(Config):
         raise TypeError(f"{type(self).__name__} has no answer()")
 
     def state(self, spaces: Spaces) -> dict[str, Field]:
-        """Return the recurrent state's fields; {} when there is none. Zeros are the default state."""
+        """Return the recurrent state's fields, ``state.*``; {} when there is none. Zeros are the default state, that before an episode."""
         return {}
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
@@ -64,3 +73,14 @@ class PolicyConfig(Config):
         if device != "cpu":
             raise ConfigError(f'device = "{device}", but {type(self).__name__} has no build_on() and so knows the CPU only; take device = "cpu"')
         return self.build(spaces, seed)
+
+
+def check_next_state(policy: Policy, state: Arrays, out: Arrays) -> None:
+    """Raise `SchemaError` when the next state that `policy` put into `out` has another form than the `state` that it was given."""
+    for name, before in state.items():
+        after = out[name]
+        if after.shape[1:] != before.shape[1:] or after.dtype != before.dtype:
+            raise SchemaError(
+                f"{type(policy).__name__} was given {name} as {before.dtype}{list(before.shape[1:])} and gives it back as {after.dtype}"
+                f"{list(after.shape[1:])}: a state keeps the form that state() of its configuration declares. Write into out[...][:n] in place"
+            )

@@ -373,7 +373,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     acted, seen = (random_rows(spaces.observation, "obs", n, rng) for n in (batch, rows))
     columns = {name: torch.from_numpy(array) for name, array in random_rows(spaces.action, "action", rows, rng).items()}
     columns |= {name: torch.randn(rows) for name in ("log_prob", "advantage", "target")}
-    if not isinstance(config, ActorCritic) or not isinstance(spaces.action, (Discrete, Box)):
+    if not isinstance(config, ActorCritic) or config.state(spaces) or not isinstance(spaces.action, (Discrete, Box)):
         return "own", own_parts(config, spaces, ppo, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
     if len(encoder.images) + bool(encoder.width) != 1:
@@ -414,6 +414,11 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, see
     policy = config.build(spaces, 0)
     if not isinstance(policy, TrainablePolicy):
         raise ConfigError(f"bench cannot tell what training costs: a {type(policy).__name__} is no TrainablePolicy (see tidemill.nets.trainable)")
+    if policy.recurrent:
+        raise ConfigError(
+            f"bench trains on rows one by one, and a {type(config).__name__} on rows in time; bench the experiment with ActorCritic in its place, or "
+            "look at the shares of time that a run reports"
+        )
     batch = len(next(iter(acted.values())))
     schema: Schema = {**config.answer(spaces), **config.state(spaces)}
     out, state = allocate(schema, (batch,)), allocate(config.state(spaces), (batch,))

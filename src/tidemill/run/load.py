@@ -51,7 +51,8 @@ class LoadedPolicy:
         """Return the action for one observation, or the actions for a batch of them, as the environment takes them.
 
         An observation has the form of its space: an array, an integer for Discrete, a mapping for Dict, a sequence for Tuple. In a batch every part
-        has one more axis in front. A policy that remembers needs `reset` between episodes. Raises `SchemaError` for what the space does not hold.
+        has one more axis in front. A policy that remembers takes calls for steps of one episode (each place in a batch for one of its own), until
+        `reset`. Raises `SchemaError` for what the space does not hold.
         """
         out, single = self._ask(observation)
         action = nest(self.spaces.action, iter([cast(out[name]) for name, cast in self._casters.items()]))
@@ -65,9 +66,12 @@ class LoadedPolicy:
         answer = {"action": action, **rest}
         return {name: _first(value) for name, value in answer.items()} if single else answer
 
-    def reset(self) -> None:
-        """Forget what came before: a new episode begins."""
-        self._memory = {}
+    def reset(self, which: Any = None) -> None:
+        """Forget what came before: a new episode begins. `which`, bool [n] or numbers of places, are those of a batch that begin one; None: all."""
+        if which is None:
+            self._memory = {}
+        for memory in self._memory.values():
+            memory[which] = 0
 
     def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
         """Answer rows as actors ask for them (see `Policy.act`), for callers that keep the recurrent state themselves."""

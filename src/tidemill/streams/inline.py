@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tidemill.api.policy import Policy
+from tidemill.api.policy import Policy, check_next_state, misfit
 from tidemill.api.stream import Answer, InferenceClient
 from tidemill.core.clock import Clock
 from tidemill.core.schema import Array, Arrays, Schema, allocate
@@ -62,7 +62,12 @@ class InlineInferenceClient(InferenceClient):
 
     def _act(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> Arrays:
         out = self._free.pop() if self._free else allocate(self._answer_schema, (self._rows,))
-        self._policy.act(observation, state, deterministic, out)
+        try:
+            self._policy.act(observation, state, deterministic, out)
+        except (KeyError, ValueError) as error:
+            raise misfit(self._policy, out, error) from error
+        if state:
+            check_next_state(self._policy, state, out)
         return out
 
     def _flush_joined(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from tidemill.api.control import Facts
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import schema_of_space
 from tidemill.api.stream import Requests
 from tidemill.core.errors import ConfigError
@@ -150,10 +151,14 @@ class PolicyWorker(Worker):
         if self._threads:
             self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
         self._parameters.load_newest(self._policy)
-        if self._threads:
-            batch.finish = self._policy.begin(batch.observation, batch.state, batch.deterministic, batch.answers)
-        else:
-            self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
+        try:
+            if self._threads:
+                batch.finish = self._policy.begin(batch.observation, batch.state, batch.deterministic, batch.answers)
+            else:
+                self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
+        except (KeyError, ValueError) as error:
+            raise misfit(self._policy, batch.answers, error) from error
+        check_next_state(self._policy, batch.state, batch.answers)
         batch.version = self._policy.version
         if left:
             self.clock.enter(left)

@@ -12,13 +12,15 @@ from tidemill.workers.actor_config import Actors, AgentSpec
 def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
     """Return the fields of a row as `Agent` writes it."""
     policy = context.experiment.policies[spec.policy]
-    return {
-        **schema_of_space(spaces.observation, "obs"),
-        **ROW_FIELDS,
-        **policy.answer(spaces),
-        **policy.state(spaces),
-        **{f"info.{name}": field for name, field in info.items()},
-    }
+    answer, state = policy.answer(spaces), policy.state(spaces)
+    own = {**schema_of_space(spaces.observation, "obs"), **ROW_FIELDS}
+    for name in (*answer, *state):
+        if name in own or name.startswith("state.") != (name in state):
+            raise ConfigError(
+                f'policy "{spec.policy}" ({type(policy).__name__}): its {"state" if name in state else "answer"}() has a field "{name}"; names of a '
+                f'state, and no others, begin with "state.", and rows have {", ".join(own)} besides'
+            )
+    return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}}
 
 
 def sample_schema(spec: AgentSpec, row: Schema) -> dict[str, Field]:
