@@ -25,7 +25,7 @@ bench: .venv/ready-to-test
 	@touch $@
 
 .venv/ready-to-test: $(PINS)
-	./install.sh $(PYTHON) dev,box2d,mujoco,atari,pettingzoo,plot,video
+	./install.sh $(PYTHON) dev,box2d,mujoco,atari,pettingzoo,plot,popgym,video
 	@touch .venv/ready-to-train $@
 
 clean:

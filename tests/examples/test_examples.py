@@ -25,16 +25,27 @@ def run(name, folder, steps, **limits):
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["own_environment.py", "own_network.py", "own_algorithm.py", "policy_workers.py"])
+LEARNT = {  # by how much the return rises, and an observation
+    "own_environment.py": (0.3, np.zeros(3, np.float32)),
+    "own_network.py": (20, np.zeros(4, np.float32)),
+    "own_algorithm.py": (20, np.zeros(4, np.float32)),
+    "policy_workers.py": (20, np.zeros(4, np.float32)),
+    "masked_cartpole.py": (20, np.zeros(2, np.float32)),
+    "repeat_previous.py": (0.05, 3),
+}
+
+
+@pytest.mark.parametrize("name", LEARNT)
 def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
+    gain, observation = LEARNT[name]
     summary, metrics = run(name, tmp_path / "run", 40_000, mean_return=None, window=300)
     assert 40_000 <= summary["env_steps"] < 49_000  # a batch more at most
     wrong = {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
     assert not wrong
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
-    assert summary["mean_return"] > returns[0] + (0.3 if name == "own_environment.py" else 20)
+    assert summary["mean_return"] > returns[0] + gain
     policy = tidemill.load(tmp_path / "run")
-    assert policy.act(np.zeros(3 if name == "own_environment.py" else 4, np.float32)) in range(3)
+    assert policy.act(observation) in range(4)
 
 
 def test_the_algorithm_goes_on_from_its_moments():
