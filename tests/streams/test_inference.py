@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.streams.echo import ANSWER, OBSERVATION, ROWS, STATE, check, echo, request
 
 from tidemill.api.policy import Policy
 from tidemill.api.stream import Answer, Requests
@@ -18,11 +19,6 @@ from tidemill.streams.inference import ChannelInferenceClient, ChannelInferenceS
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
-
-OBSERVATION = {"obs": Field((2,), "float32")}
-STATE = {"state.h": Field((), "float32")}
-ANSWER = {"action": Field((), "int64")}
-ROWS = 4
 
 
 class Silent(Bell):
@@ -41,31 +37,6 @@ def joined(clients: int, in_flight: int) -> tuple[list[ChannelInferenceClient], 
         ends.append(ChannelInferenceClient(*asking, OBSERVATION, STATE, ROWS, in_flight))
         channels.append((SlotConsumer(requests, Silent()), SlotProducer(answers, Silent())))
     return ends, ChannelInferenceServer(channels, OBSERVATION, STATE, ANSWER), channels
-
-
-def request(identity: int, rows: int) -> tuple[dict, dict, np.ndarray]:
-    """Arrays that say whose they are: row i of request 7 is 7·10 + i."""
-    numbers = identity * 10 + np.arange(rows)
-    return {"obs": np.stack([numbers, -numbers], 1).astype(np.float32)}, {"state.h": numbers.astype(np.float32)}, numbers % 2 == 1
-
-
-def echo(requests: list[Requests]) -> dict:
-    """The answers: each row's own number and, as the next state, its deterministic flag."""
-    for r in requests:
-        assert (r.observation["obs"][:, 0] == -r.observation["obs"][:, 1]).all()
-        assert (r.observation["obs"][:, 0] == r.state["state.h"]).all()
-        assert len(r.deterministic) == r.rows
-    numbers = np.concatenate([r.observation["obs"][:, 0] for r in requests]).astype(np.int64)
-    assert (np.concatenate([r.deterministic for r in requests]) == (numbers % 2 == 1)).all()
-    return {"action": numbers, "state.h": numbers.astype(np.float32) + 0.5}
-
-
-def check(answer: Answer, identity: int, rows: int, version: int | None = None) -> None:
-    expected = identity * 10 + np.arange(rows)
-    assert (answer.fields["action"][:rows] == expected).all()
-    assert (answer.fields["state.h"][:rows] == expected + 0.5).all()
-    if version is not None:
-        assert answer.version == version
 
 
 def test_nothing_leaves_before_flush() -> None:
@@ -168,6 +139,125 @@ def test_an_answer_that_comes_twice_is_dropped() -> None:
     check(client.consume_result(second), 2, 3)
 
 
+def test_a_response_to_a_request_that_was_asked_again_is_delivered_once() -> None:
+    (client,), server, _ = joined(1, 2)
+    first = client.post_request(*request(1, 2))
+    client.ask_again(first)  # not even sent
+    client.flush()
+    client.ask_again(first)
+    client.ask_again(first)  # once more at a time
+    assert client.buffered == 1
+    client.flush()
+    both = server.poll_requests(100)
+    assert [r.number for r in both] == [first, first]
+    server.respond(both[:1], echo(both[:1]), 1, 0)
+    assert client.is_ready(first)
+    check(client.consume_result(first), 1, 2, 1)
+    client.ask_again(first)  # nobody waits for it any more
+    assert client.buffered == 0
+    second = client.post_request(*request(2, 2))
+    client.flush()
+    server.respond(both[1:], {"action": np.full(2, -5), "state.h": np.full(2, -5)}, 2, 0)
+    assert not client.is_ready(first) and not client.is_ready(second)
+    batch = server.poll_requests(100)
+    server.respond(batch, echo(batch), 3, 0)
+    assert client.is_ready(second)
+    check(client.consume_result(second), 2, 2, 3)
+
+
+def test_who_is_answered_in_time_does_not_ask_again() -> None:
+    (client,), server, _ = joined(1, 2)
+    number = client.post_request(*request(1, 2))
+    client.flush()
+    batch = server.poll_requests(100)
+    client.ask_again(number)
+    server.respond(batch, echo(batch), 0, 0)
+    assert client.is_ready(number) and client.buffered == 0
+    client.flush()
+    assert server.poll_requests(100) == []
+
+
+def test_a_server_takes_no_request_whose_answer_would_find_no_room() -> None:
+    """However often a client asks, and however late it reads: nothing fails, and nothing else waits."""
+    (client, other), server, _ = joined(2, 1)
+    number = client.post_request(*request(1, 1))
+    taken = []
+    for _ in range(5):
+        client.flush()
+        client.ask_again(number)
+        taken += server.poll_requests(100)
+    assert len(taken) == 2  # two slots for answers
+    server.respond(taken, echo(taken), 0, 0)
+    client.flush()
+    assert server.poll_requests(100) == []  # it asks once more, but both are full
+    another = other.post_request(*request(2, 1))
+    other.flush()
+    batch = server.poll_requests(100)
+    assert [r.client for r in batch] == [1]
+    server.respond(batch, echo(batch), 0, 0)
+    assert other.is_ready(another)
+    assert client.is_ready(number)
+    check(client.consume_result(number), 1, 1)
+    client.flush()
+    late = server.poll_requests(100)
+    assert late and all(r.number == number for r in late)
+    server.respond(late, echo(late), 0, 0)
+    assert not client.is_ready(number)
+
+
+def test_a_request_that_is_answered_twice_makes_no_room_for_more() -> None:
+    (client,), server, _ = joined(1, 1)
+    number = client.post_request(*request(1, 1))
+    client.flush()
+    batch = server.poll_requests(100)
+    for _ in range(2):
+        server.respond(batch, echo(batch), 0, 0)
+    assert client.is_ready(number)
+    client.consume_result(number)
+    number = client.post_request(*request(2, 1))
+    taken = []
+    for turn in range(3):
+        client.flush()
+        client.ask_again(number)
+        taken += server.poll_requests(100)
+        if turn == 1:
+            server.respond(taken[:1], echo(taken[:1]), 0, 0)
+    assert len(taken) == 2  # the third would find no room beside the second
+    server.respond(taken[1:], echo(taken[1:]), 0, 0)
+    assert client.is_ready(number)
+    check(client.consume_result(number), 2, 1)
+
+
+def test_a_stale_answer_in_a_slot_that_is_used_again_reaches_nobody() -> None:
+    (client,), server, _ = joined(1, 2)
+
+    def ask(identity: int) -> int:
+        number = client.post_request(*request(identity, 2))
+        client.flush()
+        return number
+
+    first = ask(1)
+    client.ask_again(first)
+    client.flush()
+    in_time, late = server.poll_requests(100)
+    server.respond([in_time], echo([in_time]), 0, 0)
+    assert client.is_ready(first)
+    check(client.consume_result(first), 1, 2)
+    for identity in (2, 3):
+        number = ask(identity)
+        batch = server.poll_requests(100)
+        server.respond(batch, echo(batch), 0, 0)
+        assert client.is_ready(number)
+        check(client.consume_result(number), identity, 2)
+    number = ask(4)
+    batch = server.poll_requests(100)
+    server.respond([late], echo([late]), 0, 0)  # now, where the next would be expected
+    assert not client.is_ready(number)
+    server.respond(batch, echo(batch), 0, 0)
+    assert client.is_ready(number)
+    check(client.consume_result(number), 4, 2)
+
+
 def test_an_answer_of_another_size_is_an_error() -> None:
     (client,), server, _ = joined(1, 2)
     number = client.post_request(*request(1, 3))
@@ -242,11 +332,18 @@ def test_one_answer_that_nobody_fetches_holds_up_only_its_client() -> None:
             if client.is_ready(number):
                 others.remove(number)
                 client.consume_result(number)
-    assert client.buffered == 1
+    assert len(others) == 5 and client.buffered == 1  # 4 answers lie in slots that are not free, 4 requests wait in theirs
     assert client.is_ready(left)
     check(client.consume_result(left), 1, 1)
-    client.flush()
-    assert client.buffered == 0
+    for _ in range(3):
+        client.flush()
+        if batch := server.poll_requests(100):
+            server.respond(batch, echo(batch), 0, 0)
+        for number in list(others):
+            if client.is_ready(number):
+                others.remove(number)
+                client.consume_result(number)
+    assert not others and client.buffered == 0
 
 
 @dataclass
@@ -292,7 +389,7 @@ def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int
         elif move == "again" and answered:  # a repeated answer, with nonsense in it, while there is room for it
             one = answered[pick % len(answered)]
             answers = channels[one.client][1]
-            if answers._head - answers._words[16] + len(sides[one.client].waiting) < answers._count:
+            if answers.free() > len(sides[one.client].waiting):
                 server.respond([one], {"action": np.full(ROWS, -5), "state.h": np.full(ROWS, -5)}, -5, 0)
         elif move == "consume" and side.waiting:
             number = list(side.waiting)[pick % len(side.waiting)]

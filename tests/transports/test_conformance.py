@@ -149,7 +149,7 @@ class TestChannel:
         for move in moves:
             if move == "reserve":
                 views = producer.reserve()
-                assert (views is None) == (sent - released >= slots)
+                assert (views is None) == (sent - released >= slots) and producer.free() == slots - (sent - released)
                 reserved = views is not None
                 if views is not None:
                     views["number"][:] = sent

@@ -46,7 +46,7 @@ class InferenceClient(ABC):
         """Number of requests posted and not yet flushed."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Requests:
     """One client's request as the server sees it: n rows, to be answered whole."""
 
@@ -56,14 +56,16 @@ class Requests:
     observation: Arrays
     state: Arrays
     deterministic: Array
+    answered: bool = False
 
 
 class InferenceServer(ABC):
-    """The answering end of an inference stream."""
+    """The answering end of an inference stream: the requests for one policy."""
 
     @abstractmethod
-    def poll_requests(self, most_rows: int) -> list[Requests]:
-        """Return the requests that have arrived, at most `most_rows` rows of them (at least one request, when there is any)."""
+    def poll_requests(self, most_rows: int, beside: int = 0) -> list[Requests]:
+        """Return the requests that have arrived, at most `most_rows` rows of them, with the `beside` rows that they join. Where they join none: at
+        least one request, if there is any."""
 
     @abstractmethod
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:

@@ -45,6 +45,10 @@ class Producer(ABC):
     def commit(self) -> None:
         """Hand the reserved slot to the consumer. Its views must not be written afterwards."""
 
+    @abstractmethod
+    def free(self) -> int:
+        """Return the number of slots that can be reserved and committed now."""
+
 
 class Consumer(ABC):
     """The receiving end of a channel."""

@@ -1,7 +1,8 @@
 """The inference stream over channels: actors ask, policy workers answer, many at once.
 
-A request slot holds up to `rows` rows and a header (number, rows); an answer slot as many answers and (number, rows, version, policy). Answers are
-matched by number: one that nobody waits for is dropped.
+A pair of channels joins one asker and one server for one policy. A request slot holds up to `rows` rows and a header (number, rows); an answer slot
+as many answers and (number, rows, version, policy). Answers are matched by number, and no number is used twice: an answer that nobody waits for,
+because it is late or a repetition, is dropped. A server takes a request only when there is room for its answer.
 """
 
 from collections import deque
@@ -23,6 +24,10 @@ def _slot(rows: int, fields: Schema) -> dict[str, Field]:
     return {_HEADER: Field((4,), "int64"), **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()}}
 
 
+_Asked = tuple[Arrays, Arrays, bool | Array]
+"""A request: observation, state, deterministic. Its owner leaves the arrays as they are until it is answered."""
+
+
 @dataclass
 class _Held:
     """An answer slot that was taken. It goes back when it is done with, and so are all that were taken before it."""
@@ -39,10 +44,9 @@ class ChannelInferenceClient(InferenceClient):
 
     def __init__(self, requests: Producer, answers: Consumer, observation: Schema, state: Schema, rows: int, in_flight: int) -> None:
         self._requests, self._answers = requests, answers
-        self._slots = 2 * in_flight  # of each channel; there are never more requests between `flush` and the release of their answers
-        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), self._slots)
-        self._posted: deque[tuple[int, Arrays, Arrays, bool | Array]] = deque()
-        self._pending: dict[int, int] = {}  # number → rows, sent and not yet answered
+        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), 2 * in_flight)
+        self._posted: dict[int, _Asked] = {}  # number → to be sent
+        self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
         self._arrived: dict[int, _Held] = {}
         self._held: deque[_Held] = deque()  # in the order in which they were taken
         self._number = 0
@@ -53,20 +57,27 @@ class ChannelInferenceClient(InferenceClient):
 
     def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
         self._number += 1
-        self._posted.append((self._number, observation, state, deterministic))
+        self._posted[self._number] = observation, state, deterministic
         return self._number
+
+    def ask_again(self, request: int) -> None:
+        """Send a request once more, at the next `flush`: it may be lost, on its way or with its server. The first answer counts. Nothing is done for
+        a request that is answered, or not yet sent."""
+        if request in self._pending:
+            self._posted[request] = self._pending[request]
 
     def flush(self) -> None:
         self._release()
-        while self._posted and len(self._pending) + len(self._held) < self._slots and (slot := self._requests.reserve()) is not None:
-            number, observation, state, deterministic = self._posted.popleft()
+        while self._posted and (slot := self._requests.reserve()) is not None:
+            number = next(iter(self._posted))
+            asked = observation, state, deterministic = self._posted.pop(number)
             rows = rows_of(observation)
             for part in (observation, state):
                 for name, array in part.items():
                     slot[name][:rows] = array
             slot[_FLAG][:rows] = deterministic
             slot[_HEADER][:2] = number, rows
-            self._pending[number] = rows
+            self._pending[number] = asked
             self._requests.commit()
 
     def is_ready(self, request: int) -> bool:
@@ -85,9 +96,10 @@ class ChannelInferenceClient(InferenceClient):
             number, rows, version, policy = slot[_HEADER].tolist()
             if number not in self._pending:
                 held = _Held(done=True)  # late or repeated: nobody waits for it
-            elif (asked := self._pending.pop(number)) != rows:
+            elif (asked := rows_of(self._pending.pop(number)[0])) != rows:
                 raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
             else:
+                self._posted.pop(number, None)  # no need to ask again
                 held = self._arrived[number] = _Held(Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy))
             self._held.append(held)
 
@@ -113,8 +125,9 @@ class ChannelInferenceServer(InferenceServer):
         self._observation, self._state = list(observation), list(state)
         self._asked = {**observation, **state, **_FLAGS}
         self._offered = [False] * len(self._channels)
-        self._held: list[deque[int]] = [deque() for _ in self._channels]  # per client: numbers of the request slots taken and not yet released
-        self._done: list[set[int]] = [set() for _ in self._channels]  # those of them that are answered
+        self._held: list[deque[Requests]] = [deque() for _ in self._channels]  # per client: those whose slots are not yet released
+        # Per client, so that two threads may count: requests taken, by who polls, and answered, by who responds.
+        self._taken, self._answered = [0] * len(self._channels), [0] * len(self._channels)
         self._next: list[Requests | None] = [None] * len(self._channels)  # per client: a request taken that did not fit the last batch
         self._capacity = [0] * len(self._channels)
         self._first = 0  # the client to begin with, in turn
@@ -132,35 +145,37 @@ class ChannelInferenceServer(InferenceServer):
             self._offered[client] = True
         return True
 
-    def poll_requests(self, most_rows: int) -> list[Requests]:
+    def poll_requests(self, most_rows: int, beside: int = 0) -> list[Requests]:
         found: list[Requests] = []
-        total, clients = 0, len(self._channels)
+        total, clients = beside, len(self._channels)
         for turn in range(clients):
             client = (self._first + turn) % clients
             if not self._attach(client):
                 continue
             while total < most_rows and (request := self._next[client] or self._take(client)) is not None:
-                fits = not found or total + request.rows <= most_rows
+                fits = not total or total + request.rows <= most_rows
                 self._next[client] = None if fits else request
                 if not fits:
                     break
                 found.append(request)
                 total += request.rows
-        if clients:
+        if clients and not beside:  # whoever begins a batch has room in it, however much it asks for
             self._first = (self._first + 1) % clients
         return found
 
     def _take(self, client: int) -> Requests | None:
-        slot = self._channels[client][0].take()
-        if slot is None:
+        requests, answers = self._channels[client]
+        if self._taken[client] - self._answered[client] >= answers.free() or (slot := requests.take()) is None:
             return None
         number, rows = slot[_HEADER][:2].tolist()
         if not 0 < rows <= self._capacity[client]:
             raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
         observation = {name: slot[name][:rows] for name in self._observation}
         state = {name: slot[name][:rows] for name in self._state}
-        self._held[client].append(number)
-        return Requests(client, number, rows, observation, state, slot[_FLAG][:rows])
+        request = Requests(client, number, rows, observation, state, slot[_FLAG][:rows])
+        self._held[client].append(request)
+        self._taken[client] += 1
+        return request
 
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
         start = 0
@@ -168,15 +183,16 @@ class ChannelInferenceServer(InferenceServer):
             consumer, producer = self._channels[request.client]
             slot = producer.reserve()
             if slot is None:
-                raise SchemaError(f"client {request.client} has more requests in flight than its channel has slots")
+                raise SchemaError(f"client {request.client} was given more answers than it has asked for, and has no room for them")
             for name in self._fields:
                 slot[name][: request.rows] = answers[name][start : start + request.rows]
             slot[_HEADER][:] = request.number, request.rows, version, policy
             producer.commit()
-            held, done = self._held[request.client], self._done[request.client]
-            if request.number in held:
-                done.add(request.number)
-            while held and held[0] in done:
-                done.remove(held.popleft())
+            if not request.answered:
+                request.answered = True
+                self._answered[request.client] += 1
+            held = self._held[request.client]
+            while held and held[0].answered:
+                held.popleft()
                 consumer.release()
             start += request.rows

@@ -99,6 +99,9 @@ class SlotProducer(Producer):
         self._head = self._words[_HEAD] = self._head + 1
         self._ring()
 
+    def free(self) -> int:
+        return self._count - (self._head - self._words[_TAIL])
+
 
 class SlotConsumer(Consumer):
     """Receiving end over a segment. `wake` is the producer's bell."""
