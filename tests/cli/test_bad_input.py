@@ -75,6 +75,14 @@ def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
 def no_consumer(): return made(agents=(AgentSpec(samples="smples"),))
 def no_trainer(): return made(trainers={}, agents=(AgentSpec(samples=None),))
 def no_server(): return made(agents=(AgentSpec(inference="inference"),))
+def served(policies=("policy",), trainers=1, **spec):
+    groups = {"server": PolicyWorkers(stream="i", policies=policies), **{f"trainer{i}": Trainer(algorithm=PPO()) for i in range(trainers)}}
+    return made(agents=(AgentSpec(**spec),), policies=("policy", "other"), trainers=groups)
+def one_name_for_two(): return served(inference="i", samples="i")
+def unserved(): return served(inference="i", policy="other")
+def unasked(): return served(inference="i", policies=("policy", "other"))
+def idle(): return (e := served(inference="i")).replace(workers={**e.workers, "server": e.workers["server"].replace(count=2)})
+def two_publish(): return served(inference="i", trainers=2)
 """
 
 
@@ -144,6 +152,11 @@ NEVER_BEGAN = {
     "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),
     "a stream without a consumer": (["bad.py:no_consumer"], ['"smples"', "actor-0", "nobody"]),
     "a stream without a server": (["bad.py:no_server"], ['"inference"', "actor-0", "nobody"]),
+    "one name for two streams": (["bad.py:one_name_for_two"], ['"i"', "sample stream (actor-0)", "inference stream", "another name"]),
+    "a policy that nobody serves": (["bad.py:unserved"], ["actor-0", '"other"', 'server-0 serves "policy"', "policies"]),
+    "a policy that nobody asks for": (["bad.py:unasked"], ["server-0", '"other"', '"i"', "take it out"]),
+    "a policy worker that nobody asks": (["bad.py:idle"], ["server-1 would never be asked", "fewer policy workers"]),
+    "two groups that publish a policy": (["bad.py:two_publish"], ['"policy"', "trainer0-0, trainer1-0", "one group"]),
     "no trainer": (["bad.py:no_trainer"], ["no trainer", "add one"]),
     "an environment that cannot be made": (["bad.py:init"], ["OSError", "no simulator at port 7"]),
 }

@@ -254,8 +254,6 @@ def test_settings_that_cannot_be_are_refused() -> None:
             Actors(**{"environment": Marked(), **changes})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="two agent specs use one sample stream"):
         Actors(environment=Marked(), agents=(spec(match="a"), spec(match="b")))
-    with pytest.raises(ConfigError, match='inference stream "i" is asked for policies "p" and "q"'):
-        Actors(environment=Marked(), agents=(spec(match="a", inference="i"), spec(match="b", inference="i", policy="q", samples="t")))
 
 
 def test_one_policy_for_different_spaces_is_refused() -> None:

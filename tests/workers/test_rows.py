@@ -14,14 +14,19 @@ from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.blocks import InStep
 
 
-def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, **settings_of_both: Any) -> tuple[AgentSpec, ...]:
-    """`others` is changed for the second spec."""
+def specs_of(
+    kinds: int, remote: bool, others: dict[str, Any] | None = None, shared: bool = False, kept: bool = True, **settings_of_both: Any
+) -> tuple[AgentSpec, ...]:
+    """Agent specs of one or two policies. `others` is changed for the second spec; `shared`: they share an inference stream; `kept`: the second rows
+    are."""
     inference = {"inference": "ask-p"} if remote else {}
     first = AgentSpec(match="red.*", policy="p", **inference, **{"samples": "red", **settings_of_both})
     if kinds == 1:
         return (first,)
-    inference = {"inference": "ask-q"} if remote else {}
+    inference = {"inference": "ask-p" if shared else "ask-q"} if remote else {}
     second = {"samples": "blue", **settings_of_both, **(others if others is not None else {"sample_steps": 4})}
+    if not kept:
+        second |= {"samples": None, "deterministic": True, "post": (), "padded": False}
     return first, AgentSpec(match="blue.*", policy="q", **inference, **second)
 
 
@@ -66,7 +71,14 @@ def worlds(draw) -> World:
     red, blue = (draw(settings_of_a_spec(stream, promises or limit > 0)) for stream in ("red", "blue"))
     actors = Actors(
         environment=environment,
-        agents=specs_of(kinds, remote, {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue}, **red),
+        agents=specs_of(
+            kinds,
+            remote,
+            {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue},
+            draw(st.booleans()),
+            draw(st.booleans()),
+            **red,
+        ),
         lanes=draw(st.integers(1, 4)),
         ring=draw(st.integers(1, 2)),
         max_episode_steps=max(limit, turns) if limit else 0,

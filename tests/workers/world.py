@@ -192,6 +192,7 @@ class World:
     recurrent: bool = False
     remote: bool = False  # by policy workers
     threaded: bool = False  # these have threads
+    most_rows: int = 4096  # of a batch of theirs
 
     def __post_init__(self) -> None:
         Known.built.clear()
@@ -200,12 +201,18 @@ class World:
         self.streams = tuple(stream for spec in self.actors.agents for stream in spec.streams)
         workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": Sink(streams=self.streams, policies=self.policies)}
         if self.remote:
-            workers |= {f"server-{p}": PolicyWorkers(stream=f"ask-{p}", policy=p, threaded=self.threaded) for p in self.policies}
+            asked: dict[str, list[str]] = {}
+            for spec in self.actors.agents:
+                asked.setdefault(spec.inference, []).append(spec.policy)
+            served = {stream: tuple(dict.fromkeys(policies)) for stream, policies in asked.items()}
+            workers |= {
+                f"server-{s}": PolicyWorkers(stream=s, policies=p, threaded=self.threaded, most_rows=self.most_rows) for s, p in served.items()
+            }
         self.experiment = Experiment(name="world", policies={p: KnownPolicy(recurrent=self.recurrent) for p in self.policies}, workers=workers)
         edges = self.experiment.edges()
         self.ends: dict[str, tuple[LocalEndpoints, LocalLink]] = local_endpoints([name for name, _ in self.experiment.members()], edges)
         self.actor = self._build("actor-0")
-        self.servers = [self._build(f"server-{p}-0") for p in self.policies] if self.remote else []
+        self.servers = [self._build(name) for name, _ in self.experiment.members() if name.startswith("server-")]
         self.version = -1
         self.got: dict[str, list[dict[str, np.ndarray]]] = {}
         sink = self.ends["sink-0"][0]

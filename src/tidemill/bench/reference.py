@@ -17,6 +17,7 @@ input is the order, every further one ``SECONDS PART``, answered with the units 
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
 from math import log, pi, sqrt
@@ -454,9 +455,11 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{trainer.samples}/") and group_of(e.targets[0]) == group])
     batch, rows = actors.lanes * seats, trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
     if spec.inference != INLINE:
-        clients, servers = experiment.holders(spec.inference, "ask"), experiment.holders(spec.inference, "serve")
-        served = next(c for c in experiment.workers.values() if isinstance(c, PolicyWorkers) and c.stream == spec.inference)
-        batch = max(1, min(batch * actors.ring * -(-len(clients) // len(servers)), served.most_rows))
+        asked = [e for e in experiment.edges() if e.name.startswith(f"requests/{spec.inference}/") and e.name.endswith(f"/{spec.policy}")]
+        server, askers = Counter(e.targets[0] for e in asked).most_common(1)[0]
+        served = experiment.workers[group_of(server)]
+        assert isinstance(served, PolicyWorkers)
+        batch = max(1, min(batch * actors.ring * askers, served.most_rows))
     spaces = seen_by(spec, environment.agents[groups[actors.agents.index(spec)][0]].spaces)
     bytes_per_row = sum(field.nbytes for field in schema_of_space(spaces.observation, "obs").values())
     rows = min(rows, max(ppo.minibatch_size, MOST_BYTES // bytes_per_row))

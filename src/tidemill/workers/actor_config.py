@@ -125,12 +125,6 @@ class Actors(WorkerConfig):
         streams = [stream for spec in self.agents for stream in spec.streams]
         if len(set(streams)) < len(streams):
             raise ConfigError(f"two agent specs use one sample stream ({', '.join(streams)}); give each its own")
-        asked: dict[str, str] = {}
-        for spec in self.agents:
-            if spec.inference != INLINE and asked.setdefault(spec.inference, spec.policy) != spec.policy:
-                raise ConfigError(
-                    f'inference stream "{spec.inference}" is asked for policies "{asked[spec.inference]}" and "{spec.policy}"; give each its own'
-                )
 
     def ports(self) -> tuple[Port, ...]:
         ports = []

@@ -1,11 +1,12 @@
-"""The policy worker: answers the requests of many actors in batches.
+"""The policy worker: answers the requests of many actors in batches, each of one policy.
 
-Batching is dynamic: while one batch computes, the next one grows in the clients' slots; whatever has arrived then (up to `most_rows`) is the next
-batch. Folded, one poll gathers, computes and responds. Threaded, an inference thread computes and a responding thread answers, while the main
-thread gathers.
+Batching is dynamic: while one batch computes, the next one grows; whatever has arrived when its turn comes (up to `most_rows`) is the next batch.
+Folded, it grows in the clients' slots, and one poll gathers, computes and responds. Threaded, an inference thread computes and a responding thread
+answers, while the main thread gathers; what arrives before a gathered batch is begun joins it.
 """
 
 import queue
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,10 +17,10 @@ from tidemill.api.control import Facts
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit
-from tidemill.api.spaces import schema_of_space
+from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import Requests
 from tidemill.core.errors import ConfigError
-from tidemill.core.schema import Array, Arrays, allocate
+from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.device import check_device, choose_device
 from tidemill.streams.inference import ChannelInferenceServer
@@ -30,7 +31,8 @@ from tidemill.workers.mapping import MappingThread
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyWorkers(WorkerConfig):
-    """Policy workers: they serve inference stream `stream` with policy `policy`.
+    """Policy workers: they serve inference stream `stream` with each of `policies`, which take turns, a batch each. Several workers of one stream
+    share its askers; an asker is served by one of them for each policy.
 
     most_rows   rows of a batch at most
     threaded    compute and respond in threads of their own (worth it with a GPU, or with a second core to spare)
@@ -41,7 +43,7 @@ class PolicyWorkers(WorkerConfig):
     order: ClassVar[int] = 3
 
     stream: str = "inference"
-    policy: str = "policy"
+    policies: tuple[str, ...] = ("policy",)
     most_rows: int = 4096
     threaded: bool = False
     device: str = "cpu"
@@ -50,10 +52,12 @@ class PolicyWorkers(WorkerConfig):
         super().__post_init__()
         if self.most_rows < 1:
             raise ConfigError(f"most_rows = {self.most_rows} must be at least 1")
+        if not self.policies or len(set(self.policies)) < len(self.policies):
+            raise ConfigError(f"policies = {self.policies}: name at least one policy, and each of them once")
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
-        return Port(self.stream, "serve", policy=self.policy), Port(self.policy, "subscribe")
+        return *(Port(self.stream, "serve", policy=name) for name in self.policies), *(Port(name, "subscribe") for name in self.policies)
 
     def build(self, context: Context) -> "PolicyWorker":
         return PolicyWorker(context, self)
@@ -61,7 +65,12 @@ class PolicyWorkers(WorkerConfig):
 
 @dataclass
 class _Batch:
+    """Requests for one policy that are answered at once. `buffered`: their rows lie in the newest buffers, and not where the only request lies."""
+
+    served: "_Served"
     requests: list[Requests]
+    rows: int
+    buffered: bool
     observation: Arrays
     state: Arrays
     deterministic: bool | Array
@@ -71,6 +80,95 @@ class _Batch:
     """What completes the answers, of a batch that was begun in another thread."""
 
 
+@dataclass
+class _Buffers:
+    """Where a batch is joined, and its answers."""
+
+    observation: Arrays
+    state: Arrays
+    answers: Arrays
+    deterministic: Array
+
+    @classmethod
+    def allocate(cls, schemas: tuple[Schema, Schema, Schema], rows: int) -> "_Buffers":
+        observation, state, answers = (allocate(schema, (rows,)) for schema in schemas)
+        return cls(observation, state, answers, np.zeros(rows, np.bool_))
+
+
+class _Served:
+    """One policy that a worker serves: who asks for it, its network, and buffers for its batches.
+
+    sets   of buffers, used in turn: as many as there are batches under way
+    """
+
+    def __init__(self, context: Context, config: PolicyWorkers, name: str, spaces: Spaces, sets: int) -> None:
+        experiment, endpoints = context.experiment, context.endpoints
+        policy = experiment.policies[name]
+        observation, state, answer = schema_of_space(spaces.observation, "obs"), policy.state(spaces), policy.answer(spaces)
+        askers = [e.source for e in context.edges(f"requests/{config.stream}/") if e.name.endswith(f"/{name}")]
+        pairs = [f"{config.stream}/{asker}/{name}" for asker in askers]
+        channels = [(endpoints.consumer(f"requests/{pair}"), endpoints.producer(f"answers/{pair}")) for pair in pairs]
+        self._server, self._most_rows = ChannelInferenceServer(channels, observation, state, answer), config.most_rows
+        device = choose_device(config.device, number(context.name))
+        self.policy = policy.build_on(device, spaces, derive_seed(experiment.seed, context.name, "policy", name))
+        self._index = list(experiment.policies).index(name)
+        self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{name}/")[0].name))
+        self._schemas = observation, state, {**answer, **state}
+        self._sets = sets
+        self._buffers: list[_Buffers] = []  # the newest last
+        self.rows_answered = self.batches_answered = 0
+
+    def poll(self, beside: int = 0) -> list[Requests]:
+        """Return what has arrived and fits a batch, beside so many rows."""
+        return self._server.poll_requests(self._most_rows, beside)
+
+    def gather(self, requests: list[Requests], waiting: _Batch | None = None) -> _Batch:
+        """Return a batch of `requests`, or `waiting` with them: it is the newest, and not yet begun."""
+        if self._buffers and waiting is None:
+            self._buffers.append(self._buffers.pop(0))
+        joined = [*waiting.requests, *requests] if waiting is not None else requests
+        rows = sum(r.rows for r in joined)
+        grown = not self._buffers or len(self._buffers[-1].deterministic) < rows
+        if grown:
+            size = max(rows, 2 * self.rows_answered // max(self.batches_answered, 1))
+            self._buffers = [_Buffers.allocate(self._schemas, size) for _ in range(self._sets)]
+        buffers = self._buffers[-1]
+        if len(joined) == 1:  # is used where it lies
+            (only,) = joined
+            deterministic, observation, state = only.deterministic, only.observation, only.state
+        else:
+            start, fresh = (waiting.rows, requests) if waiting is not None and waiting.buffered and not grown else (0, joined)
+            for target, parts in ((buffers.observation, [r.observation for r in fresh]), (buffers.state, [r.state for r in fresh])):
+                for name, array in target.items():
+                    np.concatenate([part[name] for part in parts], out=array[start:rows])
+            np.concatenate([r.deterministic for r in fresh], out=buffers.deterministic[start:rows])
+            deterministic = buffers.deterministic[:rows]
+            observation, state = ({name: array[:rows] for name, array in part.items()} for part in (buffers.observation, buffers.state))
+        return _Batch(self, joined, rows, len(joined) > 1, observation, state, deterministic if deterministic.any() else False, buffers.answers)
+
+    def compute(self, batch: _Batch, elsewhere: bool) -> None:
+        """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread that does not wait for the end."""
+        self._parameters.load_newest(self.policy)
+        inputs = batch.observation, batch.state, batch.deterministic, batch.answers
+        try:
+            if elsewhere:
+                batch.finish = self.policy.begin(*inputs)
+            else:
+                self.policy.act(*inputs)
+        except (KeyError, ValueError) as error:
+            raise misfit(self.policy, batch.answers, error) from error
+        check_next_state(self.policy, batch.state, batch.answers)
+        batch.version = self.policy.version
+
+    def respond(self, batch: _Batch) -> None:
+        """Send the batch's answers."""
+        if batch.finish is not None:
+            batch.finish()
+        self._server.respond(batch.requests, batch.answers, batch.version, self._index)
+        self.rows_answered += batch.rows
+        self.batches_answered += 1
+
+
 class PolicyWorker(Worker):
     """See the module's text."""
 
@@ -78,26 +176,16 @@ class PolicyWorker(Worker):
         super().__init__(context)
         self._config = config
         self._threads: list[MappingThread] = []
+        self._turns: deque[_Served] = deque()  # the next policy to be served is the first
+        self._newest: _Batch | None = None  # threaded: what was gathered last, and may still wait
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
-        experiment = context.experiment
-        spaces = facts.spaces[config.policy]
-        policy = experiment.policies[config.policy]
-        observation, state, answer = schema_of_space(spaces.observation, "obs"), policy.state(spaces), policy.answer(spaces)
-        clients = [f"{config.stream}/{e.source}/{config.policy}" for e in context.edges(f"requests/{config.stream}/")]
-        endpoints = context.endpoints
-        channels = [(endpoints.consumer(f"requests/{c}"), endpoints.producer(f"answers/{c}")) for c in clients]
-        self._server = ChannelInferenceServer(channels, observation, state, answer)
-        device = choose_device(config.device, number(context.name))
-        self._policy = policy.build_on(device, spaces, derive_seed(experiment.seed, context.name, "policy", config.policy))
-        self._policy_index = list(experiment.policies).index(config.policy)
-        self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{config.policy}/")[0].name))
-        self._schemas = observation, state, {**answer, **state}
-        self._buffers: list[tuple[Arrays, Arrays, Arrays]] = []
-        self._answered = self._batches_done = 0
+        sets = 4 if config.threaded else 1  # one batch is gathered, one waits, one is computed, one answered
+        asked = {edge.name.rpartition("/")[2] for edge in context.edges(f"requests/{config.stream}/")}
+        self._turns.extend(_Served(context, config, name, facts.spaces[name], sets) for name in config.policies if name in asked)
         if config.threaded:
-            # The queues hold one batch each: a bound on delay, and the batch that is being gathered grows meanwhile.
+            # The queues hold one batch each: a bound on delay.
             self._gathered: queue.Queue[_Batch] = queue.Queue(1)
             computed: queue.Queue[_Batch] = queue.Queue(1)
             self._threads = [MappingThread(self._compute, self._gathered, computed), MappingThread(self._respond, computed)]
@@ -109,70 +197,53 @@ class PolicyWorker(Worker):
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
-        if self._threads and self._gathered.full():
-            return PollResult()
-        requests = self._server.poll_requests(self._config.most_rows)
+        waiting = self._newest if self._threads and self._gathered.full() else None
+        served, requests = self._next_requests() if waiting is None else (waiting.served, waiting.served.poll(waiting.rows))
         if not requests:
             return PollResult()
-        batch = self._gather(requests)
+        if waiting is not None:
+            waiting = self._take_back()
+        left = self.clock.enter("copy")
+        batch = served.gather(requests, waiting)
+        self.clock.enter(left)
         if self._threads:
-            self._gathered.put(batch)
+            self._newest = batch
+            self._gathered.put(batch)  # has room: only this thread puts
         else:
             self._respond(self._compute(batch))
-        return PollResult(sum(r.rows for r in requests), 1)
+        return PollResult(sum(r.rows for r in requests), int(waiting is None))
 
-    def _gather(self, requests: list[Requests]) -> _Batch:
-        """Join the requests' rows; a single request is used where it lies."""
-        rows = sum(r.rows for r in requests)
-        observation, state, answers = self._buffer(rows)
-        if len(requests) == 1:
-            (only,) = requests
-            return _Batch(requests, only.observation, only.state, only.deterministic if only.deterministic.any() else False, answers)
-        left = self.clock.enter("copy")
-        for target, parts in ((observation, [r.observation for r in requests]), (state, [r.state for r in requests])):
-            for name, array in target.items():
-                np.concatenate([part[name] for part in parts], out=array[:rows])
-        flags = np.concatenate([r.deterministic for r in requests])
-        self.clock.enter(left)
-        joined = [{name: array[:rows] for name, array in part.items()} for part in (observation, state)]
-        return _Batch(requests, joined[0], joined[1], flags if flags.any() else False, answers)
-
-    def _buffer(self, rows: int) -> tuple[Arrays, Arrays, Arrays]:
-        """Return buffers of at least `rows` rows. Threaded, four sets are used in turn: one gathered, one queued, one computed, one answered."""
-        sets = 4 if self._threads else 1
-        if not self._buffers or len(next(iter(self._buffers[0][2].values()))) < rows:
-            size = max(rows, 2 * self._answered // max(self._batches_done, 1))
-            self._buffers = [tuple(allocate(schema, (size,)) for schema in self._schemas) for _ in range(sets)]  # type: ignore[misc]
-        self._buffers.append(self._buffers.pop(0))
-        return self._buffers[-1]
+    def _next_requests(self) -> tuple[_Served, list[Requests]]:
+        """Return the requests of the next policy, in turn, that has some."""
+        for _ in range(len(self._turns)):
+            served = self._turns[0]
+            self._turns.rotate(-1)
+            if requests := served.poll():
+                break
+        return served, requests
 
     def _compute(self, batch: _Batch) -> _Batch:
-        left = self.clock.enter("inference") if not self._threads else ""
         if self._threads:
             self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
-        self._parameters.load_newest(self._policy)
-        try:
-            if self._threads:
-                batch.finish = self._policy.begin(batch.observation, batch.state, batch.deterministic, batch.answers)
-            else:
-                self._policy.act(batch.observation, batch.state, batch.deterministic, batch.answers)
-        except (KeyError, ValueError) as error:
-            raise misfit(self._policy, batch.answers, error) from error
-        check_next_state(self._policy, batch.state, batch.answers)
-        batch.version = self._policy.version
-        if left:
+            batch.served.compute(batch, elsewhere=True)
+        else:
+            left = self.clock.enter("inference")
+            batch.served.compute(batch, elsewhere=False)
             self.clock.enter(left)
         return batch
 
     def _respond(self, batch: _Batch) -> None:
-        if batch.finish is not None:
-            batch.finish()
-        self._server.respond(batch.requests, batch.answers, batch.version, self._policy_index)
-        self._answered += sum(r.rows for r in batch.requests)
-        self._batches_done += 1
+        batch.served.respond(batch)
+
+    def _take_back(self) -> _Batch | None:
+        """Return the batch that waits, None when it was begun meanwhile."""
+        try:
+            return self._gathered.get_nowait()
+        except queue.Empty:
+            return None
 
     def _stats(self) -> dict[str, float]:
-        return {"rows_per_batch": self._answered / max(self._batches_done, 1)}
+        return {"rows_per_batch": sum(s.rows_answered for s in self._turns) / max(sum(s.batches_answered for s in self._turns), 1)}
 
     def _close(self) -> None:
         for thread in self._threads:

@@ -20,7 +20,7 @@ from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
-from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
@@ -139,6 +139,11 @@ class TrainerWorker(Worker):
         config, context = self._config, self.context
         experiment, endpoints = context.experiment, context.endpoints
         producers = [edge.name for edge in context.edges(f"samples/{config.samples}/")]
+        if config.policy not in facts.spaces:
+            raise ConfigError(
+                f'policy "{config.policy}" is trained, but no agent spec plays it, so that nobody knows its spaces; let one play it '
+                f"(samples=None keeps none of its rows); {did_you_mean(config.policy, facts.spaces)}"
+            )
         self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
         if self._facts.mode == "concise":
             raise ConfigError(
