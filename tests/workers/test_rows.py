@@ -17,8 +17,8 @@ from tidemill.workers.blocks import InStep
 def specs_of(
     kinds: int, remote: bool, others: dict[str, Any] | None = None, shared: bool = False, kept: bool = True, **settings_of_both: Any
 ) -> tuple[AgentSpec, ...]:
-    """Agent specs of one or two policies. `others` is changed for the second spec; `shared`: they share an inference stream; `kept`: the second rows
-    are."""
+    """Agent specs of one or two policies. `others` is changed for the second spec; `shared`: they share an inference stream; `kept`: the rows of the
+    second one are."""
     inference = {"inference": "ask-p"} if remote else {}
     first = AgentSpec(match="red.*", policy="p", **inference, **{"samples": "red", **settings_of_both})
     if kinds == 1:
