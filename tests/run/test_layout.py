@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -486,3 +487,22 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     main.wait()
     wait_until(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE, 10, "the probe has ended")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
+    main = subprocess.Popen(
+        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
+    )
+    wait_until(lambda: psutil.Process(main.pid).children(), 30, "the probe has begun")
+    (probe,) = psutil.Process(main.pid).children()
+    main.send_signal(number)
+    _, said = main.communicate(timeout=10)
+    assert main.returncode == 128 + number
+    assert "before the run began: nothing is kept" in said and "Traceback" not in said
+    assert not probe.is_running() and not (tmp_path / "runs").exists()

@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -9,7 +11,7 @@ GRACE = 18.0  # seconds from the first signal until a run that is still ending i
 
 
 class BrokenOff(BaseException):
-    """Raised in the main thread, wherever it is, by the second signal. No `Exception`: nothing on the way catches it."""
+    """Raised in the main thread, wherever it is, by the second signal, or before a run begins by the first. No `Exception`: nothing catches it."""
 
 
 class Interrupts:
@@ -23,7 +25,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.first = self.count = 0
-        self.armed = self.overdue = False
+        self.armed = self.overdue = self._abrupt = False
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
 
@@ -41,10 +43,21 @@ class Interrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Have the first signal raise `BrokenOff`: while nothing has begun that is to be ended well."""
+        self._abrupt = True
+        try:
+            yield
+        finally:
+            self._abrupt = False
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 1:
             self.first = number
+            if self._abrupt:
+                raise BrokenOff
             # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
             self._timer = threading.Timer(GRACE, self._remind, (number,))
             self._timer.daemon = True

@@ -23,7 +23,7 @@ from tidemill.run.arrange import AUTO, LAYOUT, arrange
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import CONFIG, MEMORY, SUMMARY, RunFolder, Source, command
-from tidemill.run.interrupts import Interrupts
+from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.live import Snapshot, View, WorkerView, make_view
 from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.run.plan import check_processes
@@ -70,13 +70,17 @@ def train(
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     path = Path(run_dir) if run_dir is not None else _new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else _own_source(experiment)
-    arranged = arrange(experiment, Path(known.file) if known else None, layout, fixed, isinstance(launcher, ProcessesLauncher))
-    experiment = arranged.experiment
-    experiment.check()
-    _check_processes(launcher, experiment)
-    if arranged.told and not quiet:
-        Console().print(Text(arranged.told), soft_wrap=True)
     with Interrupts() as interrupts:
+        try:
+            with interrupts.at_once():
+                arranged = arrange(experiment, Path(known.file) if known else None, layout, fixed, isinstance(launcher, ProcessesLauncher))
+        except BrokenOff:
+            return Result(path, _never_began(signal_name(interrupts.first)))
+        experiment = arranged.experiment
+        experiment.check()
+        _check_processes(launcher, experiment)
+        if arranged.told and not quiet:
+            Console().print(Text(arranged.told), soft_wrap=True)
         folder = RunFolder.create(path, experiment, known)
         if arranged.told:
             with suppress(OSError):  # a full disk does not stop training
@@ -225,7 +229,9 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
             error = caught
         metrics.close()
         folder.tidy()
-        summary = _summary(controller, error)
+        status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+        reason = (str(error) or type(error).__name__) if error is not None else controller.reason
+        summary = _summary(controller.progress, status, reason)
         failed_first = error is not None and not controller.progress.updates
         lost = resumed is None and (failed_first or not controller.began)
         kept = LOGS if controller.began else ""
@@ -246,7 +252,7 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
     if error is not None:
         raise error
     if lost:
-        print(f"{controller.reason} before the run began: nothing is kept", file=sys.stderr)
+        _never_began(controller.reason)
     elif view is not None:
         _show_end(view, folder.path, summary)
     return Result(folder.path, summary)
@@ -275,12 +281,16 @@ def _cure(folder: RunFolder, controller: Controller) -> str:
     return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
 
 
-def _summary(controller: Controller, error: BaseException | None) -> dict[str, Any]:
-    progress = controller.progress
-    status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+def _never_began(reason: str) -> dict[str, Any]:
+    """Say so, and return the summary that there would be."""
+    print(f"{reason} before the run began: nothing is kept", file=sys.stderr)
+    return _summary(Progress(), "interrupted", reason)
+
+
+def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
     return {
         "status": status,
-        "reason": (str(error) or type(error).__name__) if error is not None else controller.reason,
+        "reason": reason,
         "env_steps": progress.steps,
         "seconds": round(progress.seconds, 3),
         "steps_per_second": round(progress.steps / progress.seconds, 1) if progress.seconds else 0.0,
