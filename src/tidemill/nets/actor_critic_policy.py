@@ -20,7 +20,7 @@ from tidemill.nets.masks import Bools, forbid, mask_of
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Layer, Towers
-from tidemill.nets.trainable import Evaluation, Library, TrainablePolicy
+from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
 from tidemill.nets.weights import orthogonal, views, weight_shapes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ OBSERVATION_CLIP = np.float32(10)  # deviations
 class ActorCriticPolicy(TrainablePolicy):
     """Acts for any number of rows; see `ActorCritic` for the network and `distributions` for what an action and its log-probability are."""
 
-    library: Library = "numpy"
+    library: LibraryName = "numpy"
     _memory: Memory | None = None
     """The cell between hidden layers and heads."""
 

@@ -14,14 +14,14 @@ from tidemill.nets.device_acting import DeviceActing
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.torch_device import tensors
 from tidemill.nets.torch_gradients import add_gradients, bind, detached
-from tidemill.nets.trainable import Evaluation, Library, TrainablePolicy
+from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
 
 
 class TorchPolicy(TrainablePolicy):
     """On a CPU it acts and trains in the memory that its arrays view, and draws by numpy. On a GPU weights lie and actions are drawn there, while
     `parameters` and `load` copy. Each policy has streams of its own, so that several share a GPU; nothing is set for the whole process."""
 
-    library: Library = "torch"
+    library: LibraryName = "torch"
     recorded = False
     """Whether a GPU may record what `heads` does for a number of rows, and repeat that with other rows (see `device_acting`)."""
     distribution: Distribution

@@ -14,7 +14,7 @@ from tidemill.core.schema import Array, Arrays
 if TYPE_CHECKING:
     from torch import Tensor
 
-Library = Literal["numpy", "torch"]
+LibraryName = Literal["numpy", "torch"]
 
 
 class Evaluation(NamedTuple):
@@ -55,7 +55,7 @@ class TrainablePolicy(Policy):
     Inputs of rows that are not asked for must be finite all the same.
     """
 
-    library: Library = "torch"
+    library: LibraryName = "torch"
     """Whose arrays `forward` and `backward` take and give."""
     recurrent: bool = False
     """Whether it has a state, and is evaluated on stretches of rows."""
