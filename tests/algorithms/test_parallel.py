@@ -178,3 +178,20 @@ def test_update_is_the_same_with_nobody_to_add():
     sample = make_sample(one.policy, MLP, VECTOR, 4, 0)
     assert in_step([one], [[sample]]) == [other.update([sample], 0.0)]
     assert_same([one, other])
+
+
+def test_equal_learners_that_take_back_one_state_shuffle_apart():
+    learners = learners_of(3)
+    state = learners[0].state()
+    for rank, learner in enumerate(learners):
+        learner.load_state(state)
+        if rank:
+            learner.separate(rank)
+    orders = {tuple(learner._rng.permutation(1000).tolist()) for learner in learners}
+    assert len(orders) == 3
+    again = learners_of(3)[2]
+    again.load_state(state)
+    again.separate(2)
+    assert tuple(again._rng.permutation(1000).tolist()) in orders  # and the same each time
+    again.load_state(again.state())  # as what an update that is undone leaves
+    assert again.state().keys() == state.keys()

@@ -36,7 +36,7 @@ class Averager(DataParallel):
     largest_sum: ClassVar[int] = 16  # type: ignore[assignment]
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.count = policy, np.zeros(())
+        self.policy, self.count, self.rank = policy, np.zeros(()), 0
 
     def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[np.ndarray, None, dict[str, float]]:
         rewards = [s["reward"][s.trained()] for s in samples]
@@ -53,11 +53,14 @@ class Averager(DataParallel):
     def load_state(self, state: Any) -> None:
         self.count[...] = state["count"]
 
+    def separate(self, rank: int) -> None:
+        self.rank = rank
+
 
 class Group:
     """Equal trainers, each with a producer that the test holds."""
 
-    def __init__(self, count: int = 2, folder: Path | None = None, limits: Limits | None = None, **settings: Any) -> None:
+    def __init__(self, count: int = 2, folder: Path | None = None, limits: Limits | None = None, resume: str | None = None, **settings: Any) -> None:
         config = Trainer(**{"algorithm": Averaging(), "count": count, **settings})
         workers: dict[str, WorkerConfig] = {"source": Source(count=count), "trainer": config}
         self.experiment = Experiment(name="group", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits())
@@ -70,7 +73,7 @@ class Group:
         self.workers: list[TrainerWorker] = []
         for i in range(count):
             context = trainer_module.Context(
-                self.experiment, f"trainer-{i}", config, ends[f"trainer-{i}"][0], None if folder is None else str(folder)
+                self.experiment, f"trainer-{i}", config, ends[f"trainer-{i}"][0], None if folder is None else str(folder), resume
             )
             self.workers.append(TrainerWorker(context, config))
         self.tell(Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)})), Start())
@@ -294,3 +297,30 @@ def test_who_shares_a_process() -> None:
             experiment.replace(together=together).check()
     with pytest.raises(ConfigError, match="have one count"):
         experiment.replace(together=("source", "trainer"), workers={**experiment.workers, "source": Source(count=3)}).check()
+
+
+def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path: Path) -> None:
+    group = Group(3, tmp_path)
+    assert [worker._algorithm.rank for worker in group.workers] == [0, 0, 0]  # type: ignore[attr-defined]
+    for i in range(3):
+        group.send(i, 1.0)
+    group.turns()
+    group.tell(Exit("enough"))
+    group.turns()
+    assert group.states() == [State.COMPLETED] * 3
+    again = Group(3, tmp_path, resume="000000000001")
+    assert again.weights() == group.weights()
+    assert [float(worker._algorithm.count) for worker in again.workers] == [2, 2, 2]  # type: ignore[attr-defined]
+    assert [worker._algorithm.rank for worker in again.workers] == [0, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_the_plan_counts_what_equal_trainers_take_besides() -> None:
+    group = Group(3)
+    (needs,) = [m.facts.memory for m in group.heard(1) if isinstance(m, Status) and m.state is State.READY]
+    largest = max(Averager.largest_sum, trainer_module._AGREED.nbytes)
+    weights = sum(array.nbytes for array in group.workers[1]._policy.parameters().values())
+    assert {need.what: need.nbytes for need in needs} == {
+        "parameters": 3 * weights,
+        "sums": 2 * 2 * largest + largest,  # to two others, two slots each, and one to add in
+        "weights before an update": weights + 8,  # and the algorithm's count
+    }

@@ -266,6 +266,12 @@ class PolicyGradientLearner(DataParallel):
         set_random_state(self._rng, state["random"])
         self._optimiser.load_state({name.removeprefix("adam."): array for name, array in state.items() if name != "random"})
 
+    def separate(self, rank: int) -> None:
+        """Shuffle by a stream of one's own: `rank` times 2^127 draws, about, ahead of the one that was taken back."""
+        bits = self._rng.bit_generator
+        assert isinstance(bits, np.random.PCG64)
+        self._rng = np.random.Generator(bits.jumped(rank))
+
 
 class PPOLearner(PolicyGradientLearner):
     """See `PPO`."""

@@ -110,6 +110,9 @@ class DataParallel(Algorithm):
         """See `Algorithm.update`. A single trainer's arrays are their own sums."""
         return run_alone(self.parallel_update(samples, progress))
 
+    def separate(self, rank: int) -> None:
+        """Draw random numbers of one's own from now on. Called in each equal trainer but the first (`rank` 0), when all have taken back one state."""
+
 
 def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, float]:
     """Run an update of a trainer without equals to its end, and return its metrics."""

@@ -28,6 +28,11 @@ class Summing:
         for sender in senders.values():
             sender.offer({"data": Field((most_bytes,), "uint8")}, (), SLOTS)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that this part keeps: the slots of its senders, and where it adds up."""
+        return (1 + SLOTS * self.peers) * self._scratch.nbytes
+
     def add(self, array: Array) -> Iterator[None]:
         """Replace `array` (contiguous, float32 or float64) by the sum of everybody's. Yields for as long as others have not brought theirs.
 

@@ -168,8 +168,12 @@ class TrainerWorker(Worker):
         if self._publisher is not None:
             self._publisher.publish(policy)
         self._open_versions()
-        cells = 3 * sum(array.nbytes for array in policy.parameters().values()) if edges else 0
-        return Facts(memory=(Need("parameters", cells), *self._buffer.needs))
+        weights = sum(array.nbytes for array in policy.parameters().values())
+        needs = [Need("parameters", 3 * weights)] if edges else []
+        if self._peers is not None:
+            state = sum(array.nbytes for array in self._algorithm.state().values())
+            needs += [Need("sums", self._peers.nbytes), Need("weights before an update", weights + state)]
+        return Facts(memory=(*needs, *self._buffer.needs))
 
     def _join_peers(self) -> Summing | None:
         context, policy = self.context, self._config.policy
@@ -380,6 +384,8 @@ class TrainerWorker(Worker):
             setattr(self.counters, name, facts.get(name, 0))  # older checkpoints lack the newer ones
         self._algorithm.policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
+        if (rank := number(self.context.name)) and isinstance(self._algorithm, DataParallel):
+            self._algorithm.separate(rank)
         self._saved_update = self.counters.updates
 
     def _open_versions(self) -> None:
