@@ -1,6 +1,8 @@
 """The memory plan: it is true, it is told, and a run that cannot fit is refused."""
 
 import os
+import re
+import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -90,3 +92,27 @@ def test_what_is_offered_takes_no_memory_before_it_is_written() -> None:
         assert os.fstat(descriptor).st_blocks * 512 < 100_000
     finally:
         os.close(descriptor)
+
+
+MANY = """
+import resource, sys
+from tidemill import *
+from tests.run import experiments
+
+if __name__ == "__main__":
+    count, soft, hard = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    made = experiments.equal()
+    workers = {name: config.replace(count=count) for name, config in made.workers.items()}
+    train(made.replace(workers=workers, limits=Limits(updates=2)), run_dir="run", source=experiments.__file__)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+@pytest.mark.parametrize(("trainers", "error"), [("3", ""), ("16", r"this needs \d+ open files .* and 200 are allowed; make a count smaller")])
+def test_the_limit_of_open_files_is_raised_as_far_as_may_be(tmp_path: Path, trainers: str, error: str) -> None:
+    (tmp_path / "many.py").write_text(MANY)
+    place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    done = subprocess.run([sys.executable, "many.py", trainers, "30", "200"], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=60)
+    assert re.search(error, done.stderr) and (done.returncode == 0) == (not error), done.stderr
+    assert (tmp_path / "run").exists() == (not error)

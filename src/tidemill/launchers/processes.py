@@ -26,11 +26,12 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
-from tidemill.core.errors import RunError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
 SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
 _TAIL = 2000  # characters of a dead worker's output that are shown
+_SPARE = 100  # descriptors for all else that a process has open
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -227,6 +228,23 @@ class RunnerLink(SocketLink):
             self._descriptors.clear()
             return None
         return messages
+
+
+def allow_descriptors(experiment: Experiment) -> None:
+    """Raise this process's limit of open descriptors, where it is too low for the processes of `experiment`. Raises `ConfigError` where it may not be
+    raised so far."""
+    import resource  # no module of every system's
+
+    count = len(experiment.edges()) + len(experiment.processes()) + 3 * len(list(experiment.members()))
+    needed = count + _SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < needed:
+        raise ConfigError(
+            f"this needs {needed:,} open files ({count:,} of shared memory, bells and links, {_SPARE} besides), and {hard:,} are allowed; make a "
+            "count smaller (of n equal trainers each has a channel to each other), or have the limit raised: ulimit -Hn"
+        )
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def kill_session(leader: int) -> None:

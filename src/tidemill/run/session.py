@@ -17,7 +17,7 @@ from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.launchers.inline import InlineLauncher
-from tidemill.launchers.processes import ProcessesLauncher
+from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run.arrange import AUTO, LAYOUT, arrange
 from tidemill.run.control import ControlSocket
@@ -126,6 +126,7 @@ def resume(
 def _check_processes(launcher: Launcher, experiment: Experiment) -> None:
     if isinstance(launcher, ProcessesLauncher):
         check_processes(len(experiment.processes()))
+        allow_descriptors(experiment)
 
 
 def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress]:
