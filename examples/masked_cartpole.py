@@ -28,15 +28,15 @@ def of(policy, name: str, **algorithm) -> Experiment:
         policies={"policy": policy},
         workers={
             "actor": Actors(environment=Gymnasium(make=f"{__file__}:Masked"), lanes=64, agents=(AgentSpec(sample_steps=64),)),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, gae_lambda=0.9, **algorithm)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, **algorithm)),
         },
-        limits=Limits(mean_return=475.0, steps=600_000),
+        limits=Limits(mean_return=475.0, steps=400_000),
     )
 
 
 def experiment() -> Experiment:
-    return of(RecurrentActorCritic(cell="gru"), "masked-cartpole", chunk_steps=32)
+    return of(RecurrentActorCritic(cell="gru", normalise_observations=True), "masked-cartpole", chunk_steps=32)
 
 
 def feed_forward() -> Experiment:
-    return of(ActorCritic(), "masked-cartpole-feed-forward")
+    return of(ActorCritic(normalise_observations=True), "masked-cartpole-feed-forward")

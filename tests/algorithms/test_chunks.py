@@ -137,6 +137,25 @@ def test_chunks_lie_in_the_sample_one_after_the_other_with_burn_in_before_each()
     np.testing.assert_array_equal(found.state["state.hidden"], np.concatenate([sample["state.hidden"][t] for t in (0, 4, 8)]))
 
 
+def test_samples_of_any_length_make_one_batch():
+    """Each an episode of one seat, some with fillers behind it."""
+    net = NETS["lstm"]
+    learner = learner_of(net)
+    samples = [rollout(learner.policy, net, seed, T=T, N=1, ends=0) for seed, T in enumerate((9, 4, 14))]
+    for sample in samples:
+        sample["version"][-1], sample["done"][-1] = -1, True
+    for name, array in samples[2].items():
+        array[6:] = samples[0][name][-1:] if name in ("done", "truncated", "on_reset") else -1
+    samples[2]["done"][6:] = False
+    found = cut(samples, trained_rows(samples), 0, None)
+    assert found.on_reset.shape == (8, 3)
+    assert (found.place.reshape(8, 3) >= 0).sum(0).tolist() == [8, 3, 6]
+    batch = gather(samples, gae_of(0.99, 0.95))
+    inputs, rows = learner._source(batch, samples).pick(np.arange(3))
+    log_prob = learner.policy.forward(inputs, {"action": batch.action["action"][rows]}).log_prob
+    np.testing.assert_allclose(log_prob, batch.log_prob[rows], rtol=1e-5, atol=1e-5)
+
+
 def test_chunks_without_a_trained_row_are_left_out():
     net = NETS["gru"]
     learner = learner_of(net, chunk_steps=4)

@@ -95,7 +95,8 @@ def everywhere(folder: Path) -> str:
         if not die(child):
             break
         died += 1
-        check(folder)
+        if check(folder) >= 0:
+            ParameterDatabase(folder).collect("p", KEEP)  # most die before they come to it
     return f"{died} kills, newest {check(folder)}"
 
 

@@ -294,13 +294,13 @@ def test_rewinding_removes_later_versions_so_that_their_numbers_can_mean_other_w
 
 def test_an_exported_file_holds_all_and_says_whose_it_is(tmp_path: Path) -> None:
     database = ParameterDatabase(tmp_path / "parameters")
-    database.push("p", 4, weights(4), {"env_steps": 40}, {"contract": "c"})
+    database.push("p", 4, weights(4), {"env_steps": 40}, {"label": "c"})
     file = tmp_path / "out.safetensors"
     file.write_text("replaced")
     assert database.export("p", LATEST, file) == 4
     arrays, text = unpack(file.read_bytes())
     np.testing.assert_array_equal(arrays["w"], weights(4)["w"])
-    assert {**text, "counters": json.loads(text["counters"])} == {"policy": "p", "version": "4", "counters": {"env_steps": 40.0}, "contract": "c"}
+    assert {**text, "counters": json.loads(text["counters"])} == {"policy": "p", "version": "4", "counters": {"env_steps": 40.0}, "label": "c"}
     with pytest.raises(DatabaseError, match="nowhere/out cannot be written: No such file"):
         database.export("p", 4, tmp_path / "nowhere" / "out")
     with pytest.raises(DatabaseError, match="cannot be written: Is a directory"):

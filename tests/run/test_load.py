@@ -11,7 +11,7 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
-from tidemill.api.contract import write_contract
+from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.checkpoint import write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, VersionGone
@@ -199,7 +199,7 @@ def test_one_of_several_policies_must_be_named(tmp_path: Path) -> None:
 def exported(path: Path, observation: Space = FOUR, action: Space = TWO) -> Path:
     """Write an untrained policy's file, as a trainer and an export do."""
     config, spaces, database = ActorCritic(normalise_observations=True), Spaces(observation, action), ParameterDatabase(path / "parameters")
-    database.push("red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_contract(config, spaces))
+    database.push("red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_label(config, spaces))
     database.export("red", 7, path / "red.safetensors")
     return path / "red.safetensors"
 
@@ -271,12 +271,12 @@ import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import numpy as np, tidemill
 from own import OwnForExport
-from tidemill.api.contract import write_contract
+from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
 from pathlib import Path
 from tidemill.core.packed import pack
 spaces, config = Spaces(Box((4,), "float32"), Discrete(2)), OwnForExport()
-text = {{**write_contract(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
+text = {{**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
 Path({str(tmp_path / "own.safetensors")!r}).write_bytes(pack(config.build(spaces, 1).parameters(), text))
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.workers.test_trainer import Bench
 
-from tidemill.api.contract import read_contract
 from tidemill.api.control import Notice, State
 from tidemill.api.experiment import Limits
+from tidemill.api.label import read_label
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.packed import unpack
 from tidemill.core.versions import LATEST, PARAMETERS, ParameterDatabase
@@ -41,7 +41,7 @@ def test_the_first_version_is_there_before_anything_is_trained(tmp_path: Path) -
     assert kept(tmp_path) == {0: 0.0}
     database = ParameterDatabase(tmp_path / PARAMETERS)
     assert database.tags("policy") == {LATEST: 0}
-    config, spaces = read_contract(unpack(database.read("policy", 0)[0])[1])
+    config, spaces = read_label(unpack(database.read("policy", 0)[0])[1])
     assert type(config).__name__ == "KnownPolicy" and spaces.action.n == 4  # type: ignore[union-attr]
 
 

@@ -117,12 +117,13 @@ def experiment(policy: PolicyConfig, environment: EnvironmentConfig, algorithm: 
     served = layout.startswith("served")
     inference = {"inference": "ask"} if served else {}
     servers = {"server": PolicyWorkers(stream="ask", threaded=layout.endswith("threads"))} if served else {}
+    limit = {"max_episode_steps": 20} if spec.get("mode") == "full" else {}
     ring = {"ring": 3, "flush_requests": 2} if "ring" in layout else {}
-    actors = Actors(environment=environment, lanes=3, agents=(AgentSpec(**{"sample_steps": 16, **spec}, **inference),), **ring)
+    actors = Actors(environment=environment, lanes=3, agents=(AgentSpec(**{"sample_steps": 16, **spec}, **inference),), **ring, **limit)
     return Experiment(
         name="memory",
         policies={"policy": policy},
-        workers={"actor": actors, **servers, "trainer": Trainer(algorithm=algorithm)},
+        workers={"actor": actors, **servers, "trainer": Trainer(algorithm=algorithm, batch_size=48)},
         limits=Limits(updates=12),
     )
 
@@ -185,21 +186,29 @@ ENVIRONMENTS = {
 }
 
 
+FIXED = {"burn_in": 3}
+
+
 @pytest.mark.parametrize(
-    ("layout", "environment", "cell"),
+    ("layout", "environment", "cell", "spec"),
     [
-        *((layout, "deaths", "lstm") for layout in LAYOUTS),
-        ("inline ring", "in step", "gru"),
-        ("inline", "turns", "gru"),
-        ("served ring", "turns", "lstm"),
-        ("inline", "same step", "gru"),
+        *((layout, "deaths", "lstm", FIXED) for layout in LAYOUTS),
+        ("inline ring", "in step", "gru", FIXED),
+        ("inline", "turns", "gru", FIXED),
+        ("served ring", "turns", "lstm", FIXED),
+        ("inline", "same step", "gru", FIXED),
+        ("inline", "deaths", "lstm", {**FIXED, "mode": "after_done"}),
+        ("inline", "deaths", "gru", {"mode": "full"}),
+        ("served", "turns", "lstm", {"mode": "full", "padded": True, "frame_stack": 2}),
     ],
 )
-def test_the_learner_finds_the_log_probs_that_the_actors_stored(layout: str, environment: str, cell: str, tmp_path: Path) -> None:
+def test_the_learner_finds_the_log_probs_that_the_actors_stored(
+    layout: str, environment: str, cell: str, spec: dict[str, Any], tmp_path: Path
+) -> None:
     """The weights stay as they are, so that nothing but a wrong state could make old and new policy differ."""
     algorithm = PPO(learning_rate=0.0, epochs=1, chunk_steps=5, correct_off_policy=True, normalise_returns=False)
     policy = Stirred(cell=cell, hidden=(8,), width=8)
-    made = experiment(policy, ENVIRONMENTS[environment], algorithm, layout, burn_in=3)
+    made = experiment(policy, ENVIRONMENTS[environment], algorithm, layout, **spec)
     run = tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
     updates = [line for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "kl" in line]
     assert updates and all(line["rows"] > 20 for line in updates)

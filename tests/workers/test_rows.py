@@ -14,19 +14,14 @@ from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.blocks import InStep
 
 
-def specs_of(
-    kinds: int, remote: bool, others: dict[str, Any] | None = None, shared: bool = False, kept: bool = True, **settings_of_both: Any
-) -> tuple[AgentSpec, ...]:
-    """Agent specs of one or two policies. `others` is changed for the second spec; `shared`: they share an inference stream; `kept`: the rows of the
-    second one are."""
+def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, shared: bool = False, **settings_of_both: Any) -> tuple[AgentSpec, ...]:
+    """`others` is changed for the second spec. `shared`: both ask one inference stream."""
     inference = {"inference": "ask-p"} if remote else {}
     first = AgentSpec(match="red.*", policy="p", **inference, **{"samples": "red", **settings_of_both})
     if kinds == 1:
         return (first,)
     inference = {"inference": "ask-p" if shared else "ask-q"} if remote else {}
     second = {"samples": "blue", **settings_of_both, **(others if others is not None else {"sample_steps": 4})}
-    if not kept:
-        second |= {"samples": None, "deterministic": True, "post": (), "padded": False}
     return first, AgentSpec(match="blue.*", policy="q", **inference, **second)
 
 
@@ -69,16 +64,12 @@ def worlds(draw) -> World:
     )
     limit = draw(st.sampled_from([0, 0, turns, 4, 6]))
     red, blue = (draw(settings_of_a_spec(stream, promises or limit > 0)) for stream in ("red", "blue"))
+    if draw(st.sampled_from([False, False, True])):
+        blue["samples"] = None
+    second = {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue}
     actors = Actors(
         environment=environment,
-        agents=specs_of(
-            kinds,
-            remote,
-            {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue},
-            draw(st.booleans()),
-            draw(st.booleans()),
-            **red,
-        ),
+        agents=specs_of(kinds, remote, second, draw(st.booleans()), **red),
         lanes=draw(st.integers(1, 4)),
         ring=draw(st.integers(1, 2)),
         max_episode_steps=max(limit, turns) if limit else 0,

@@ -74,21 +74,24 @@ class Chunks(Rows):
         return {**inputs, **self._library.columns({"rows": rows})}, place.take(rows)
 
 
-def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, steps: int) -> Cut:
+def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, steps: int | None) -> Cut:
     """Return the chunks of `samples` that have wanted rows, each seat's rows being cut into chunks of `steps` and up to `burn_in` more before them.
 
     wanted    of each sample, indices into the flattened [T, N], in the order in which the batch has them; none of the first `burn_in` rows
+    steps     None, or more than there are: all rows up to the last one that is wanted
 
     The state before a chunk is the one that its first row holds: that of the behaviour, by weights that may be older than the ones trained
     (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed RL", section 3, "stored state" with burn-in).
     """
+    ends = [int(indices.max()) // sample["done"].shape[1] + 1 if len(indices) else 0 for sample, indices in zip(samples, wanted, strict=True)]
+    longest = max(1, max(ends, default=0) - burn_in)
+    steps = min(steps or longest, longest)
     length = burn_in + steps
     parts: list[tuple[Arrays, Integers]] = []
     before = 0
-    for sample, indices in zip(samples, wanted, strict=True):
+    for sample, indices, end in zip(samples, wanted, ends, strict=True):
         rows, seats = sample["done"].shape
-        last = int(indices.max()) // seats if len(indices) else -1
-        starts = np.arange(0, last - burn_in + 1, steps)
+        starts = np.arange(0, end - burn_in, steps)
         number = np.full((rows + length) * seats, -1)
         number[indices] = np.arange(before, before + len(indices))
         before += len(indices)

@@ -145,9 +145,7 @@ class PolicyGradientLearner(DataParallel):
             if not self.policy.recurrent:
                 return Rows(self._library, self.policy, batch.observation, len(batch))
             burn_in = max((sample.burn_in for sample in samples), default=0)
-            most = max((len(sample["done"]) - sample.burn_in - sample.bootstrap for sample in samples), default=1)
-            steps = min(self._config.chunk_steps or most, most)
-            return Chunks(self._library, self.policy, cut(samples, trained_rows(samples), burn_in, steps))
+            return Chunks(self._library, self.policy, cut(samples, trained_rows(samples), burn_in, self._config.chunk_steps))
 
     def _steps(self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
@@ -239,7 +237,7 @@ class PolicyGradientLearner(DataParallel):
         log_prob, value = np.empty((2, len(rows)), np.float32)
         with policy.place(), library.without_gradients():
             if policy.recurrent:  # each seat's rows as one chunk
-                source: Rows = Chunks(library, policy, cut([sample], [rows], 0, len(sample["done"])))
+                source: Rows = Chunks(library, policy, cut([sample], [rows], 0, None))
             else:
                 source = Rows(library, policy, take_leaves([sample], [rows], "obs"), len(rows))
             action = library.columns(take_leaves([sample], [rows], "action"))

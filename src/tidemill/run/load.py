@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.api.contract import read_contract, read_spaces
 from tidemill.api.experiment import Experiment
+from tidemill.api.label import read_label, read_spaces
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
@@ -194,7 +194,7 @@ def _load_file(path: Path, file: str | Path | None, seed: int) -> LoadedPolicy:
         load_file(Path(file), "file")
     try:
         arrays, text = unpack(path.read_bytes())
-        config, spaces = read_contract(text)
+        config, spaces = read_label(text)
         return LoadedPolicy(text["policy"], config, spaces, arrays, _updates_and_steps(text), seed)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py") from None
@@ -209,7 +209,7 @@ def _load_version(folder: RunFolder, config: PolicyConfig, policy: str, version:
     data, number = folder.database().read(policy, version)
     try:
         arrays, text = unpack(data)
-        return LoadedPolicy(policy, config, read_contract(text)[1], arrays, _updates_and_steps(text), seed)
+        return LoadedPolicy(policy, config, read_label(text)[1], arrays, _updates_and_steps(text), seed)
     except (SchemaError, KeyError, ValueError, TypeError) as error:
         raise DatabaseError(f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: {error}') from None
 

@@ -41,7 +41,7 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
             offered = ring * need.slots * layout(schema, (need.rows, need.columns))[1]
             needs.append(Need("samples", channels * offered, f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}"))
             if spec.mode != "concise":
-                needs.append(Need("batches", 2 * offered // config.slots, f"2 copies x {need.rows:,} rows x {per_row}"))
+                needs.append(Need("batches", channels * 2 * offered // config.slots, f"{copies}2 copies x {need.rows:,} rows x {per_row}"))
         if spec.inference != INLINE:
             policy = context.experiment.policies[spec.policy]
             answer, state = policy.answer(spaces), policy.state(spaces)

@@ -15,10 +15,10 @@ import numpy as np
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
-from tidemill.api.contract import plain_spaces, write_contract
 from tidemill.api.control import Facts, Notice, State, Statistics
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.label import plain_spaces, write_label
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
@@ -392,7 +392,7 @@ class TrainerWorker(Worker):
         config, context = self._config, self.context
         if context.folder is None or config.database_seconds is None:
             return
-        folder, text = Path(context.folder) / PARAMETERS, write_contract(context.experiment.policies[config.policy], self._spaces)
+        folder, text = Path(context.folder) / PARAMETERS, write_label(context.experiment.policies[config.policy], self._spaces)
         self._versions = VersionPusher(folder, config.policy, config.database_seconds, config.database_versions, text, self._tell)
         if self._first:
             self._versions.begin(self._policy, self._version_counters())

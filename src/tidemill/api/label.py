@@ -11,8 +11,8 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import SchemaError
 
-CONTRACT = "tidemill"
-"""The contract's name in the header of a file of weights."""
+LABEL = "tidemill"
+"""The label's name in the header of a file of weights."""
 _FORMAT = 1
 
 
@@ -29,18 +29,18 @@ def read_spaces(plain: Any) -> Spaces:
         raise SchemaError(f"these are no spaces: {error}") from None
 
 
-def write_contract(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
+def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
     """Return the text that goes into the header of a file of weights."""
-    return {CONTRACT: json.dumps({"format": _FORMAT, "config": encode(config, "policy"), "spaces": plain_spaces(spaces)})}
+    return {LABEL: json.dumps({"format": _FORMAT, "config": encode(config, "policy"), "spaces": plain_spaces(spaces)})}
 
 
-def read_contract(text: dict[str, str]) -> tuple[PolicyConfig, Spaces]:
+def read_label(text: dict[str, str]) -> tuple[PolicyConfig, Spaces]:
     """Return the configuration and the spaces in a header.
 
     Raises `SchemaError` where there are none, `ConfigError` for a kind of configuration that is not known here: a class of the user's own.
     """
     try:
-        content = json.loads(text[CONTRACT])
+        content = json.loads(text[LABEL])
         number, config, spaces = content["format"], content["config"], content["spaces"]
     except (KeyError, ValueError, TypeError) as error:
         raise SchemaError(f"it does not say what policy it holds ({type(error).__name__}: {error})") from None
