@@ -74,6 +74,8 @@ def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
 def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
 def no_consumer(): return made(agents=(AgentSpec(samples="smples"),))
 def no_trainer(): return made(trainers={}, agents=(AgentSpec(samples=None),))
+def unbounded(): return made(agents=(AgentSpec(mode="full"),))
+def concise(): return made(agents=(AgentSpec(mode="concise"),))
 def no_server(): return made(agents=(AgentSpec(inference="inference"),))
 def served(policies=("policy",), trainers=1, **spec):
     groups = {"server": PolicyWorkers(stream="i", policies=policies), **{f"trainer{i}": Trainer(algorithm=PPO()) for i in range(trainers)}}
@@ -151,6 +153,8 @@ NEVER_BEGAN = {
     "a spec that matches nothing": (["bad.py:unmatched"], ["robot_.*", "agent"]),
     "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),
     "a stream without a consumer": (["bad.py:no_consumer"], ['"smples"', "actor-0", "nobody"]),
+    "whole episodes without a limit": (["bad.py:unbounded"], ["actor-0", 'mode = "full"', "no limit", "Actors.max_episode_steps"]),
+    "training on one row of each episode": (["bad.py:concise"], ["trainer-0", '"samples"', "concise", 'take mode = "full"']),
     "a stream without a server": (["bad.py:no_server"], ['"inference"', "actor-0", "nobody"]),
     "one name for two streams": (["bad.py:one_name_for_two"], ['"i"', "sample stream (actor-0)", "inference stream", "another name"]),
     "a policy that nobody serves": (["bad.py:unserved"], ["actor-0", '"other"', 'server-0 serves "policy"', "policies"]),

@@ -190,6 +190,22 @@ def test_the_step_limit_cuts_and_asks_for_the_value() -> None:
     assert (rows["version"][cut] == 0).all() and (rows["value"][cut] != 0).all() and (rows["reward"][cut] == 0).all()
 
 
+@pytest.mark.parametrize("mode", ["fixed", "after_done", "full", "concise"])
+def test_a_cut_closes_the_open_row_of_an_agent_that_is_absent(mode: Any) -> None:
+    environment = Marked(agents=2, turns=2, shortest=50, longest=50)
+    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=2, mode=mode), lanes=1, max_episode_steps=5))
+    world.begin()
+    while len(world.got.get("samples/red/actor-0/0", ())) < 6:
+        world.poll()
+        world.drain()
+    seats = check_samples(world)
+    # Agent 0 acts at ticks 0, 2 and 4 and is away at 5, when the lane is cut.
+    episode = seats[0, 0].episodes[0]
+    assert [row["obs"][-1][-1] for row in episode] == [0, 2, 4, 4]
+    assert [row["truncated"] for row in episode] == [False, False, False, True]
+    assert episode[-1]["version"] == 0 and episode[2]["info_mask"]
+
+
 @pytest.mark.parametrize("same_step", [False, True])
 def test_the_step_limit_counts_each_episode_anew(same_step: bool) -> None:
     rows = run(Marked(shortest=3, longest=3, truncations=False, same_step=same_step), max_episode_steps=4)

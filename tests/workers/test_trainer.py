@@ -75,7 +75,14 @@ class Bench:
     """A trainer with producers that the test holds."""
 
     def __init__(
-        self, outlets: int = 1, slots: int = 4, limits: Limits | None = None, folder: Path | None = None, resume: str | None = None, **settings: Any
+        self,
+        outlets: int = 1,
+        slots: int = 4,
+        limits: Limits | None = None,
+        folder: Path | None = None,
+        resume: str | None = None,
+        mode: Any = "fixed",
+        **settings: Any,
     ):
         Adder.built.clear()
         Known.built.clear()
@@ -91,7 +98,7 @@ class Bench:
         self.reader = source.reader("parameters/policy/trainer-0")
         context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
         self.worker = TrainerWorker(context, config)
-        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)}))
+        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode)}))
         (self.algorithm,) = Adder.built
         self.worker.start()
         self.told: list[Any] = []
@@ -425,3 +432,22 @@ def test_settings_that_cannot_be_are_refused() -> None:
             Trainer(algorithm=Adding(), **changes)
     with pytest.raises(ConfigError, match="reuses = 2, but max_policy_lag = 0"):
         Trainer(algorithm=Adding(), buffer=Queue(reuses=2), max_policy_lag=0)
+
+
+# ---- samples that are episodes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_short_episodes_are_trained_on_once_they_hold_all_slots() -> None:
+    """They would never fill the batch."""
+    bench = Bench(mode="full", batch_size=20, slots=3)  # whose slots hold 24 rows, if episodes are long
+    for mark in range(2):
+        assert bench.send(mark, done=(1, True))
+    assert bench.poll() == (0, 0)
+    assert bench.send(2, done=(1, True))
+    assert bench.poll()[1] == 1
+    assert bench.updates()[-1].values["step"] == 3 * SEATS  # of two rows each, the final one among them
+
+
+def test_a_stream_of_one_row_per_episode_is_refused() -> None:
+    with pytest.raises(ConfigError, match='sample stream "samples" has an episode in each row'):
+        Bench(mode="concise")

@@ -126,7 +126,8 @@ class Columns(Blocks):
 
     def __init__(self, terms: Terms) -> None:
         self._terms, self._kept = terms, terms.need.kept
-        self.arrays = allocate(terms.schema, (self._kept, terms.seats))
+        by_seat = allocate(terms.schema, (terms.seats, self._kept))  # since whole columns are read, of few seats at a time
+        self.arrays = {name: array.swapaxes(0, 1) for name, array in by_seat.items()}
         fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
         self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
         """[N], the next row of each seat."""
