@@ -254,6 +254,7 @@ def test_what_the_user_says_is_left_alone() -> None:
         (changed("trainer", batch_size=100), "workers.trainer.batch_size is set"),
         (made.replace(together=("actor", "trainer")), "together is set"),
         (changed("actor", agents=(AgentSpec(inference="inference"),)), "its actors ask policy workers"),
+        (changed("actor", agents=(AgentSpec(mode="full"),)), 'its actors send samples of mode "full"'),
         (made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), "workers of other kinds (server)"),
         (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
     ):

@@ -1,5 +1,6 @@
 """What an agent spec can say about its samples, beyond the cells of their rows (those: test_rows)."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 from tests.workers.world import Ahead, Marked, World, check_samples
 
+from tidemill.algorithms.post import GAE, Returns
 from tidemill.api.algorithm import Sample
+from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.actor import Actors, AgentSpec
@@ -207,6 +210,15 @@ def test_what_does_not_go_together_is_refused_by_name(changes: dict[str, Any], m
     with pytest.raises(ConfigError) as caught:
         spec(**changes)
     assert message in str(caught.value)
+
+
+def test_whatever_a_spec_says_of_samples_reaches_other_processes() -> None:
+    for one in (
+        spec(mode="full", samples=("red", "more"), padded=True, post=(GAE(gamma=0.9), Returns()), deterministic=True, frame_stack=4),
+        spec(mode="after_done", samples=None, burn_in=2, bootstrap=3),
+        spec(mode="concise", samples="red"),
+    ):
+        assert decode(AgentSpec, json.loads(json.dumps(encode(one)))) == one
 
 
 def test_streams_of_two_specs_that_overlap_are_refused() -> None:
