@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.test_device import Steps
 from tests.algorithms.test_parallel import assert_same, in_step
 
 from tidemill.algorithms.batch import gae_of, gather, trained_rows
@@ -10,6 +11,7 @@ from tidemill.algorithms.chunks import Chunks, cut
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.library import NumpyLibrary
 from tidemill.algorithms.ppo import PPO
+from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
@@ -17,6 +19,7 @@ from tidemill.core.schema import allocate, poison
 from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.recurrent import RecurrentActorCritic
+from tidemill.nets.torch_device import Mirror
 from tidemill.nets.torch_recurrent import TorchRecurrentPolicy
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(3))
@@ -273,6 +276,19 @@ def test_updates_in_torch_are_those_in_numpy(kind):
             assert metrics[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
         for name, array in plain.policy.parameters().items():
             np.testing.assert_allclose(other.policy.parameters()[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_an_update_on_a_device_stays_there(monkeypatch):
+    """On one without numbers, where mixing devices fails, and reading anything."""
+    monkeypatch.setattr(Mirror, "pull", lambda mirror, rows=None: None)
+    monkeypatch.setattr(torch.optim, "Adam", Steps)
+    read = []
+    monkeypatch.setattr(TorchLibrary, "to_host", lambda library, array: read.append(tuple(array.shape)) or np.zeros(array.shape, np.float32))
+    net = NETS["lstm"]
+    sample = rollout(net.build(SPACES, 0), net, burn_in=2, fillers=2)
+    learner = PPO(minibatch_size=16, epochs=2, chunk_steps=4).build(TorchRecurrentPolicy(net, SPACES, 0, "meta"), 0)
+    metrics = learner.update([sample], 0.0)
+    assert read == [(metrics["minibatches"], 6)]
 
 
 def test_the_step_is_the_mean_over_trained_rows_whatever_chunks_hold_them():
