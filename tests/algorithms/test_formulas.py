@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from tests.algorithms import losses
 
 from tidemill.algorithms import formulas as f
+from tidemill.nets.normaliser import merge_moments
 
 NAN = np.nan
 
@@ -115,21 +117,16 @@ def test_vtrace_is_cut_at_final_rows_and_reads_no_cell_that_nobody_wrote():
     np.testing.assert_allclose(target[[1, 2, 3, 5, 6]], column(2.5, 4, 3, 2.25, 8))
 
 
-def test_masked_mean():
-    assert f.masked_mean(np.array([1, NAN, 3], np.float32), np.array([True, False, True])) == 2  # (1 + 3) / 2
-    assert f.masked_mean(np.array([NAN], np.float32), np.array([False])) == 0
-
-
 def test_explained_variance():
     target = np.array([1, 2, 3, 4], np.float32)  # variance 1.25
-    assert f.explained_variance(target, target) == 1
-    assert f.explained_variance(np.array([1, 2, 3, 2], np.float32), target) == pytest.approx(0.4)  # errors 0 0 0 2, variance 0.75: 1 - 0.75/1.25
-    assert np.isnan(f.explained_variance(target, np.ones(4, np.float32)))
+    assert losses.explained_variance(target, target) == 1
+    assert losses.explained_variance(np.array([1, 2, 3, 2], np.float32), target) == pytest.approx(0.4)  # errors 0 0 0 2: 1 - 0.75/1.25
+    assert np.isnan(losses.explained_variance(target, np.ones(4, np.float32)))
 
 
 def test_merge_moments():
     # {1, 3}: mean 2, variance 1; {5, 7, 9}: mean 7, variance 8/3. Together: mean 5, variance (16+4+0+4+16)/5 = 8.
-    mean, variance, count = f.merge_moments(np.array(2.0), np.array(1.0), 2, np.array(7.0), np.array(8 / 3), 3)
+    mean, variance, count = merge_moments(np.array(2.0), np.array(1.0), 2, np.array(7.0), np.array(8 / 3), 3)
     assert (mean, count) == (5, 5)
     assert variance == pytest.approx(8)
 
@@ -138,21 +135,21 @@ def test_clipped_surrogate():
     # ρ = 1.5, 0.5, 1.1, 1.5 with A = 1, -1, 2, -1 and ε = 0.2:
     # min(1.5, 1.2) = 1.2; min(-0.5, -0.8) = -0.8; 2.2; min(-1.5, -1.2) = -1.5. Mean (1.2 - 0.8 + 2.2 - 1.5)/4 = 0.275
     log_ratio = torch.tensor([1.5, 0.5, 1.1, 1.5]).log()
-    assert f.clipped_surrogate(log_ratio, torch.tensor([1.0, -1.0, 2.0, -1.0]), 0.2).item() == pytest.approx(-0.275)
+    assert losses.clipped_surrogate(log_ratio, torch.tensor([1.0, -1.0, 2.0, -1.0]), 0.2).item() == pytest.approx(-0.275)
 
 
 def test_value_losses():
     value, old, target = torch.tensor([2.0, 5.0]), torch.tensor([1.0, 5.0]), torch.tensor([4.0, 3.0])
-    assert f.value_loss(value, target).item() == 2  # ½ (4 + 4) / 2
+    assert losses.value_loss(value, target).item() == 2  # ½ (4 + 4) / 2
     # Clipped at 0.5: 1.5 and 5 → (1.5 - 4)² = 6.25 > 4, (5 - 3)² = 4: ½ (6.25 + 4) / 2
-    assert f.clipped_value_loss(value, old, target, 0.5).item() == pytest.approx(2.5625)
+    assert losses.clipped_value_loss(value, old, target, 0.5).item() == pytest.approx(2.5625)
 
 
 def test_approximate_kl_and_clip_fraction():
     ratio = torch.tensor([1.0, 2.0])
     # k3: 0 and 2 - 1 - log 2 = 0.306853; mean 0.1534264
-    assert f.approximate_kl(ratio.log()).item() == pytest.approx(0.1534264)
-    assert f.clip_fraction(torch.tensor([1.0, 1.1, 1.3, 0.7]).log(), 0.2).item() == 0.5
+    assert losses.approximate_kl(ratio.log()).item() == pytest.approx(0.1534264)
+    assert losses.clip_fraction(torch.tensor([1.0, 1.1, 1.3, 0.7]).log(), 0.2).item() == 0.5
 
 
 @pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
@@ -186,17 +183,17 @@ def test_the_derivatives_are_those_that_autograd_finds(xp):
     log_ratio *= 0.3
     for x in (log_ratio, value):
         x.requires_grad_()
-    losses = f.clipped_surrogate(log_ratio, advantage, 0.2), f.clipped_value_loss(value, old, target, 0.4)
-    sum(losses).backward()
+    whole = losses.clipped_surrogate(log_ratio, advantage, 0.2), losses.clipped_value_loss(value, old, target, 0.4)
+    sum(whole).backward()
     plain = [xp.asarray(x.detach().numpy()) for x in (log_ratio, advantage, value, target, old)]
     loss, of_log_ratio, divergence, clipped = f.differentiate_surrogate(xp, plain[0], plain[1], 0.2)
     np.testing.assert_allclose(of_log_ratio / 1000, log_ratio.grad, atol=1e-9, rtol=1e-5)
-    assert float(loss) / 1000 == pytest.approx(losses[0].item(), abs=1e-6)
-    assert float(divergence) / 1000 == pytest.approx(f.approximate_kl(log_ratio).item(), rel=1e-5)
-    assert int(clipped) / 1000 == pytest.approx(f.clip_fraction(log_ratio, 0.2).item())
+    assert float(loss) / 1000 == pytest.approx(whole[0].item(), abs=1e-6)
+    assert float(divergence) / 1000 == pytest.approx(losses.approximate_kl(log_ratio).item(), rel=1e-5)
+    assert int(clipped) / 1000 == pytest.approx(losses.clip_fraction(log_ratio, 0.2).item())
     loss, of_value = f.differentiate_value_loss(xp, *plain[2:], 0.4)
     np.testing.assert_allclose(of_value / 1000, value.grad, atol=1e-9, rtol=1e-5)
-    assert float(loss) / 1000 == pytest.approx(losses[1].item(), rel=1e-5)
+    assert float(loss) / 1000 == pytest.approx(whole[1].item(), rel=1e-5)
 
 
 def test_policy_gradient_and_its_derivative():

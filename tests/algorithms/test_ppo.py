@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.losses import explained_variance
 
 from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.chunks import Rows
-from tidemill.algorithms.formulas import explained_variance
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample

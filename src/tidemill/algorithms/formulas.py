@@ -1,36 +1,15 @@
-"""The formulas of the algorithms: pure functions, each with its source. Nothing here imports torch; the losses work on tensors that are handed in.
-Losses with their derivatives written out take the library (numpy or torch) whose arrays they are handed.
+"""The formulas of the algorithms: pure functions, each with its source. Nothing here imports torch: losses, with their derivatives written out, take
+the library (numpy or torch) whose arrays they are handed.
 
 Letters: T rows in time, N seats, n any rows. Tidemill rows: an episode of T actions has T+1 rows, the reward stands in the row whose action caused
 it, and the final row (done or truncated) holds the last observation and never enters a loss. Unwritten cells may hold NaN: they are masked with
 `where`, never by multiplying.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tidemill.nets.normaliser import merge_moments
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = [
-    "approximate_kl",
-    "clip_fraction",
-    "clipped_surrogate",
-    "clipped_value_loss",
-    "differentiate_policy_gradient",
-    "differentiate_surrogate",
-    "differentiate_value_loss",
-    "explained_variance",
-    "gae",
-    "masked_mean",
-    "merge_moments",
-    "value_loss",
-    "vtrace",
-]
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -119,59 +98,13 @@ def _residuals(reward: Floats, value: Floats, done: Bools, truncated: Bools, act
     return held, active, delta
 
 
-def masked_mean(x: Floats, mask: Bools) -> float:
-    """Return sum(mask·x) / sum(mask), in which masked cells may be NaN; 0 when the mask is empty."""
-    count = int(mask.sum())
-    return float(np.where(mask, x, 0).sum(dtype=np.float64)) / count if count else 0.0
-
-
-def explained_variance(prediction: Floats, target: Floats) -> float:
-    """Return 1 - Var(target - prediction) / Var(target): 1 is perfect, 0 no better than a constant. NaN when the targets do not vary."""
-    variance = float(np.var(target, dtype=np.float64))
-    return 1 - float(np.var(target - prediction, dtype=np.float64)) / variance if variance > 0 else float("nan")
-
-
-def clipped_surrogate(log_ratio: "Tensor", advantage: "Tensor", clip: float) -> "Tensor":
-    """Return PPO's policy loss (to minimise), a scalar; inputs [n], log_ratio = log π(a) - log μ(a).
-
-    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7: -mean(min(ρ A, clip(ρ, 1-ε, 1+ε) A)).
-    """
-    ratio = log_ratio.exp()
-    return -(ratio * advantage).minimum(ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-
-
-def value_loss(value: "Tensor", target: "Tensor") -> "Tensor":
-    """Return mean(½ (V - target)²), a scalar; inputs [n]. Schulman et al. 2017, eq. 9 (its L^VF, halved as is customary)."""
-    return (value - target).square().mean() * 0.5
-
-
-def clipped_value_loss(value: "Tensor", old: "Tensor", target: "Tensor", clip: float) -> "Tensor":
-    """Return mean(½ max((V - target)², (clip(V, old ± ε) - target)²)), a scalar; inputs [n].
-
-    From OpenAI Baselines' ppo2; Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients", section 3.
-    """
-    near = old + (value - old).clamp(-clip, clip)
-    return (value - target).square().maximum((near - target).square()).mean() * 0.5
-
-
-def approximate_kl(log_ratio: "Tensor") -> "Tensor":
-    """Return the estimate mean(ρ - 1 - log ρ) of KL(μ‖π) from actions of μ, a scalar.
-
-    Schulman 2020, "Approximating KL Divergence", estimator k3: unbiased and never negative.
-    """
-    return (log_ratio.expm1() - log_ratio).mean()
-
-
-def clip_fraction(log_ratio: "Tensor", clip: float) -> "Tensor":
-    """Return the share of rows with |ρ - 1| > ε, a scalar: those whose gradient eq. 7 of Schulman et al. 2017 may cut."""
-    return (log_ratio.expm1().abs() > clip).float().mean()
-
-
 def differentiate_surrogate(xp: Any, log_ratio: Any, advantage: Any, clip: float) -> tuple[Any, Any, Any, Any]:
     """Return (loss, derivative [n], divergence, clipped) of arrays [n] of library `xp`; all but the derivative are sums over the rows.
 
-    loss: -Σ min(ρ A, clip(ρ, 1-ε, 1+ε) A), Schulman et al. 2017, eq. 7 (`clipped_surrogate` without the mean). Its derivative with respect to
-    log π(a) is -ρ A, and 0 in rows where the clipped term is the smaller one. divergence and clipped are n × `approximate_kl` and `clip_fraction`.
+    loss: -Σ min(ρ A, clip(ρ, 1-ε, 1+ε) A), Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7, with log_ratio =
+    log π(a) - log μ(a). Its derivative with respect to log π(a) is -ρ A, and 0 in rows where the clipped term is the smaller one.
+    divergence: Σ ρ - 1 - log ρ, n times the estimate k3 of KL(μ‖π) in Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
+    clipped: the number of rows with |ρ - 1| > ε, whose gradient eq. 7 may cut.
     """
     excess = xp.expm1(log_ratio)  # ρ - 1
     gain = (excess + 1) * advantage
@@ -192,8 +125,9 @@ def differentiate_policy_gradient(xp: Any, log_prob: Any, advantage: Any) -> tup
 def differentiate_value_loss(xp: Any, value: Any, target: Any, old: Any, clip: float | None) -> tuple[Any, Any]:
     """Return (loss, derivative [n]) of arrays [n] of library `xp`; the loss is the sum over the rows.
 
-    Σ ½ (V - target)², Schulman et al. 2017, eq. 9, whose derivative with respect to V is V - target; with `clip` that of `clipped_value_loss`, whose
-    derivative is 0 where V has left old ± ε and the clipped error is the larger one.
+    Σ ½ (V - target)², Schulman et al. 2017, eq. 9, halved as is customary, whose derivative with respect to V is V - target. With `clip`
+    Σ ½ max((V - target)², (clip(V, old ± ε) - target)²), from OpenAI Baselines' ppo2 (Engstrom et al. 2020, "Implementation Matters in Deep Policy
+    Gradients", section 3), whose derivative is 0 where V has left old ± ε and the clipped error is the larger one.
     """
     error = value - target
     if clip is None:
