@@ -55,6 +55,7 @@ class Work:
     systems: tuple[str, ...]
     unit: str = "steps/s"
     target: bool = False  # seconds to 475 are measured
+    inline: str = ""  # the work that is the same with inline inference
 
 
 SYSTEMS = {
@@ -75,6 +76,8 @@ WORKS = {
         Work("half_cheetah", "HalfCheetah-v5", ALL),
         Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
         Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
+        Work("cartpole_served", "CartPole-v1 with policy workers", (TIDEMILL,), inline="cartpole"),
+        Work("pong_served", "ALE/Pong-v5, 4 epochs, with policy workers", (TIDEMILL,), "agent steps/s", inline="pong"),
     )
 }
 SCRIPTS: tuple[tuple[str, ...], ...] = (  # the other benchmarks, each with its arguments
@@ -82,7 +85,8 @@ SCRIPTS: tuple[tuple[str, ...], ...] = (  # the other benchmarks, each with its 
     ("actor.py",),
     ("learner.py",),
     ("learner.py", "--images", "--rows", "1024", "--minibatch", "256", "--epochs", "1"),
-    ("cartpole.py",),
+    ("start.py",),
+    ("synthetic.py",),
     ("sleeping.py",),
     ("memory.py",),
     ("scaling.py",),
@@ -273,8 +277,8 @@ def lines_of(data: dict[str, Any]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.median)
 
 
-def section_of(work: Work, data: dict[str, Any], pictures: str) -> str:
-    """Return the text of a work: table, sentence, plot."""
+def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 0.0) -> str:
+    """Return the text of a work: table, sentence, plot. `inline` is what it makes with inline inference."""
     lines, seconds = lines_of(data), data["seconds"]
     own = next((line for line in lines if line.system.name == TIDEMILL), None)
     best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
@@ -299,6 +303,7 @@ def section_of(work: Work, data: dict[str, Any], pictures: str) -> str:
         bounds, parts = [run["bound"] for run in own.good], [run["efficiency"] for run in own.good]
         text += ["", f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} ({min(parts):.2f} … {max(parts):.2f})."]
         text[-1] += f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
+        text[-1] += f" {own.median / inline:.2f} of what inline inference makes ({work.inline})." if inline else ""
         if took := [run["command_seconds"] for run in own.good if run.get("seconds_to_475") is not None]:
             text[-1] += f" 475 by the whole command: {statistics.median(took):.1f} s."
         notes = dict.fromkeys(note for run in own.good for note in run["notes"])
@@ -404,7 +409,9 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
         if file.exists():
             data = json.loads(file.read_text())
             draw(work, data, results / f"{work.name}.png")
-            yield work.name, section_of(work, data, "results/bench")
+            inline = results / f"{work.inline}.json"
+            own = [line.median for line in lines_of(json.loads(inline.read_text())) if line.system.name == TIDEMILL] if inline.exists() else []
+            yield work.name, section_of(work, data, "results/bench", *own)
     file = results / "scripts.json"
     if file.exists():
         for words, found in json.loads(file.read_text()).items():

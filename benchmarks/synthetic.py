@@ -1,16 +1,18 @@
 """Three experiments that one thing each holds back, to see whether `bench` says so.
 
-tidemill bench benchmarks/synthetic.py:slow_environment
-tidemill bench benchmarks/synthetic.py:slow_network
-tidemill bench benchmarks/synthetic.py:slow_learner
+python benchmarks/synthetic.py [--seconds 4]                # all three, and the sentence of each
+tidemill bench benchmarks/synthetic.py:slow_environment     # or slow_network, slow_learner
 """
 
+import argparse
+from pathlib import Path
 from time import perf_counter
 
 import gymnasium
 import numpy as np
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+from tidemill.core.source import load_attribute
 
 
 class Burn(gymnasium.Env):
@@ -59,3 +61,21 @@ def slow_network():
 def slow_learner():
     """A quick environment, an easy network, and forty epochs of small minibatches."""
     return _experiment("slow-learner", Gymnasium(id="CartPole-v1"), ActorCritic(), PPO(epochs=40, minibatch_size=128), 16, 64)
+
+
+def main():
+    """Print what `bench` says of each."""
+    from tidemill.bench.measure import bench
+    from tidemill.run.arrange import arrange
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    seconds, file = parser.parse_args().seconds, Path(__file__)
+    for name in ("slow_environment", "slow_network", "slow_learner"):
+        made = load_attribute(f"{file}:{name}", "experiment")()
+        found = bench(arrange(made, file).experiment, file, seconds)
+        print(f"{name}: {found.advice.text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

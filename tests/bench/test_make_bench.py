@@ -43,7 +43,11 @@ def test_the_works_have_the_peers_hyperparameters(name: str) -> None:
 
 
 def test_every_work_has_its_systems_and_every_system_its_script() -> None:
-    assert set(compare.WORKS) == set(common.WORKS)
+    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == set(common.WORKS)
+    assert all(work.inline in compare.WORKS for work in compare.WORKS.values() if work.inline)
+    for name in compare.WORKS:
+        load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")().check()
+    assert all((BENCHMARKS / script).exists() for script, *_ in compare.SCRIPTS)
     for name in compare.SYSTEMS:
         if name != compare.TIDEMILL:
             assert (BENCHMARKS / "peers" / f"{name}.py").exists() and (BENCHMARKS / "peers" / "requirements" / f"{name}.txt").exists()
@@ -64,6 +68,8 @@ def test_a_failed_system_is_reported_with_its_reason() -> None:
     }
     data = {"seconds": 20.0, "date": "2026-11-21", "machine": {"processor": "P", "cores": 2, "gpu": False}, "runs": runs}
     text = compare.section_of(compare.WORKS["cartpole"], data, "results/bench")
+    served = {**data, "runs": {"tidemill": {"1": {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}}}}
+    assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(compare.WORKS["cartpole_served"], served, "", 125.0)
     assert "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
 
 
