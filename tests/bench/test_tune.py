@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -77,6 +78,19 @@ def test_the_best_few_run_again_by_turns(pretend: list[tuple[Layout, float]]) ->
     console.print(table(found))
     said = console.export_text()
     assert said.count("actors=") == len(found.trials) and "no room" in said and "auto" in said and "given" in said
+
+
+def test_the_layout_that_would_be_chosen_runs_to_the_end(pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FINALISTS", 1)
+    found = tune(experiment())
+    assert [(trial.marks, len(trial.fine)) for trial in found.trials if trial.fine] == [(["auto"], 2), ([], 2)]
+    assert found.done == found.runs and "auto" not in found.best.marks
+
+
+def test_runs_are_as_long_as_slow_updates_need(pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "costs_of", lambda *_: msgspec.structs.replace(CARTPOLE, train=1e-3))  # 4,096 rows take two cores 2 s
+    tune(experiment(), seconds=1.0)
+    assert {round(seconds, 1) for _, seconds in pretend} == {8.2, 16.5}
 
 
 def test_an_experiment_that_is_laid_out_already_can_be_tuned_again(pretend: list[tuple[Layout, float]]) -> None:

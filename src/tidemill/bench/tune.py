@@ -1,6 +1,7 @@
 """`tidemill tune`: runs an experiment in layouts around the one that its costs advise, and keeps the fastest.
 
-Coarse first: every layout for half the time. Then the best few again, twice and by turns, so that they share what else the machine does.
+Coarse first: every layout for half the time. Then the best few, and the one that would be chosen, again, twice and by turns, so that they share what
+else the machine does.
 """
 
 import ast
@@ -30,6 +31,7 @@ MOST = 10  # layouts to try
 PROMISED = 4  # of those: as many as promise the most
 LEAST_STEPS = 32  # samples are not cut shorter than this: advantages look ahead within a sample
 FINALISTS, TURNS = 3, 2
+UPDATES = 4  # a run has time for so many at least
 
 
 @dataclass
@@ -76,7 +78,8 @@ def tune(
     seconds: float = 6.0,
     tell: Callable[[Tuning], None] = lambda _: None,
 ) -> Tuning:
-    """Search the fastest layout of `experiment`; each run takes `seconds`, or half of that, and its start. `tell` hears of every change.
+    """Search the fastest layout of `experiment`; each run takes `seconds`, or half of that, and its start: longer ones where updates are so slow that
+    few would be seen. `tell` hears of every change.
 
     Raises `ConfigError` for an experiment that has more than one group of actors and one of trainers.
     """
@@ -90,6 +93,9 @@ def tune(
     costs, count = costs_of(experiment, source), cores()
     tuning = Tuning(experiment, costs, count, candidates(experiment, whole, costs, count))
     tuning.runs = len(tuning.trials) + TURNS * min(FINALISTS, len(tuning.trials))
+    speed = max((speed for _, speed in promises(whole, costs, count)), default=0.0)
+    if speed:
+        seconds = max(seconds, 2 * UPDATES * layout_of(whole).rows / speed)
 
     def run(trial: Trial, length: float, what: str) -> float:
         tuning.now = f"{what}: {trial.layout}"
@@ -108,14 +114,15 @@ def tune(
         return found.steps_per_second
 
     for trial in tuning.trials:
-        trial.coarse = run(trial, seconds / 2, f"coarse, {seconds / 2:g} s")
+        trial.coarse = run(trial, seconds / 2, f"coarse, {seconds / 2:.3g} s")
     able = [trial for trial in tuning.trials if not trial.failed]
     finalists = sorted(able, key=lambda trial: -trial.speed)[:FINALISTS] if len(able) > 1 else []
+    finalists += [trial for trial in able if finalists and "auto" in trial.marks and trial not in finalists]
     tuning.runs = tuning.done + TURNS * len(finalists)
     for turn in range(TURNS):
         for trial in finalists[:: -1 if turn % 2 else 1]:
             if not trial.failed:
-                trial.fine.append(run(trial, seconds, f"turn {turn + 1} of {TURNS}, {seconds:g} s"))
+                trial.fine.append(run(trial, seconds, f"turn {turn + 1} of {TURNS}, {seconds:.3g} s"))
     tuning.now = ""
     tell(tuning)
     return tuning
