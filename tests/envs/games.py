@@ -134,6 +134,19 @@ def vector(num_envs: int, mode: str | None = "NextStep", kind: str = "Counter", 
     return env
 
 
+def seeded(num_envs: int, number: int) -> Any:
+    """`vector`, seeded when it is made and at no other time."""
+    env = vector(num_envs)
+    reset = env.reset
+
+    def begin(*, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        assert seed is None, "was seeded when it was made"
+        return reset(seed=number, options=options)
+
+    env.reset = begin
+    return env
+
+
 def not_an_env() -> object:
     return object()
 

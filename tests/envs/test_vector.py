@@ -61,6 +61,12 @@ def test_seed_goes_to_the_first_reset():
     assert told.tick.observation["obs"][:, 0].tolist() == [50, 51, 52]
 
 
+def test_seed_goes_to_the_constructor_where_that_takes_it():
+    environment = GymnasiumVector(make=f"{GAMES}:seeded", seed_argument="number").build(3, (7 << 31) + 50)  # which the usual int holds
+    (told,) = Driver(environment).tick()
+    assert told.tick.observation["obs"][:, 0].tolist() == [50, 51, 52]
+
+
 def test_next_step_refuses_a_reset_of_a_lane_that_goes_on():
     driver = Driver(build())
     driver.tick()

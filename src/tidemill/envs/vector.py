@@ -30,6 +30,8 @@ class GymnasiumVector(EnvironmentConfig):
     make               "module:NAME" or "FILE.py:NAME": a callable that takes `num_envs` and returns a `gymnasium.vector.VectorEnv`
     kwargs             arguments of its constructor
     max_episode_steps  passed to its constructor; None: its own
+    seed_argument      argument of its constructor that takes the seed, where `reset` does not: "seed" for EnvPool, as in
+                       GymnasiumVector(make="envpool:make_gymnasium", kwargs={"task_id": "HalfCheetah-v5", "num_threads": 1}, seed_argument="seed")
     autoreset          how finished lanes begin again. None: as the environment publishes, or next-step where it can be told. State it only for an
                        environment that publishes nothing, or to choose for one that can be told
     """
@@ -38,6 +40,7 @@ class GymnasiumVector(EnvironmentConfig):
     make: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
+    seed_argument: str | None = None
     autoreset: Autoreset | None = None
 
     def __post_init__(self) -> None:
@@ -73,10 +76,12 @@ class GymnasiumVector(EnvironmentConfig):
             kwargs["max_episode_steps"] = self.max_episode_steps
         if "autoreset_mode" in arguments(accepts):
             kwargs.setdefault("autoreset_mode", gymnasium.vector.AutoresetMode(_MODES[self.autoreset or "next-step"]))
+        if self.seed_argument is not None:
+            kwargs[self.seed_argument] = seed % (1 << 31)
         if render:
             kwargs["render_mode"] = "rgb_array"
         env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
-        vector = VectorLanes(env, name, seed, autoreset_of(env, name, self.autoreset))
+        vector = VectorLanes(env, name, None if self.seed_argument else seed, autoreset_of(env, name, self.autoreset))
         own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
         vector.max_episode_steps = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         return vector
@@ -115,14 +120,14 @@ class VectorLanes(Environment):
         self,
         env: Any,
         name: str,
-        seed: int,
+        seed: int | None,
         autoreset: Autoreset,
         *,
         partial_resets: bool = False,
         halves: bool = False,
         picture: Callable[[Any], NDArray[np.uint8]] | None = None,
     ) -> None:
-        """Take over `env`; `name` is what messages call it."""
+        """Take over `env`; `name` is what messages call it, `seed` goes to its first `reset`."""
         self.env, self.name, self.lanes, self.autoreset = env, name, int(env.num_envs), autoreset
         self.same_step = autoreset != "next-step"
         self.resets_any = partial_resets or autoreset == "disabled"
@@ -134,7 +139,7 @@ class VectorLanes(Environment):
         observation = leaves(self._spaces.observation, "obs").items()
         self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
         self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
-        self._seed: int | None = seed
+        self._seed = seed
         self._started = False
         self._finished = np.zeros(self.lanes, np.bool_)  # lanes that the environment resets by itself with the next step
         self._began = np.zeros(self.lanes, np.bool_)  # lanes whose row in the tick under way is the first of an episode
