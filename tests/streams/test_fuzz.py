@@ -284,7 +284,7 @@ def test_a_faulty_policy_worker_in_another_process(seed: int) -> None:
         ends = [(sending(memory[2 * i], theirs), receiving(memory[2 * i + 1], theirs)) for i in range(CLIENTS)]
         clients = [ChannelInferenceClient(*pair, OBSERVATION, STATE, ROWS, in_flight) for pair in ends]
         command = [sys.executable, str(Path(__file__).with_name("faulty_server.py")), *map(str, (seed, theirs, ours, *memory))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])}
         server = subprocess.Popen(
             command, pass_fds=[*memory, theirs, ours], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
