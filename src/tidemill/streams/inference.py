@@ -102,6 +102,17 @@ class ChannelInferenceClient(InferenceClient):
                 self._posted.pop(number, None)  # no need to ask again
                 held = self._arrived[number] = _Held(Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy))
             self._held.append(held)
+            if len(self._held) == self._answers.slots:
+                self._copy_out()
+
+    def _copy_out(self) -> None:
+        """Give all slots back. Answers that nobody has read yet lie before others that were: the next ones need room."""
+        for held in self._held:
+            if not held.done:
+                assert held.answer is not None
+                held.answer.fields = {name: array.copy() for name, array in held.answer.fields.items()}
+                held.done = True
+        self._release()
 
     def consume_result(self, request: int) -> Answer:
         held = self._arrived.pop(request)
