@@ -20,10 +20,13 @@ Importing this imports no torch: a policy's `build` does.
 
 from typing import TYPE_CHECKING, Any
 
+from tidemill.algorithms.augmentation import RandomShift
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.post import GAE, Returns
 from tidemill.algorithms.ppo import PPO
+from tidemill.algorithms.reanalysis import Reanalyse
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, PostProcessor, Sample
+from tidemill.api.curriculum import Stage
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -38,8 +41,12 @@ from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.recurrent import RecurrentActorCritic
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
+from tidemill.streams.sources import Drawn, Fixed, Newest
 from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.buffers import Buffers
+from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.population import Population, populate
 from tidemill.workers.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -59,32 +66,42 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "Atari",
+    "Buffers",
+    "Drawn",
     "Environment",
     "EnvironmentConfig",
+    "Evaluation",
     "Experiment",
+    "Fixed",
     "Free",
     "Gymnasium",
     "GymnasiumVector",
     "Impala",
     "Limits",
+    "Newest",
     "PettingZoo",
     "Policy",
     "PolicyConfig",
     "PolicyWorkers",
+    "Population",
     "PostProcessor",
     "PriorityQueue",
     "Query",
     "Queue",
+    "RandomShift",
+    "Reanalyse",
     "RecurrentActorCritic",
     "Returns",
     "Sample",
     "Scripted",
+    "Stage",
     "Tick",
     "TidemillError",
     "Trainer",
     "WorkerConfig",
     "evaluate",
     "load",
+    "populate",
     "resume",
     "train",
 ]

@@ -38,10 +38,12 @@ FILLER: dict[str, int] = {"version": -1, "policy": -1}
 
 class Sample(dict[str, Array]):
     """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows of N seats (time first). `burn_in` and `bootstrap` say how
-    many rows at the start and the end are not trained on. Views into a slot: valid until the trainer releases it, so copy what is kept."""
+    many rows at the start and the end are not trained on, `channel` which of the consumer's channels it came through. Views into a slot: valid until
+    the trainer releases it, so copy what is kept."""
 
     burn_in: int = 0
     bootstrap: int = 1
+    channel: int = 0
 
     def trained(self) -> NDArray[np.bool_]:
         """Return the [T, N] mask of the rows that enter a loss: not burn-in, not bootstrap, not final (ended or cut), and acted on."""

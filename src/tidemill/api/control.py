@@ -1,10 +1,10 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`. Up: `Status`, `Statistics`, `Episodes`, `Notice`.
+Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`, `Statistics`, `Episodes`, `Measured`, `Relay`, `Notice`.
 """
 
 import enum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -75,6 +75,21 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     """A trainer writes a checkpoint now."""
 
 
+class EnterStage(msgspec.Struct, frozen=True, tag=True):
+    """The curriculum is at this stage (from 0) now. Environments read its options at their next resets; what was measured before is of another."""
+
+    stage: int
+    options: dict[str, Any] = {}
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """A trainer goes on from this version of policy `source` in the parameter database, with these settings of its algorithm and a new optimiser."""
+
+    source: str
+    version: int
+    settings: dict[str, float] = {}
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """The worker's state has changed. `error` is one message for the user and `details` the traceback, when it failed."""
 
@@ -103,14 +118,30 @@ class Episodes(msgspec.Struct, frozen=True, tag=True):
     lengths: list[int]
 
 
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """A measurement that is complete, by metric name (see `WorkerConfig.measures`). It is of the weights that `step` env steps have trained, in this
+    stage of the curriculum."""
+
+    step: int
+    stage: int
+    values: dict[str, float]
+
+
+class Relay(msgspec.Struct, frozen=True, tag=True):
+    """The message is for the trainer of `policy`."""
+
+    policy: str
+    message: Adopt
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """Something that the user should read although the run goes on."""
 
     text: str
 
 
-Down = Configure | Start | Pause | Exit | Save
-Up = Status | Statistics | Episodes | Notice
+Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
+Up = Status | Statistics | Episodes | Measured | Relay | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

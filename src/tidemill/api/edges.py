@@ -17,13 +17,14 @@ from typing import Literal
 
 from tidemill.core.errors import ConfigError, did_you_mean
 
-Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum"]
+Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum", "store", "draw"]
 
 
 @dataclass(frozen=True)
 class Port:
     """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
-    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share. A worker that fills several blocks at a
+    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share; a policy's versions are stored in the
+    run's parameter database, and drawn from there. A worker that fills several blocks at a
     time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each."""
 
     stream: str
@@ -47,10 +48,11 @@ End = tuple[str, Port]
 
 _FAMILY: dict[Role, str] = {
     "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
-    "sum": "sums",
+    "sum": "sums", "store": "versions", "draw": "versions",
 }  # fmt: skip
 _ENDS: dict[str, tuple[Role, Role]] = {
     "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
+    "versions": ("store", "draw"),
 }  # fmt: skip
 
 
@@ -71,10 +73,12 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
     edges: list[Edge] = []
     for family, stream in streams:
         sources, targets = ([(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family])
-        if family == "parameters" and not targets:
+        if family in ("parameters", "versions") and not targets:
             continue  # a trainer whose policy nobody plays: legal
         if not sources or not targets:
             raise ConfigError(_lacking(family, stream, sources, targets, ends))
+        if family == "versions":
+            continue  # through files
         join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums}[family]
         edges += join(stream, sources, targets)
     return edges
@@ -94,6 +98,11 @@ def _check_overlap(ends: Sequence[End]) -> None:
 
 
 def _lacking(family: str, stream: str, sources: list[End], targets: list[End], ends: Sequence[End]) -> str:
+    if family == "versions":
+        return (
+            f'{_names(targets)} draws policy "{stream}" from the parameter database, but no trainer stores its versions there; '
+            "add a trainer of it, or set the database_seconds of the one that there is"
+        )
     missing, present = _ENDS[family] if not sources else _ENDS[family][::-1]
     does, wanted = (f"{role}es" if role == "publish" else f"{role}s" for role in (present, missing))
     known = [port.stream for _, port in ends if port.role == missing]

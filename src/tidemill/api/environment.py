@@ -14,12 +14,14 @@ Shapes: L lanes, A agents in a group, N = L·A seats in lane-major order (seat =
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays, Field, Schema, allocate
 
 
@@ -113,6 +115,10 @@ class Environment(ABC):
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it."""
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        """Hand `options` (plain data, see `Stage`) to each lane's resets from now on. Raises `ConfigError` where resets take none."""
+        raise ConfigError(f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use an environment whose do")
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0 as [height, width, 3] uint8, or None when the environment has no picture."""

@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
+from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curriculum, check_measured
 from tidemill.api.edges import Edge, Port, Role, derive_edges
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.query import Query
+from tidemill.core.versions import RESERVED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class Limits(Config):
     updates       finished updates
     seconds       wall time since training began
     mean_return   mean undiscounted return of the last `window` finished episodes
+    until         a condition on what the run measures, e.g. "evaluation/return >= 475"; what is measured: see `tidemill.api.curriculum`
     """
 
     steps: int | None = None
@@ -41,8 +45,11 @@ class Limits(Config):
     seconds: float | None = None
     mean_return: float | None = None
     window: int = 100
+    until: str = ""
 
     def __post_init__(self) -> None:
+        if self.until:
+            check_condition("limits.until", self.until)
         for name in ("steps", "updates", "seconds", "window"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -96,6 +103,22 @@ class WorkerConfig(Config):
         """Return the ends of streams that each worker of the group holds."""
         return ()
 
+    def measures(self) -> tuple[str, ...]:
+        """Return the names of the metrics that the worker reports as `Measured`."""
+        return ()
+
+    def forwards(self) -> dict[str, str]:
+        """Return the sample streams that the worker fills with samples of others, as {filled: taken from}."""
+        return {}
+
+    def records(self) -> tuple[str, ...]:
+        """Return the names of what the worker has the parameter database know of versions."""
+        return ()
+
+    def queries(self) -> tuple[Query, ...]:
+        """Return what the worker asks of the parameter database."""
+        return ()
+
     def build(self, context: "Context") -> WorkerHandle:
         """Return the worker, not yet configured. Imports what it needs."""
         raise TypeError(f"{type(self).__name__} has no build()")
@@ -107,6 +130,7 @@ class Experiment(Config):
 
     together   names of worker groups of one `count` whose members of one number take turns in one process: with equal trainers and an actor beside
                each, every core gathers and trains. Launchers without processes of their own take no notice
+    curriculum the stages that environments go through, in order; none: their resets are given nothing
     seed       the root of every random stream
     """
 
@@ -115,6 +139,7 @@ class Experiment(Config):
     workers: dict[str, WorkerConfig]
     limits: Limits = field(default_factory=Limits)
     together: tuple[str, ...] = ()
+    curriculum: tuple[Stage, ...] = ()
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -149,7 +174,7 @@ class Experiment(Config):
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
         for name, config in self.members():
             for port in config.ports():
-                if port.role in ("publish", "subscribe", "sum") and port.stream not in self.policies:
+                if port.role in ("publish", "subscribe", "sum", "store", "draw") and port.stream not in self.policies:
                     raise ConfigError(f'{name} uses policy "{port.stream}", which the experiment lacks; {did_you_mean(port.stream, self.policies)}')
                 check_name("stream", port.stream)
         if not any(config.limited for config in self.workers.values()):
@@ -161,6 +186,13 @@ class Experiment(Config):
             counts[group] = self.workers[group].count
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
+        measured = {*PROGRESS, *(name for config in self.workers.values() for name in config.measures())}
+        check_curriculum(self.curriculum, measured)
+        check_measured("limits.until", self.limits.until, measured)
+        recorded = {*RESERVED, *(name for config in self.workers.values() for name in config.records())}
+        for config in self.workers.values():
+            for query in config.queries():
+                query.check(recorded)
         self.edges()
 
 

@@ -282,7 +282,9 @@ def params(
         typer.Argument(metavar="tag NAME VERSION | untag NAME | export VERSION FILE", help="What to do; nothing lists the versions."),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="A policy's name, when there are several.")] = None,
-    where: Annotated[str | None, typer.Option(help='Which versions: "win_rate > 0.8 and win_rate < 0.9 order by -win_rate limit 10".')] = None,
+    where: Annotated[
+        str | None, typer.Option(help='Which versions: "evaluation/win_rate > 0.8 and evaluation/win_rate < 0.9 order by -evaluation/elo limit 10".')
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let export replace a file.")] = False,
 ) -> None:
     """List, tag and export the versions that a run's trainers have kept."""

@@ -1,7 +1,7 @@
 """Plain Gymnasium environments: many copies, stepped one after the other inside `send`, or each in a thread."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -113,6 +113,7 @@ class LaneLoop(Environment):
             from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
         )
         self.agents = (AgentInfo("agent", self._spaces),)
+        self._options: dict[str, Any] | None = None  # of resets
         self._seeds = {lane: seed + lane for lane in range(self.lanes)}  # of lanes that were never reset
         self._steps = [env.step for env in envs]
         self._readers = [
@@ -197,6 +198,9 @@ class LaneLoop(Environment):
         tick.restarted.fill(False)
         check_finite(tick, self.name, ("agent",))
 
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
         if self.envs[0].render_mode != "rgb_array":
@@ -226,7 +230,7 @@ class LaneLoop(Environment):
 
         def begin(_: Any) -> Result:
             with every_core():  # a simulator that it starts is no part of this process
-                answer = env.reset(seed=seed)
+                answer = env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=self._options)
             where = f"{self.name}: lane {lane}"
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")

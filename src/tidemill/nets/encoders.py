@@ -25,9 +25,14 @@ class Image(NamedTuple):
 
 def image_of(space: Space) -> Image | None:
     """Return the layout of `space` when it is an image (see `ActorCritic.encoder`), else None."""
-    if not isinstance(space, Box) or space.dtype != "uint8":
+    return image_of_shape(space.shape, space.dtype) if isinstance(space, Box) else None
+
+
+def image_of_shape(shape: tuple[int, ...], dtype: str) -> Image | None:
+    """Return the layout of arrays of this shape when they are images, else None."""
+    if dtype != "uint8":
         return None
-    match space.shape:
+    match shape:
         case (height, width):
             image = Image(1, height, width, True)
         case (a, b, c):

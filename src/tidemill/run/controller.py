@@ -8,11 +8,14 @@ from tidemill.api.control import (
     ENDED,
     Configure,
     Down,
+    EnterStage,
     Episodes,
     Exit,
     Facts,
+    Measured,
     Notice,
     Pause,
+    Relay,
     Save,
     Start,
     State,
@@ -21,6 +24,7 @@ from tidemill.api.control import (
     pack,
     unpack_up,
 )
+from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
@@ -163,13 +167,27 @@ class Controller:
         for name in owners:
             self._send(name, Configure())
         self._await(owners, State.READY)
+        self._forward()
         for name in others:
             self._send(name, Configure(self._facts))
         self._await(others, State.READY)
         self.plan = make_plan(need for member in self.members.values() for need in member.needs)
         self._watch(self)  # so that it is told before any of it is taken
 
+    def _forward(self) -> None:
+        """What a worker sends on has the shape of what it was sent."""
+        forwards = {into: taken for member in self.members.values() for into, taken in member.config.forwards().items()}
+        for into in forwards:
+            origin = into
+            for _ in forwards:
+                origin = forwards.get(origin, origin)
+            if origin not in self._facts.samples:
+                raise RunError(f'sample stream "{into}" is filled by buffer workers only, from "{origin}"; let an agent spec fill that')
+            self._facts.samples[into] = self._facts.samples[origin]
+
     def _start(self) -> None:
+        if self.job.experiment.curriculum:
+            self._enter_stage()
         orders = sorted({member.config.order for member in self.members.values()})
         for order in orders:
             names = [name for name, member in self.members.items() if member.config.order == order]
@@ -180,6 +198,10 @@ class Controller:
         self.progress.mark()
         if self.paused:
             self._tell_all(Pause())
+
+    def _enter_stage(self) -> None:
+        stage = self.progress.stage
+        self._tell_all(EnterStage(stage, self.job.experiment.curriculum[stage].options))
 
     def _await(self, names: list[str], state: State) -> None:
         deadline = monotonic() + READY_DEADLINE
@@ -270,12 +292,33 @@ class Controller:
                 if message.update:
                     self._stalled = False
                     self._record(self.progress.count_update(name, message, self.members))
+                    self._advance()
                 else:
                     member.told_regularly(message)
+            case Measured():
+                self._record({"step": float(message.step), **message.values})
+                if message.stage == self.progress.stage:  # else it was on its way when the stage changed
+                    self.progress.measured |= message.values
+                    self._advance()
             case Episodes():
                 self.progress.count_episodes(message.returns)
+            case Relay(policy=policy):
+                for other, told in self.members.items():
+                    if any((port.stream, port.role) == (policy, "publish") for port in told.config.ports()):
+                        self._send(other, message.message)
             case Notice():
                 self.notices.append(f"{name}: {message.text}")
+
+    def _advance(self) -> None:
+        """End the run, or go over to the curriculum's next stage, where the condition for that holds."""
+        limits, stages, progress = self.job.experiment.limits, self.job.experiment.curriculum, self.progress
+        known = progress.known()
+        if limits.until and holds(limits.until, known):
+            self.reason = self.reason or limits.until
+        if self._running and stages and (until := stages[progress.stage].until) and holds(until, known):
+            progress.enter_stage(progress.stage + 1)
+            self._enter_stage()
+            self.notices.append(f"curriculum: stage {progress.stage + 1} of {len(stages)} begins after {progress.steps:,} env steps")
 
     def _merge(self, name: str, facts: Facts) -> None:
         for policy, spaces in facts.spaces.items():

@@ -78,6 +78,10 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
     last_update: float = field(default_factory=monotonic)
+    stage: int = 0
+    """Of the curriculum, from 0."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """The newest of each measurement in this stage."""
 
     @property
     def mean_return(self) -> float | None:
@@ -87,6 +91,19 @@ class Progress:
     def begin(self, window: int) -> None:
         """Keep the returns of the last `window` episodes from now on."""
         self.returns = deque(maxlen=window)
+
+    def known(self) -> dict[str, float]:
+        """Return what the curriculum's conditions are about."""
+        known = {"step": float(self.steps), "update": float(self.updates), "episodes": float(self.episodes), "time/seconds": self.seconds}
+        if self.mean_return is not None and len(self.returns) == self.returns.maxlen:
+            known["return/mean"] = self.mean_return
+        return known | self.measured
+
+    def enter_stage(self, stage: int) -> None:
+        """Forget what was measured in the stage before."""
+        self.stage = stage
+        self.returns.clear()
+        self.measured.clear()
 
     def mark(self) -> None:
         """Say that the run is here now: at its start, and with each update."""
@@ -116,6 +133,8 @@ class Progress:
         record = {**own, **{k: float(v) for k, v in counters.items()}}
         if self.mean_return is not None:
             record["return/mean"] = self.mean_return
+        if self.stage:
+            record["curriculum/stage"] = float(self.stage)
         record["time/seconds"] = self.seconds
         record["time/steps_per_second"] = self.steps / max(self.seconds, 1e-9)
         for worker, member in members.items():

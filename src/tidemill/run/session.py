@@ -148,12 +148,9 @@ def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progres
             raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
         name = path.name
     with suppress(RunError):  # no metrics: the run ended before its first update
-        episodes = [
-            int(r.get("episodes", 0))
-            for r in read_metrics(folder.path)
-            if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates
-        ]
-        progress.episodes = max(episodes, default=0)
+        before = [r for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates]
+        progress.episodes = max((int(r.get("episodes", 0)) for r in before), default=0)
+        progress.stage = min(max((int(r.get("curriculum/stage", 0)) for r in before), default=0), max(len(experiment.curriculum) - 1, 0))
     return name, progress
 
 

@@ -6,7 +6,7 @@ from tidemill.api.policy import Policy, check_next_state, misfit
 from tidemill.api.stream import Answer, InferenceClient
 from tidemill.core.clock import Clock
 from tidemill.core.schema import Array, Arrays, Schema, allocate
-from tidemill.streams.parameters import ParameterSubscriber
+from tidemill.streams.parameters import Subscription
 
 
 class InlineInferenceClient(InferenceClient):
@@ -19,7 +19,7 @@ class InlineInferenceClient(InferenceClient):
         self,
         policy: Policy,
         policy_index: int,
-        parameters: ParameterSubscriber,
+        parameters: Subscription,
         answer: Schema,
         state: Schema,
         observation: Schema,
@@ -100,7 +100,7 @@ class InlineInferenceClient(InferenceClient):
         return answer
 
     def refresh(self) -> None:
-        self._parameters.load_newest(self._policy)
+        self._parameters.refresh(self._policy)
 
 
 def rows_of(arrays: Arrays) -> int:

@@ -1,5 +1,7 @@
 """The parameter stream: a trainer publishes versions of a policy, everyone who plays it takes the newest."""
 
+from abc import ABC, abstractmethod
+
 from tidemill.api.policy import Policy
 from tidemill.api.transport import Reader, Writer
 from tidemill.core.schema import Arrays, allocate, schema_of
@@ -17,15 +19,22 @@ class ParameterPublisher:
         self._cell.write(policy.parameters(), policy.version)
 
 
-class ParameterSubscriber:
-    """A player's end."""
+class Subscription(ABC):
+    """What keeps a policy supplied with parameters."""
+
+    @abstractmethod
+    def refresh(self, policy: Policy) -> bool:
+        """Load into `policy` what it is to play with from now on. False while there is nothing yet."""
+
+
+class ParameterSubscriber(Subscription):
+    """A player's end: the newest version."""
 
     def __init__(self, cell: Reader) -> None:
         self._cell = cell
         self._buffer: Arrays | None = None
 
-    def load_newest(self, policy: Policy) -> bool:
-        """Load the newest version into `policy` when it is newer than the one it has. False while nothing was ever published."""
+    def refresh(self, policy: Policy) -> bool:
         if self._buffer is None:
             if not self._cell.attach():
                 return False

@@ -91,15 +91,15 @@ class ChannelSampleConsumer(SampleConsumer):
 
     def consume(self) -> Sample | None:
         for _ in self._channels:
-            channel = self._channels[self._next]
-            self._next = (self._next + 1) % len(self._channels)
+            number, channel = self._next, self._channels[self._next]
+            self._next = (number + 1) % len(self._channels)
             if channel.attach() and (views := channel.take()) is not None:
                 self._held.append(channel)
                 if self._cut:
                     rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1
                     views = {name: array[:rows] for name, array in views.items()}
                 sample = Sample(views)
-                sample.burn_in, sample.bootstrap = self._burn_in, self._bootstrap
+                sample.burn_in, sample.bootstrap, sample.channel = self._burn_in, self._bootstrap, number
                 return sample
         return None
 

@@ -4,7 +4,11 @@ One poll turns the ring up to 16 times. At each target: begin a tick when no age
 the requests when enough are buffered, or when nothing can proceed.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tidemill.api.control import Episodes, Facts, SampleFacts
 from tidemill.api.environment import Environment, Tick
@@ -16,8 +20,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
-from tidemill.streams.parameters import ParameterSubscriber
+from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import sample_producer
+from tidemill.streams.sources import Newest, ParameterSource
 from tidemill.workers.actor_config import INLINE, Actors, AgentSpec, match_agents
 from tidemill.workers.actor_memory import check_lanes, check_rows
 from tidemill.workers.agent import Agent
@@ -50,6 +55,19 @@ def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -
         )
 
 
+class _Player(NamedTuple):
+    """Whose requests are answered by one client: all agents that play one policy with the same parameters. What is drawn is drawn for each target."""
+
+    inference: str
+    policy: str
+    parameters: ParameterSource
+    target: int | None
+
+    @classmethod
+    def of(cls, spec: AgentSpec, target: int) -> "_Player":
+        return cls(spec.inference, spec.policy, spec.parameters, target if spec.parameters.varies else None)
+
+
 class ActorWorker(Worker):
     """See the module's text."""
 
@@ -57,6 +75,7 @@ class ActorWorker(Worker):
         super().__init__(context)
         self._config = config
         self._environments: list[Environment] = []
+        self._sources: dict[tuple[str, ParameterSource], Subscription] = {}
         self._ticks = self._boundary_at = 0
         self._crossed = False  # a sample was sent since parameters were last taken
 
@@ -72,17 +91,20 @@ class ActorWorker(Worker):
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)
         needs = check_rows(context, config, first)
-        self._clients: dict[tuple[str, str], InferenceClient] = {}
-        largest: dict[tuple[str, str], int] = {}
-        for spec, group in zip(config.agents, groups, strict=True):
-            key = (spec.inference, spec.policy)
-            largest[key] = largest.get(key, 0) + config.ring * config.lanes * len(group) * (1 + first.same_step)
-        for spec, own in zip(config.agents, spaces, strict=True):
-            key = (spec.inference, spec.policy)
-            if key not in self._clients:
-                self._clients[key] = self._make_client(spec, own, largest[key])
+        self._clients: dict[_Player, InferenceClient] = {}
+        largest: Counter[_Player] = Counter()
+        for number in range(config.ring):
+            for spec, group in zip(config.agents, groups, strict=True):
+                largest[_Player.of(spec, number)] += config.lanes * len(group) * (1 + first.same_step)
+        for number in range(config.ring):
+            for spec, own in zip(config.agents, spaces, strict=True):
+                if (player := _Player.of(spec, number)) not in self._clients:
+                    self._clients[player] = self._make_client(player, own, largest[player])
         self._agents: list[tuple[int, Agent]] = []
-        targets = [self._make_target(environment, groups, spaces) for environment in self._environments]
+        targets = [self._make_target(number, groups, spaces) for number in range(config.ring)]
+        own_ones = [player for player in self._clients if config.lanes == 1 and player.target is not None]
+        self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
+        self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
@@ -94,46 +116,55 @@ class ActorWorker(Worker):
             memory=tuple(needs),
         )
 
-    def _make_client(self, spec: AgentSpec, spaces: Spaces, rows: int) -> InferenceClient:
-        context, name = self.context, spec.policy
+    def _make_client(self, player: "_Player", spaces: Spaces, rows: int) -> InferenceClient:
+        context, name = self.context, player.policy
         policy = context.experiment.policies[name]
         observation, answer, state = schema_of_space(spaces.observation, "obs"), policy.answer(spaces), policy.state(spaces)
-        if spec.inference != INLINE:
-            stream = f"{spec.inference}/{context.name}/{name}"
+        if player.inference != INLINE:
+            stream = f"{player.inference}/{context.name}/{name}"
             requests, answers = context.endpoints.producer(f"requests/{stream}"), context.endpoints.consumer(f"answers/{stream}")
             return ChannelInferenceClient(requests, answers, observation, state, rows, self._config.ring * len(self._config.agents))
         built = policy.build(spaces, derive_seed(context.experiment.seed, context.name, "policy", name))
-        parameters = ParameterSubscriber(context.endpoints.reader(context.edges(f"parameters/{name}/")[0].name))
+        key = name, player.parameters
+        if key not in self._sources:
+            rng = np.random.default_rng(derive_seed(context.experiment.seed, context.name, "parameters", name))
+            self._sources[key] = player.parameters.build(context, name, rng)
         index = list(context.experiment.policies).index(name)
-        return InlineInferenceClient(built, index, parameters, answer, state, observation, rows, self.clock)
+        return InlineInferenceClient(built, index, self._sources[key], answer, state, observation, rows, self.clock)
 
-    def _make_target(self, environment: Environment, groups: list[list[int]], spaces: list[Spaces]) -> EnvTarget:
-        config, context = self._config, self.context
+    def _make_target(self, target: int, groups: list[list[int]], spaces: list[Spaces]) -> EnvTarget:
+        config, context, environment = self._config, self.context, self._environments[target]
         environment.bind(groups)
         environment.on_ready(context.endpoints.bell.ring)
         agents, ticks = [], []
         for number, (spec, group, own) in enumerate(zip(config.agents, groups, spaces, strict=True)):
-            outlet = sum(1 for spec_number, _ in self._agents if spec_number == number)
             seats, same_step = config.lanes * len(group), environment.same_step
             row = row_schema(context, spec, own, environment.info)
             need = sizes(spec, seats, limit_of_steps(config, spec, environment), same_step, config.slots)
-            samples = sample_producer(context, spec.streams, outlet)
-            blocks = make_blocks(Terms(spec, sample_schema(spec, row), seats, need, same_step, samples, self._on_boundary))
-            agent = Agent(row, seats, spec.deterministic, self._clients[spec.inference, spec.policy], blocks)
+            samples = sample_producer(context, spec.streams, target)
+            schema = sample_schema(spec, row, len(environment.agents) - len(group))
+            blocks = make_blocks(Terms(spec, schema, seats, need, same_step, samples, self._on_boundary))
+            agent = Agent(row, seats, spec.deterministic, self._clients[_Player.of(spec, target)], blocks)
             agents.append(agent)
             self._agents.append((number, agent))
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
+        for agent in agents:
+            agent.meet(agents, config.lanes)
         return EnvTarget(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
-        self._refresh()
+        self._refresh(self._clients.values())
         super().start()
+
+    def _enter_stage(self, options: Mapping[str, Any]) -> None:
+        for environment in self._environments:
+            environment.enter_stage(options)
 
     def _on_boundary(self) -> None:
         self._crossed = True
 
-    def _refresh(self) -> None:
-        for client in self._clients.values():
+    def _refresh(self, clients: Iterable[InferenceClient]) -> None:
+        for client in clients:
             client.refresh()
         self._boundary_at = self._ticks
         self._crossed = False
@@ -145,7 +176,7 @@ class ActorWorker(Worker):
             for target in self.ring:
                 if target.all_done():
                     if self._config.lanes == 1:
-                        self._refresh()
+                        self._refresh(self._at_reset[target])
                     target.reset()
                     moved = True
                 elif target.ready_to_step():
@@ -156,7 +187,7 @@ class ActorWorker(Worker):
                     self._ticks += 1
                     moved = True
                     if (self._crossed and self._config.lanes > 1) or self._ticks - self._boundary_at > PULL_TICKS:
-                        self._refresh()  # as late as can be: an actor that was held back goes on with what came meanwhile
+                        self._refresh(self._at_boundary)  # as late as can be: an actor that was held back goes on with what came meanwhile
                 self._flush(self._config.flush_requests)
             if not moved and not self._flush(1):
                 break
@@ -174,11 +205,12 @@ class ActorWorker(Worker):
         return sent
 
     def _report_episodes(self) -> None:
+        """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""
         by_spec: dict[int, list[tuple[float, int]]] = {}
         for spec, agent in self._agents:
-            if agent.episodes:
+            if agent.episodes and self._config.agents[spec].parameters == Newest():
                 by_spec.setdefault(spec, []).extend(agent.episodes)
-                agent.episodes = []
+            agent.episodes.clear()
         for spec, episodes in by_spec.items():
             returns, lengths = zip(*episodes, strict=True)
             self.report(Episodes(spec, list(returns), list(lengths)))

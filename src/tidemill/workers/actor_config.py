@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from tidemill.api.algorithm import PostProcessor
@@ -11,6 +11,8 @@ from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, WorkerConfig, WorkerHandle
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.query import Query
+from tidemill.streams.sources import Newest, ParameterSource
 
 INLINE = "inline"
 Mode = Literal["fixed", "after_done", "full", "concise"]
@@ -23,13 +25,16 @@ class AgentSpec(Config):
     match          regular expression, full match on an agent's name or index; the first spec that matches wins
     policy         name of the policy
     inference      "inline" (the actor computes) or the name of an inference stream (policy workers do)
+    parameters     inline: what the policy plays with: the newest version (`Newest`), ones drawn from the parameter database (`Drawn`), or always
+                   the same (`Fixed`). The run's mean return is of agents that play the newest
     samples        name of the sample stream, or several names: each gets every sample; None to keep nothing
     mode           what a sample is:
                    "fixed": so many rows, sent as soon as the last one is answered
                    "after_done": the same rows, held back until the episode of the last one is done; then all samples that are complete are sent
                    "full": one episode, all its rows, of one seat; needs a limit of an episode's steps
                    "concise": one episode as one row: its first, with the last one's `done` and `truncated`, the info of the action that finished
-                   it, the version that did that (`last_version`), and the number of the seat in its target (`seat`). Not to be trained on
+                   it, the version that did that (`last_version`), the number of the seat in its target (`seat`), and of each agent of the lane that
+                   another spec matches who played it (`others.version`, -1 when that changed, `others.policy`). Not to be trained on
     sample_steps   fixed and after_done: rows by which one sample advances; each holds burn_in more before them and bootstrap more behind
     padded         full: fillers (version -1) up to the step limit, so that all samples are of one length. Else a sample has just its own rows
     post           after_done and full: what is computed of finished episodes and added to their rows, e.g. (`GAE`(),)
@@ -40,6 +45,7 @@ class AgentSpec(Config):
     match: str = ".*"
     policy: str = "policy"
     inference: str = INLINE
+    parameters: ParameterSource = field(default_factory=Newest)
     samples: str | tuple[str, ...] | None = "samples"
     mode: Mode = "fixed"
     sample_steps: int = 128
@@ -59,6 +65,11 @@ class AgentSpec(Config):
             raise ConfigError(
                 f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the last row lends its value to the one before) "
                 f"and burn_in = {self.burn_in} (at least 0) cannot be"
+            )
+        if self.inference != INLINE and self.parameters != Newest():
+            raise ConfigError(
+                f'agent spec "{self.match}": parameters = {self.parameters} is for inline policies, and inference stream '
+                f'"{self.inference}" answers with the newest version; take inference = "inline"'
             )
         if self.frame_stack < 1:
             raise ConfigError(f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone")
@@ -130,8 +141,11 @@ class Actors(WorkerConfig):
         ports = []
         for spec in self.agents:
             ports += [Port(stream, "produce", outlets=self.ring) for stream in spec.streams]
-            ports.append(Port(spec.policy, "subscribe") if spec.inference == INLINE else Port(spec.inference, "ask", policy=spec.policy))
+            ports += spec.parameters.ports(spec.policy) if spec.inference == INLINE else (Port(spec.inference, "ask", policy=spec.policy),)
         return tuple(dict.fromkeys(ports))
+
+    def queries(self) -> tuple[Query, ...]:
+        return tuple(query for spec in self.agents for query in spec.parameters.queries())
 
     def build(self, context: Context) -> WorkerHandle:
         from tidemill.workers.actor import ActorWorker

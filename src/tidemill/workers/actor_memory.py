@@ -23,7 +23,7 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
     lanes, ring = config.lanes, config.ring
     for spec, group in zip(config.agents, match_agents(environment.agents, config.agents), strict=True):
         spaces, seats = environment.agents[group[0]].spaces, lanes * len(group)
-        schema = sample_schema(spec, row_schema(context, spec, spaces, environment.info))
+        schema = sample_schema(spec, row_schema(context, spec, spaces, environment.info), len(environment.agents) - len(group))
         need = sizes(spec, seats, limit_of_steps(config, spec, environment), environment.same_step, config.slots)
         row = sum(field.nbytes for field in schema.values())
         per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)

@@ -13,6 +13,7 @@ matter of `blocks`. While all seats are at the same row, a tick's rows are writt
 differ on (an absent seat, one that ended and restarted), they are written by index.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,11 @@ class Agent:
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
         self.episodes: list[tuple[float, int]] = []
         """(undiscounted return, number of actions) of the episodes that ended; the worker takes them away."""
+        self.acting = np.full(seats, -1, np.int64)
+        """int64 [N]: the version that acts for the seat in this episode; -1 when it was more than one."""
+        self._version = self.policy = -1  # of the newest answer
+        self._others: list[Agent] = []
+        self._lanes = 1
 
         # The request in flight.
         self._request: int | None = None
@@ -62,6 +68,11 @@ class Agent:
         self._asking: Seats | None = None  # seats that get their next action by it; None: all, in order
         self._extra = 0  # leading rows of the request that are final ones (asked for their value alone)
         self._gathered = allocate({n: schema[n] for n in (*self._observation_names, *self._state_names)}, (2 * seats,))
+
+    def meet(self, others: "Sequence[Agent]", lanes: int) -> None:
+        """Say who else plays in the target's `lanes`. Where samples have the fields, the row whose action finished an episode tells who played the
+        others in it: `others.version` and `others.policy`, a column for each seat of each of `others` in the lane."""
+        self._others, self._lanes = [other for other in others if other is not self], lanes
 
     # ---- first half: from answers to actions -------------------------------------------------------------------------------------------------
 
@@ -83,6 +94,8 @@ class Agent:
                 block[name][asked] = fields[name][:count]
             block["version"][asked] = answer.version
             block["policy"][asked] = answer.policy
+            if answer.version != self._version:
+                self._note(answer.version, answer.policy)
             for name, action in self._actions.items():
                 action[seats] = fields[name][extra:count]
             for name, state in self._state.items():
@@ -215,8 +228,14 @@ class Agent:
         np.take(source, seats, axis=0, out=target, mode="clip")  # "clip": numpy buffers `out` otherwise
         return target
 
+    def _note(self, version: int, policy: int) -> None:
+        """Another version acts from now on."""
+        self._version, self.policy = version, policy
+        self.acting[~self.finished] = np.where(self._length[~self.finished] > 0, -1, version)
+
     def _begin(self, seats: Seats) -> None:
         """An episode's first row: the default state, counts from 0."""
+        self.acting[seats] = self._version
         self._return[seats] = 0
         self._length[seats] = 0
         for state in self._state.values():
@@ -231,6 +250,10 @@ class Agent:
         block["info.length"][at] = lengths
         for name in self._info_names:
             block[name][at] = tick.info[name.removeprefix("info.")][seats]
+        if "others.version" in block:
+            lane = seats // (self._seats // self._lanes)
+            block["others.version"][at] = np.concatenate([other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1)
+            block["others.policy"][at] = np.repeat([o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others])
         self.episodes += zip(returns.tolist(), lengths.tolist(), strict=True)
 
     def _erase(self, block: Arrays, at: Any) -> None:

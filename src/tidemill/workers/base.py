@@ -7,10 +7,12 @@ The handles are called by messages of the control link, which `run` reads betwee
 
 import traceback
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
-from tidemill.api.control import ENDED, Configure, Exit, Facts, Pause, Save, Start, State, Statistics, Status, Up, pack, unpack_down
+from tidemill.api.control import ENDED, Configure, EnterStage, Exit, Facts, Pause, Save, Start, State, Statistics, Status, Up, pack, unpack_down
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock
 from tidemill.core.errors import TidemillError
@@ -42,6 +44,8 @@ class Worker(WorkerHandle):
         self._last_beat = monotonic()
         self._last_counts = (0, 0)
         self._exit_reason = ""
+        self.stage = 0
+        """Of the curriculum, from 0."""
 
     # ---- for subclasses ------------------------------------------------------------------------------------------------------------------
 
@@ -59,6 +63,9 @@ class Worker(WorkerHandle):
 
     def _on_exit(self) -> None:
         """Finish what must not be lost. Called once, before COMPLETED."""
+
+    def _enter_stage(self, options: Mapping[str, Any]) -> None:
+        """Go over to the curriculum's next stage, where that concerns the worker."""
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -164,6 +171,9 @@ class Worker(WorkerHandle):
                     self.pause()
                 case Save():
                     self._save()
+                case EnterStage(stage=stage, options=options):
+                    self.stage = stage
+                    self._enter_stage(options)
                 case Exit(reason=reason):
                     self.exit(reason)
                     if self.ended:

@@ -283,8 +283,8 @@ class Full(Closing):
 class Concise(Full):
     """One sample of one row per episode. Of each seat three rows are kept: the episode's first, and its newest two.
 
-    The fields are those of the first row, but for `done` and `truncated` (of the last one), the info, and two more: `last_version`, which did the
-    episode's last action, and `seat`, the seat's number in its target.
+    The fields are those of the first row, but for `done` and `truncated` (of the last one), the info, and some more: `last_version`, which did the
+    episode's last action, `seat`, the seat's number in its target, and `others.version` and `others.policy` (see `Agent.meet`).
     """
 
     def send(self) -> bool:
@@ -298,7 +298,7 @@ class Concise(Full):
     def _write(self, slot: Arrays, seat: int, rows: int) -> None:
         last, acted = rows - 1, rows - 2
         for name, array in self.arrays.items():
-            shown = last if name in ("done", "truncated") else acted if name.startswith("info") else 0
+            shown = last if name in ("done", "truncated") else acted if name.startswith(("info", "others.")) else 0
             slot[name][0, 0] = array[shown, seat]
         slot["last_version"][0, 0] = self.arrays["version"][acted, seat]
         slot["seat"][0, 0] = seat

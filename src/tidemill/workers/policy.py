@@ -148,7 +148,7 @@ class _Served:
 
     def compute(self, batch: _Batch, elsewhere: bool) -> None:
         """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread that does not wait for the end."""
-        self._parameters.load_newest(self.policy)
+        self._parameters.refresh(self.policy)
         inputs = batch.observation, batch.state, batch.deterministic, batch.answers
         try:
             if elsewhere:

@@ -23,8 +23,8 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
     return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}}
 
 
-def sample_schema(spec: AgentSpec, row: Schema) -> dict[str, Field]:
-    """Return the fields of a sample's row: those of `row`, and what the spec's mode and post-processors add."""
+def sample_schema(spec: AgentSpec, row: Schema, others: int) -> dict[str, Field]:
+    """Return the fields of a sample's row: those of `row`, and what the spec's mode and post-processors add. `others`: agents of other specs."""
     schema = dict(row)
     for post in spec.post:
         for name in post.reads:
@@ -33,6 +33,7 @@ def sample_schema(spec: AgentSpec, row: Schema) -> dict[str, Field]:
         schema |= {f"post.{name}": field for name, field in post.fields().items()}
     if spec.mode == "concise":
         schema |= {"last_version": Field((), "int64"), "seat": Field((), "int32")}
+        schema |= {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")} if others else {}
     return schema
 
 

@@ -1,0 +1,61 @@
+"""Conditions on what a run measures, and the curriculum, whose stages end by them: what environments are asked for at their resets."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.query import Query
+
+PROGRESS = ("step", "update", "episodes", "return/mean", "time/seconds")
+"""What is known of every run: env steps and updates of training, finished episodes, the mean return of the last `Limits.window` of them once this
+stage has seen so many, seconds of training."""
+
+
+def check_condition(setting: str, text: str) -> None:
+    """Raise `ConfigError` unless `text` is a condition, such as "return/mean >= 200 and step > 50000"."""
+    query = Query.parse(text)
+    if query != Query(where=query.where) or not query.where:
+        raise ConfigError(f'{setting} = "{text}" must be conditions alone, such as "return/mean >= 200 and step > 50000"')
+
+
+def check_measured(setting: str, text: str, measured: Collection[str]) -> None:
+    """Raise `ConfigError` for a condition on what nobody measures."""
+    for name, _, _ in Query.parse(text).where:
+        if name not in measured:
+            raise ConfigError(f'{setting} = "{text}" waits for "{name}", which nobody measures; {did_you_mean(name, measured)}')
+
+
+def holds(text: str, values: Mapping[str, float]) -> bool:
+    """Return whether a condition holds. What is not among `values`, or NaN, fulfils nothing."""
+    where = Query.parse(text).where
+    return bool(Query(where=where, order=where[0][0]).select([values], lambda known: known))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Config):
+    """One stage of a curriculum.
+
+    options   plain data for the environments' resets, e.g. ``{"low": -0.1, "high": 0.1}``: Gymnasium's ``reset(options=…)``. A lane whose episode is
+              under way finishes it in the stage in which it began
+    until     the next stage begins once this holds, e.g. ``"evaluation/return >= 400"`` or ``"return/mean >= 200 and step > 50000"``; the last stage
+              has none
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    until: str = ""
+
+    def __post_init__(self) -> None:
+        if self.until:
+            check_condition("until", self.until)
+
+
+def check_curriculum(stages: Collection[Stage], measured: Collection[str]) -> None:
+    """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures."""
+    for number, stage in enumerate(stages, 1):
+        if not stage.until and number < len(stages):
+            raise ConfigError(f'curriculum: stage {number} of {len(stages)} has no end; set until, e.g. "return/mean >= 200"')
+        if stage.until and number == len(stages):
+            raise ConfigError(f'curriculum: the last stage cannot end; leave out until = "{stage.until}", or add a stage')
+        check_measured(f"curriculum: until of stage {number}", stage.until, measured)

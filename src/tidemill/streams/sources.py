@@ -1,0 +1,193 @@
+"""Where an inline policy's parameters come from: the trainer's newest, a version drawn from the run's parameter database, or a file."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+import numpy as np
+
+from tidemill.api.edges import Port
+from tidemill.api.experiment import Context
+from tidemill.api.policy import Policy
+from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
+from tidemill.core.packed import unpack
+from tidemill.core.query import Query
+from tidemill.core.schema import Arrays
+from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
+from tidemill.streams.parameters import ParameterSubscriber, Subscription
+
+LOOK = 0.25  # seconds for which what is known of the database is taken to be true
+KEPT = 16  # versions whose arrays are kept, so that drawing one again reads no file
+ATTEMPTS = 8  # versions that are drawn at once, each collected before it could be read
+
+
+_CURE = "such a file is written by tidemill params RUN export VERSION FILE"
+
+
+class ParameterSource(Config):
+    """Family: where the parameters of an inline policy come from."""
+
+    @property
+    def varies(self) -> bool:
+        """True when two who ask at one time get different ones."""
+        return False
+
+    def ports(self, policy: str) -> tuple[Port, ...]:
+        """Return the ends of streams that the worker holds for it."""
+        return ()
+
+    def queries(self) -> tuple[Query, ...]:
+        """Return what is asked of the parameter database, so that misspelt fields are found at the start."""
+        return ()
+
+    def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
+        """Return what loads `policy`. Draws come from `rng`."""
+        raise TypeError(f"{type(self).__name__} has no build()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest(ParameterSource):
+    """The newest version that the policy's trainer has published."""
+
+    def ports(self, policy: str) -> tuple[Port, ...]:
+        return (Port(policy, "subscribe"),)
+
+    def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
+        (edge,) = context.edges(f"parameters/{policy}/")
+        return ParameterSubscriber(context.endpoints.reader(edge.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(ParameterSource):
+    """A version from the run's parameter database: a new one with each episode where the actors' targets have one lane, with each sample else.
+
+    tag      the version that this tag points to; before it points to any, the latest
+    among    the versions to draw from; by itself all that are kept. ``Query(order="-evaluation/win_rate", limit=10)``: the ten best
+    how      "uniform": each alike. "prioritised": in proportion to `metric`, so that whoever is hard to beat comes more often (Vinyals et al. 2019,
+             "Grandmaster level in StarCraft II using multi-agent reinforcement learning", prioritised fictitious self-play)
+    metric   what was recorded of versions, "evaluation/beats" being the share of games that each won against the one that was evaluated; one that
+             was never played counts 1
+    """
+
+    tag: str = ""
+    among: Query = field(default_factory=Query)
+    how: Literal["uniform", "prioritised"] = "uniform"
+    metric: str = "evaluation/beats"
+
+    def __post_init__(self) -> None:
+        if self.how not in ("uniform", "prioritised"):
+            raise ConfigError(f'how = "{self.how}" is not known; take uniform or prioritised')
+        if self.tag and self.replace(tag="") != Drawn():
+            raise ConfigError(f'tag = "{self.tag}" is one version, so that there is nothing to draw: leave out the tag, or among, how and metric')
+
+    @property
+    def varies(self) -> bool:
+        return not self.tag
+
+    def ports(self, policy: str) -> tuple[Port, ...]:
+        return (Port(policy, "draw"),)
+
+    def queries(self) -> tuple[Query, ...]:
+        return () if self.tag else (self.among, Query(order=self.metric)) if self.how == "prioritised" else (self.among,)
+
+    def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
+        if context.folder is None:
+            raise ConfigError(f'policy "{policy}" is drawn from the parameter database, but the run keeps no folder')
+        database = ParameterDatabase(Path(context.folder) / PARAMETERS)
+        return DrawnParameters(database, policy, self, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(ParameterSource):
+    """One set of parameters for the whole run: a `file` that ``tidemill params RUN export`` wrote, or none: the policy as it is built, untrained."""
+
+    file: str | None = None
+
+    def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
+        return FixedParameters(None if self.file is None else Path(self.file))
+
+
+class DrawnParameters(Subscription):
+    """What `Drawn` describes. Every refresh draws anew."""
+
+    def __init__(self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator) -> None:
+        self._database, self._name, self._drawn, self._rng = database, policy, drawn, rng
+        self._looked = -LOOK
+        self._known: list[tuple[int, float]] = []  # (version, weight) of those that may be drawn
+        self._loaded: OrderedDict[int, Arrays] = OrderedDict()
+
+    def refresh(self, policy: Policy) -> bool:
+        for _ in range(ATTEMPTS):
+            if monotonic() - self._looked >= LOOK or not self._known:
+                self._look()
+            if not self._known:
+                return False
+            version = self._draw()
+            if version == policy.version:
+                return True
+            try:
+                policy.load(self._arrays(version), version)
+                return True
+            except VersionGone:  # collected since it was looked up
+                self._known = []
+        raise RunError(
+            f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each was collected before it could be read; '
+            "keep more of them (database_versions)"
+        )
+
+    def _look(self) -> None:
+        drawn, self._looked = self._drawn, monotonic()
+        if drawn.tag:
+            versions = self._database.versions(self._name)
+            tagged = [version for version in versions if drawn.tag in version.tags]
+            self._known = [(version.version, 1.0) for version in (tagged or versions[-1:])]
+            return
+        found = self._database.query(self._name, drawn.among, drawn.among.fields())
+        self._known = [(version.version, self._weight(version)) for version in found]
+
+    def _weight(self, version: Version) -> float:
+        return 1.0 if self._drawn.how == "uniform" else max(version.values().get(self._drawn.metric, 1.0), 0.0)
+
+    def _draw(self) -> int:
+        weights = np.array([weight for _, weight in self._known])
+        total = weights.sum()
+        return self._known[int(self._rng.choice(len(weights), p=weights / total if total else None))][0]
+
+    def _arrays(self, version: int) -> Arrays:
+        if version in self._loaded:
+            self._loaded.move_to_end(version)
+        else:
+            self._loaded[version], _ = self._database.load(self._name, version)
+            while len(self._loaded) > KEPT:
+                self._loaded.popitem(last=False)
+        return self._loaded[version]
+
+
+class FixedParameters(Subscription):
+    """What `Fixed` describes."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._done = file, False
+
+    def refresh(self, policy: Policy) -> bool:
+        if not self._done:
+            self._done = True
+            arrays, version = policy.parameters(), 0
+            if self._file is not None:
+                arrays, version = read_weights(self._file)
+            policy.load({name: array.copy() for name, array in arrays.items()}, version)
+        return True
+
+
+def read_weights(file: Path) -> tuple[Arrays, int]:
+    """Return the arrays and the version in an exported file. Raises `ConfigError` for one that cannot be read."""
+    try:
+        arrays, text = unpack(file.read_bytes())
+        return arrays, int(text["version"])
+    except OSError as error:
+        raise ConfigError(f"file = {file}: {error.strerror}; {_CURE}") from None
+    except (SchemaError, KeyError, ValueError) as error:
+        raise ConfigError(f"file = {file} holds no weights of a policy ({error}); {_CURE}") from None

@@ -1,0 +1,229 @@
+"""The evaluation manager: freezes a version, has actors play it, and records what it reached once its games are played.
+
+Evaluation actors are ordinary ones, which play the version that a tag points to and send each episode as one row::
+
+    "judge": Actors(environment=…, agents=(AgentSpec(parameters=Drawn(tag="evaluating"), deterministic=True, mode="concise", samples="evaluation"),)),
+    "evaluation": Evaluation(games=100),
+
+In a game against versions of the same policy (`Drawn`), a version is rated by theirs, and it is noted which of them have beaten it::
+
+    "first": Actors(environment=…, agents=(
+        AgentSpec(match="player_0", parameters=Drawn(tag="evaluating"), deterministic=True, mode="concise", samples="evaluation"),
+        AgentSpec(match="player_1", parameters=Drawn(), samples=None),
+    )),
+    "evaluation": Evaluation(games=100, drawn=0.0),
+
+A version's games are the first ones of each seat, as many of each: the first to finish would be the short ones. Episodes of other versions, or in
+which the version changed, are discarded and counted.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tidemill.api.algorithm import Sample
+from tidemill.api.control import Facts, Measured
+from tidemill.api.edges import Port, group_of
+from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.core.errors import ConfigError, VersionGone
+from tidemill.core.versions import PARAMETERS, Mean, ParameterDatabase, Version
+from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.rating import performance
+
+LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(WorkerConfig):
+    """An evaluation manager of one policy.
+
+    policy     whose versions are evaluated
+    samples    the stream of the evaluation actors' episodes
+    games      episodes per version, at least: every seat of the evaluation actors plays the same number
+    tag        points to the version that is being evaluated: what the actors play
+    best       points to the version with the highest mean return so far
+    drawn      the return of a drawn game: a higher one is a win, a lower one a loss. None: nothing is won
+    name       of the metrics: ``evaluation/return`` (mean), ``/return_low`` and ``/return_high`` (its 95 % confidence interval), ``/length``,
+               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions); where games are won ``/win_rate`` (a draw counts ½) and
+               ``/elo`` (see `tidemill.workers.rating`)
+
+    The database gets to know of the version its ``NAME/return``, ``/length``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share
+    of games that they won against those that were evaluated.
+
+    While there is no new version to be evaluated, its actors wait: no episode is taken from them.
+    """
+
+    order: ClassVar[int] = 4
+
+    policy: str = "policy"
+    samples: str = "evaluation"
+    games: int = 100
+    tag: str = "evaluating"
+    best: str = "best"
+    drawn: float | None = None
+    name: str = "evaluation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count != 1:
+            raise ConfigError(f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and the actors a higher count")
+        if self.games < 1:
+            raise ConfigError(f"games = {self.games} must be at least 1")
+        if self.tag == self.best:
+            raise ConfigError(f'tag and best are both "{self.tag}"; give them different names')
+
+    def ports(self) -> tuple[Port, ...]:
+        return Port(self.samples, "consume"), Port(self.policy, "draw")
+
+    def measures(self) -> tuple[str, ...]:
+        won = () if self.drawn is None else ("win_rate", "elo")
+        return tuple(f"{self.name}/{metric}" for metric in ("return", "return_low", "return_high", "length", "version", "games", "discarded", *won))
+
+    def records(self) -> tuple[str, ...]:
+        won = () if self.drawn is None else ("win_rate", "elo", "beats")
+        return tuple(f"{self.name}/{what}" for what in ("return", "length", *won))
+
+    def build(self, context: Context) -> "EvaluationWorker":
+        return EvaluationWorker(context, self)
+
+
+class EvaluationWorker(Worker):
+    """See the module's text."""
+
+    def __init__(self, context: Context, config: Evaluation) -> None:
+        super().__init__(context)
+        self._config = config
+        self._frozen: Version | None = None
+        self._last = -1  # the version that was frozen last
+        self._looked = 0.0
+        self._played: Counter[tuple[int, int]] = Counter()  # games of the frozen version by (channel, seat)
+        self._returns: list[float] = []
+        self._lengths: list[float] = []
+        self._against: dict[int, list[float]] = {}  # scores of the frozen version, by the opponent's
+        self._discarded = 0
+
+    def _configure(self, facts: Facts) -> Facts:
+        config, context = self._config, self.context
+        if context.folder is None:
+            raise ConfigError("evaluation takes versions from the run's parameter database, but the run keeps no folder")
+        blocks, edges = facts.samples[config.samples], context.edges(f"samples/{config.samples}/")
+        if blocks.mode != "concise":
+            raise ConfigError(
+                f'sample stream "{config.samples}": mode = "{blocks.mode}", but evaluation takes one row of each episode; '
+                'set mode = "concise" in the agent specs that fill it'
+            )
+        actors = [context.experiment.workers[group_of(edge.source)] for edge in edges]
+        self._policy_index = list(context.experiment.policies).index(config.policy)
+        self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
+        channels = [context.endpoints.consumer(edge.name) for edge in edges]
+        self._consumer = ChannelSampleConsumer(channels, 0, 0)
+        self._seats = sum(actor.lanes for actor in actors if isinstance(actor, Actors)) * blocks.seats_per_lane
+        self._each = -(-config.games // self._seats)  # games of every seat
+        self._return, self._elo, self._beats = (f"{config.name}/{what}" for what in ("return", "elo", "beats"))
+        self._best = max((v.means[self._return].mean for v in self._versions() if config.best in v.tags and self._return in v.means), default=-np.inf)
+        return Facts()
+
+    def _versions(self) -> list[Version]:
+        return self._database.versions(self._config.policy)
+
+    def _enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._frozen = None  # what was played so far was of another stage
+
+    def _poll(self) -> PollResult:
+        if self._frozen is None:
+            self._freeze()
+        if self._frozen is None or (sample := self._consumer.consume()) is None:
+            return PollResult()
+        rows = self._count(sample)
+        self._consumer.release()
+        if len(self._played) == self._seats and min(self._played.values()) >= self._each:
+            self._conclude()
+        return PollResult(rows, 1)
+
+    def _freeze(self) -> None:
+        """Let the tag point to the newest version, once there is one that was not evaluated."""
+        if monotonic() - self._looked < LOOK:
+            return
+        self._looked = monotonic()
+        newest = self._versions()[-1:]
+        if not newest or newest[0].version <= self._last:
+            return
+        try:
+            self._database.tag(self._config.policy, self._config.tag, newest[0].version)
+        except VersionGone:  # collected meanwhile: there is a newer one
+            return
+        (self._frozen,), self._last = newest, newest[0].version
+        self._played.clear()
+        self._returns, self._lengths, self._against = [], [], {}
+
+    def _count(self, sample: Sample) -> int:
+        """Count the episodes of the frozen version that are among the first of their seat. Return how many there are in the sample."""
+        frozen, ends = self._frozen, sample["info_mask"].nonzero()
+        assert frozen is not None
+        names = ("version", "last_version", "seat", "info.return", "info.length")
+        rows: list[list[Any]] = [sample[name][ends].tolist() for name in names]
+        rows += [sample[name][ends].tolist() if name in sample else [[]] * len(ends[0]) for name in ("others.version", "others.policy")]
+        for first, last, seat, reached, length, others, policies in zip(*rows, strict=True):
+            key = sample.channel, seat
+            if not first == last == frozen.version:
+                self._discarded += 1
+            elif self._played[key] < self._each:
+                self._played[key] += 1
+                self._returns.append(reached)
+                self._lengths.append(length)
+                for version, policy in zip(others, policies, strict=True):
+                    if policy == self._policy_index and version >= 0:
+                        self._against.setdefault(version, []).append(self._score(reached))
+        return len(ends[0])
+
+    def _score(self, reached: float) -> float:
+        return 0.5 * (1 + float(np.sign(reached - (self._config.drawn or 0.0))))
+
+    def _rate(self) -> dict[str, float]:
+        """Return the frozen version's rating, if it has played versions of its policy, and note how these did against it."""
+        if not self._against:
+            return {}
+        ratings = {version.version: version.means[self._elo].mean for version in self._versions() if self._elo in version.means}
+        games = [(ratings[version], score) for version, scores in self._against.items() if version in ratings for score in scores]
+        for version, scores in self._against.items():
+            with suppress(VersionGone):  # it was collected while it played
+                self._database.record(self._config.policy, version, {self._beats: [1 - score for score in scores]})
+        against, won = np.array(games).reshape(-1, 2).T
+        return {"elo": performance(against, won)} if len(games) or not ratings else {}
+
+    def _conclude(self) -> None:
+        config, frozen = self._config, self._frozen
+        assert frozen is not None
+        results: dict[str, list[float]] = {"return": self._returns, "length": self._lengths}
+        won: dict[str, float] = {}
+        if config.drawn is not None:
+            results["win_rate"] = [self._score(reached) for reached in self._returns]
+            rated = self._rate()
+            won = {"win_rate": float(np.mean(results["win_rate"])), **rated}
+            results |= {name: [value] for name, value in rated.items()}
+        self._database.record(config.policy, frozen.version, {f"{config.name}/{what}": values for what, values in results.items()})
+        reached = Mean().add(np.array(self._returns))
+        margin = reached.margin or 0.0
+        told = {
+            "return": reached.mean,
+            "return_low": reached.mean - margin,
+            "return_high": reached.mean + margin,
+            "length": float(np.mean(self._lengths)),
+            "version": float(frozen.version),
+            "games": float(reached.count),
+            "discarded": float(self._discarded),
+            **won,
+        }
+        self.report(Measured(int(frozen.counters.get("env_steps", 0)), self.stage, {f"{config.name}/{k}": v for k, v in told.items()}))
+        if reached.mean > self._best:
+            self._best = reached.mean
+            self._database.tag(config.policy, config.best, frozen.version)
+        self._frozen = None
