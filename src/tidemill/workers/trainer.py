@@ -32,6 +32,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.pusher import LAST_PUSH, VersionPusher
+from tidemill.workers.records import RECORDED, TrainingReturns, field_of, settings_of
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
@@ -85,8 +86,13 @@ class Trainer(WorkerConfig):
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
-        ports = Port(self.samples, "consume"), Port(self.policy, "publish")
-        return ports if self.count == 1 else (*ports, Port(self.policy, "sum"))
+        ports = [Port(self.samples, "consume"), Port(self.policy, "publish")]
+        ports += [Port(self.policy, "sum")] if self.count > 1 else []
+        return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)
+
+    def records(self) -> tuple[str, ...]:
+        """See `tidemill.workers.records`."""
+        return () if self.database_seconds is None else (*RECORDED, *map(field_of, settings_of(self.algorithm)))
 
     def build(self, context: Context) -> "TrainerWorker":
         return TrainerWorker(context, self)
@@ -95,7 +101,8 @@ class Trainer(WorkerConfig):
 @dataclass
 class Counters:
     """What a resumed run goes on from. `steps` are env steps that entered training: trained rows, each counted when it is first trained on, divided
-    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`)."""
+    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`), `adoptions` how often it went on from another
+    policy's weights."""
 
     updates: int = 0
     rows: int = 0
@@ -103,6 +110,7 @@ class Counters:
     dropped: int = 0
     evicted: int = 0
     reused: int = 0
+    adoptions: int = 0
     seconds: float = 0.0
 
 
@@ -128,6 +136,7 @@ class TrainerWorker(Worker):
         self._saved_update = -1
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._versions: VersionPusher | None = None
+        self._returns = TrainingReturns()
         self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -242,6 +251,7 @@ class TrainerWorker(Worker):
                 yield PollResult(0, 1)
                 continue
             lags = self._lags(batch)
+            self._returns.add(held.sample for held in batch if not held.uses)
             metrics = yield from self._update([held.sample for held in batch])
             self._buffer.release()
             counters.updates += 1
@@ -401,7 +411,11 @@ class TrainerWorker(Worker):
         self.report(Notice(text))
 
     def _version_counters(self) -> dict[str, float]:
-        return {"env_steps": self.counters.steps, "seconds": self.counters.seconds}
+        """Return what the parameter database is to know of the present version. Of equal trainers the first one's episodes stand for all."""
+        counters, reached = self.counters, self._returns.mean()
+        settings = {field_of(name): value for name, value in settings_of(self._config.algorithm).items()}
+        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adoptions": counters.adoptions, **settings}
+        return known if reached is None else {**known, "training_return": reached}
 
     def _on_exit(self) -> None:
         self._count_time()

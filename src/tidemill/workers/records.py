@@ -1,0 +1,60 @@
+"""What a trainer has the parameter database know of each version: how far it was trained, with which settings, and what the episodes that it was
+trained on have reached."""
+
+import dataclasses
+import typing
+from collections import deque
+from collections.abc import Iterable, Mapping
+from math import isfinite
+
+from tidemill.api.algorithm import AlgorithmConfig, Sample
+from tidemill.core.errors import ConfigError, did_you_mean
+
+EPISODES = 100
+"""Episodes that `training_return` is the mean of, at most."""
+RECORDED = ("env_steps", "seconds", "adoptions", "training_return")
+"""Besides the settings: env steps and seconds of training, how often the policy went on from another one's weights (see `Adopt`), and the mean
+undiscounted return of the last episodes that ended in rows that entered the loss, since the last adoption; no version has it before the first one."""
+
+
+def settings_of(algorithm: AlgorithmConfig) -> dict[str, float]:
+    """Return the algorithm's settings that are finite numbers, by name."""
+    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and isfinite(v)}
+
+
+def field_of(setting: str) -> str:
+    """Return what a setting of the algorithm is called in the parameter database."""
+    return f"algorithm/{setting}"
+
+
+def with_settings(algorithm: AlgorithmConfig, settings: Mapping[str, float]) -> AlgorithmConfig:
+    """Return `algorithm` with these settings, those that count things rounded. Raises `ConfigError` for one that it lacks, or cannot have."""
+    known, hints = settings_of(algorithm), typing.get_type_hints(type(algorithm))
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f'{type(algorithm).__name__} has no number "{name}"; {did_you_mean(name, known)}')
+    whole = {name for name in settings if float not in (hints[name], *typing.get_args(hints[name]))}
+    return algorithm.replace(**{name: round(value) if name in whole else value for name, value in settings.items()})
+
+
+class TrainingReturns:
+    """The returns of the last episodes that a trainer was trained on."""
+
+    def __init__(self) -> None:
+        self._returns: deque[float] = deque(maxlen=EPISODES)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Take the episodes that end in the trained rows of `samples`, so that each counts once however samples overlap. One look at each sample's
+        marks; Python's work is per finished episode."""
+        for sample in samples:
+            own = slice(sample.burn_in, len(sample["info_mask"]) - sample.bootstrap)
+            self._returns.extend(sample["info.return"][own][sample["info_mask"][own]][-EPISODES:].tolist())
+
+    def clear(self) -> None:
+        """Forget them: they were of other weights."""
+        self._returns.clear()
+
+    def mean(self) -> float | None:
+        """Return their mean; None before the first."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
