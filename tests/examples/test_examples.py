@@ -48,6 +48,14 @@ def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
     assert policy.act(observation) in range(4)
 
 
+def test_images_are_augmented_on_their_way(tmp_path):
+    summary, metrics = run("augmentation.py", tmp_path / "run", 4_000, mean_return=None)
+    assert summary["env_steps"] >= 4_000 and summary["dropped"] == 0
+    assert metrics[-1]["lag/mean"] > 0  # through two streams
+    picture = np.zeros((1, 40, 40), np.uint8)
+    assert tidemill.load(tmp_path / "run").act(picture) in range(3)
+
+
 def test_the_algorithm_goes_on_from_its_moments():
     config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
     one, other = (config.build(tidemill.ActorCritic().build(SPACES, 1), 1) for _ in range(2))

@@ -9,13 +9,17 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.core.errors import ConfigError
-from tidemill.nets.encoders import image_of_shape
+from tidemill.core.schema import Schema
+from tidemill.nets.encoders import SMALLEST_IMAGE, Image, image_of_shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomShift(ProcessorConfig):
-    """Shifts every image of a sample by up to `pixels` in both directions, each by a draw of its own; what moves in repeats the border. Kostrikov,
-    Yarats, Fergus 2021, "Image Augmentation Is All You Need", section 3.1 (they take 4 pixels of 84)."""
+    """Shifts every image of a sample by up to `pixels` in both directions, each by a draw of its own, its channels (a stack of frames) together; what
+    moves in repeats the border. Kostrikov, Yarats, Fergus 2021, "Image Augmentation Is All You Need", section 3.1 (they take 4 pixels of 84).
+
+    Log-probabilities and values stay those that the actor's policy gave to the images as they were; `Reanalyse` behind it gives values of the shifted
+    ones. Images are uint8 as the encoder takes them (`ActorCritic.encoder`); anything else that a policy sees stays as it is."""
 
     pixels: int = 4
 
@@ -23,27 +27,35 @@ class RandomShift(ProcessorConfig):
         if self.pixels < 1:
             raise ConfigError(f"pixels = {self.pixels} must be at least 1; 4 is usual for images of 84")
 
-    def build(self, policy: Policy | None, seed: int) -> Processor:
-        return _Shift(self.pixels, seed)
+    def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
+        observation = {name: field for name, field in schema.items() if name.partition(".")[0] == "obs"}
+        images = {name: image for name, field in observation.items() if (image := image_of_shape(field.shape, field.dtype)) is not None}
+        if not images:
+            seen = ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in observation.items())
+            raise ConfigError(
+                f"RandomShift shifts images, uint8 of 2 or 3 axes and at least {SMALLEST_IMAGE} pixels high and wide, and the rows have none "
+                f"({seen}); leave it out"
+            )
+        return _Shift(images, self.pixels, seed)
 
 
 class _Shift(Processor):
-    def __init__(self, pixels: int, seed: int) -> None:
-        self._pixels, self._rng = pixels, np.random.default_rng(seed)
+    def __init__(self, images: dict[str, Image], pixels: int, seed: int) -> None:
+        self._images, self._pixels, self._rng = images, pixels, np.random.default_rng(seed)
 
     def process(self, sample: Sample) -> None:
-        for name, array in sample.items():
-            if name.partition(".")[0] == "obs" and (image := image_of_shape(array.shape[2:], str(array.dtype))) is not None:
-                images = array.reshape(-1, *array.shape[2:])
-                planes = images if image.channels_first else np.moveaxis(images, -1, 1)
-                planes = planes if planes.ndim == 4 else planes[:, np.newaxis]
-                shifts = self._rng.integers(-self._pixels, self._pixels + 1, (len(images), 2))
-                shift(planes, shifts)
+        for name, image in self._images.items():
+            pictures = sample[name].reshape(-1, *sample[name].shape[2:])
+            planes = pictures if image.channels_first else np.moveaxis(pictures, -1, 1)
+            planes = planes if planes.ndim == 4 else planes[:, np.newaxis]
+            shift(planes, self._rng.integers(-self._pixels, self._pixels + 1, (len(pictures), 2)))
 
 
 def shift(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> None:
     """Shift images [n, channels, height, width] in place by `shifts` [n, 2] (down, right); the border is repeated."""
-    _, _, height, width = images.shape
-    for image, (down, right) in zip(images, shifts.tolist(), strict=True):
+    height, width = images.shape[2:]
+    kinds, which = np.unique(shifts, axis=0, return_inverse=True)
+    for kind, (down, right) in enumerate(kinds.tolist()):  # few, whatever the number of images
+        alike = np.flatnonzero(which.reshape(-1) == kind)
         rows, columns = (np.arange(height) - down).clip(0, height - 1), (np.arange(width) - right).clip(0, width - 1)
-        image[...] = image[:, rows[:, np.newaxis], columns]
+        images[alike] = images[alike].take(rows, axis=2).take(columns, axis=3)

@@ -14,13 +14,15 @@ An experiment names policies, groups of workers, and limits. Workers name the st
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import isfinite
 from typing import ClassVar
 
 from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curriculum, check_measured
-from tidemill.api.edges import Edge, Port, Role, derive_edges
+from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name
@@ -108,7 +110,8 @@ class WorkerConfig(Config):
         return ()
 
     def forwards(self) -> dict[str, str]:
-        """Return the sample streams that the worker fills with samples of others, as {filled: taken from}."""
+        """Return the sample streams that the worker fills with samples of others, as {filled: taken from}. It is configured when those who fill what
+        it takes from are READY, and answers with what it fills (`Facts.samples`)."""
         return {}
 
     def records(self) -> tuple[str, ...]:
@@ -170,6 +173,38 @@ class Experiment(Config):
         """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
         return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])
 
+    def forwarders(self) -> list[list[str]]:
+        """Return the workers that send samples of others on: first those who take from none of these, then those who take from the first, and so on.
+        Raises `ConfigError` where samples would go round in a circle."""
+        waiting = {name: config.forwards() for name, config in self.members() if config.forwards()}
+        levels = []
+        while waiting:
+            filled = {into for forwards in waiting.values() for into in forwards}
+            level = [name for name, forwards in waiting.items() if not filled.intersection(forwards.values())]
+            if not level:
+                circle = ", ".join(f'{name} from "{taken}" into "{into}"' for name, forwards in waiting.items() for into, taken in forwards.items())
+                raise ConfigError(f"samples are sent round in a circle ({circle}); let one of them fill a stream that leads to a trainer")
+            levels.append(level)
+            waiting = {name: forwards for name, forwards in waiting.items() if name not in level}
+        return levels
+
+    def samples_at_once(self, worker: str, stream: str) -> Fraction:
+        """Return how many samples are filled at a time for a consumer of `stream`: one by each outlet of an actor, whose samples it may share with
+        others of its group. What comes through workers that send samples on counts as many as they take for it."""
+        configs, edges = dict(self.members()), [edge for edge in self.edges() if edge.name.startswith("samples/")]
+        takers = Counter((edge.name.rpartition("/")[0], group_of(edge.targets[0])) for edge in edges)
+
+        def arriving(worker: str, stream: str) -> Fraction:
+            total = Fraction(0)
+            for edge in edges:
+                if edge.name.startswith(f"samples/{stream}/") and edge.targets[0] == worker:
+                    taken = configs[edge.source].forwards().get(stream)
+                    filled = Fraction(1) if taken is None else arriving(edge.source, taken)
+                    total += filled / takers[edge.name.rpartition("/")[0], group_of(worker)]
+            return total
+
+        return arriving(worker, stream)
+
     def check(self) -> None:
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
         for name, config in self.members():
@@ -194,6 +229,7 @@ class Experiment(Config):
             for query in config.queries():
                 query.check(recorded)
         self.edges()
+        self.forwarders()
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The contract of what a buffer worker does to samples on their way from actors to trainers. The loop that calls it::
 
-processor = config.build(policy, seed)
+processor = config.build(schema, policy, seed)
 while ...:
     sample = copy of the next one
     processor.process(sample)
@@ -13,14 +13,16 @@ from typing import ClassVar
 from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config
+from tidemill.core.schema import Schema
 
 
 class Processor(ABC):
-    """Changes samples in place."""
+    """Changes samples."""
 
     @abstractmethod
     def process(self, sample: Sample) -> None:
-        """Change fields of `sample` (see `Sample`; its arrays are the slot that is going to be sent). Shapes stay."""
+        """Change fields of `sample` (see `Sample`: [T, N, ...], burn-in first), best in place: its arrays are the slot that is going to be sent.
+        Fields, shapes and dtypes stay. Versions, too: how old a row is counts from its actor's."""
 
 
 class ProcessorConfig(Config):
@@ -29,6 +31,7 @@ class ProcessorConfig(Config):
     needs_policy: ClassVar[bool] = False
     """Whether it is built with a policy, whose newest parameters are loaded before each sample."""
 
-    def build(self, policy: Policy | None, seed: int) -> Processor:
-        """Return the processor. `policy` is there when it `needs_policy`; draws come from `seed`."""
+    def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
+        """Return the processor of samples whose rows have the fields of `schema`. `policy` is there when it `needs_policy`; draws come from `seed`.
+        Raises `ConfigError` for rows that it can do nothing with."""
         raise TypeError(f"{type(self).__name__} has no build()")

@@ -163,27 +163,14 @@ class Controller:
 
     def _configure(self) -> None:
         owners = [name for name, member in self.members.items() if member.config.owns_environment]
-        others = [name for name in self.members if name not in owners]
-        for name in owners:
-            self._send(name, Configure())
-        self._await(owners, State.READY)
-        self._forward()
-        for name in others:
-            self._send(name, Configure(self._facts))
-        self._await(others, State.READY)
+        forwarders = self.job.experiment.forwarders()
+        others = [name for name in self.members if name not in owners and not any(name in level for level in forwarders)]
+        for names in (owners, *forwarders, others):  # each is told what those before know
+            for name in names:
+                self._send(name, Configure(self._facts))
+            self._await(names, State.READY)
         self.plan = make_plan(need for member in self.members.values() for need in member.needs)
         self._watch(self)  # so that it is told before any of it is taken
-
-    def _forward(self) -> None:
-        """What a worker sends on has the shape of what it was sent."""
-        forwards = {into: taken for member in self.members.values() for into, taken in member.config.forwards().items()}
-        for into in forwards:
-            origin = into
-            for _ in forwards:
-                origin = forwards.get(origin, origin)
-            if origin not in self._facts.samples:
-                raise RunError(f'sample stream "{into}" is filled by buffer workers only, from "{origin}"; let an agent spec fill that')
-            self._facts.samples[into] = self._facts.samples[origin]
 
     def _start(self) -> None:
         if self.job.experiment.curriculum:

@@ -14,7 +14,7 @@ from rich.text import Text
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.checkpoint import checkpoints, read_newest
-from tidemill.core.config import decode, encode
+from tidemill.core.config import Config, decode, encode
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
@@ -366,9 +366,19 @@ def _new_folder(experiment: Experiment) -> Path:
 
 def _own_source(experiment: Experiment) -> Source | None:
     """The main script, when classes of the experiment are defined in it (worker processes must load it)."""
-    classes = {type(c) for c in (*experiment.policies.values(), *experiment.workers.values())}
-    for worker in experiment.workers.values():
-        classes |= {type(value) for value in vars(worker).values()}
+    classes = _classes(experiment)
     files = {sys.modules[c.__module__].__file__ for c in classes if c.__module__ == "__main__" or c.__module__.startswith("tidemill_file_")}
     files.discard(None)
     return Source.of(Path(str(files.pop()))) if files else None
+
+
+def _classes(value: Any) -> set[type]:
+    """Return the classes of all configurations that a configuration holds, itself among them."""
+    match value:
+        case Config():
+            return {type(value)}.union(*map(_classes, vars(value).values()))
+        case dict():
+            return set().union(*map(_classes, value.values()))
+        case tuple():
+            return set().union(*map(_classes, value))
+    return set()

@@ -1,6 +1,9 @@
 """The buffer worker: between actors and trainers, it changes samples on their way.
 
-What it cannot send on waits, and so do those who send to it: nothing is lost.
+channel of an actor → copy into a slot of the next stream → processors, in place → sent
+
+It takes a sample only when there is a slot for it, so that whoever fills its stream waits as it waits itself: nothing is dropped here. How old a row
+is counts from the version that acted on it, whatever was made of it since.
 """
 
 from collections.abc import Sequence
@@ -11,23 +14,28 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.control import Facts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
-from tidemill.core.errors import ConfigError, SchemaError
+from tidemill.api.spaces import schema_of_space
+from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
+from tidemill.core.memory import Need
+from tidemill.core.schema import Arrays, Schema, layout
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.blocks import MOST_SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buffers(WorkerConfig):
-    """Buffer workers: they take the samples of one stream, process them, and send them into another.
+    """Buffer workers: they take the samples of one stream, process them, and send them into another, which has as many slots as the one they take
+    from. Several share the samples; each sample is processed once. They go from buffer worker to buffer worker where these are chained.
 
     samples   the stream that actors (or other buffer workers) fill
     into      the stream that trainers (or other buffer workers) consume
     process   what is done to each sample, in order
     policy    whose newest parameters those processors play with that need a policy
-    slots     samples that may lie in the stream that it fills
     """
 
     order: ClassVar[int] = 2
@@ -36,15 +44,16 @@ class Buffers(WorkerConfig):
     into: str = "samples"
     process: tuple[ProcessorConfig, ...]
     policy: str | None = None
-    slots: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.slots < 1:
-            raise ConfigError(f"slots = {self.slots} must be at least 1")
-        for config in self.process:
-            if config.needs_policy and self.policy is None:
-                raise ConfigError(f"{type(config).__name__} needs a policy; set the policy of the buffer worker")
+        if self.into == self.samples:
+            raise ConfigError(f'samples and into are both "{self.into}"; give the stream that the buffer workers fill another name')
+        needy = [type(config).__name__ for config in self.process if config.needs_policy]
+        if needy and self.policy is None:
+            raise ConfigError(f"{needy[0]} needs a policy; set the policy of the buffer workers")
+        if self.policy is not None and not needy:
+            raise ConfigError(f'policy = "{self.policy}", but nothing in process needs one; leave it out')
 
     def ports(self) -> tuple[Port, ...]:
         ports = Port(self.samples, "consume"), Port(self.into, "produce")
@@ -63,56 +72,94 @@ class BufferWorker(Worker):
     def __init__(self, context: Context, config: Buffers) -> None:
         super().__init__(context)
         self._config = config
-        self._held: Sample | None = None  # taken, and not yet sent
+        self._sent = 0
+        self._policy: Policy | None = None
+        self._parameters: ParameterSubscriber | None = None
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
-        blocks = facts.samples[config.samples]
-        self._channels = [context.endpoints.consumer(edge.name) for edge in context.edges(f"samples/{config.samples}/")]
-        self._consumer = ChannelSampleConsumer(self._channels, blocks.burn_in, blocks.bootstrap)
-        self._producer = sample_producer(context, (config.into,))
-        self._offered = False
-        seed = derive_seed(context.experiment.seed, context.name)
-        self._policy, self._parameters = None, None
+        known, seed = facts.samples[config.samples], derive_seed(context.experiment.seed, context.name)
+        channels = [context.endpoints.consumer(edge.name) for edge in context.edges(f"samples/{config.samples}/")]
+        self._consumer = ChannelSampleConsumer(channels, known.burn_in, known.bootstrap, known.cut)
+        offered = self._consumer.offered()
+        if offered is None:
+            raise SchemaError(f'{context.name} was configured before those who fill "{config.samples}" had made their slots')
+        schema, leads = offered[0].schema, sorted({(block.lead[0], block.lead[1]) for block in offered})
+        if len(leads) > 1 or any(block.schema != schema for block in offered):
+            sizes = " and ".join(f"{rows} rows x {seats} seats" for rows, seats in leads)
+            raise ConfigError(
+                f'{context.name} takes samples of different kinds from stream "{config.samples}" ({sizes}); give each kind a stream and buffer '
+                "workers of its own"
+            )
         if config.policy is not None:
-            self._policy = context.experiment.policies[config.policy].build(facts.spaces[config.policy], seed)
-            (edge,) = context.edges(f"parameters/{config.policy}/")
-            self._parameters = ParameterSubscriber(context.endpoints.reader(edge.name))
+            self._policy = self._build_policy(config.policy, facts, schema, seed)
         self._processors: Sequence[Processor] = [
-            processor.build(self._policy if processor.needs_policy else None, derive_seed(seed, "processor", number))
-            for number, processor in enumerate(config.process)
+            each.build(schema, self._policy if each.needs_policy else None, derive_seed(seed, "processor", number))
+            for number, each in enumerate(config.process)
         ]
-        return Facts()
+        made = context.edges(f"samples/{config.into}/{context.name}/")
+        slots = min(sum(block.slots for block in offered), MOST_SLOTS)
+        self._producer = sample_producer(context, (config.into,))
+        self._producer.offer(schema, *leads[0], slots)
+        nbytes = layout(schema, leads[0])[1]
+        sums = f"{len(made)} consumers x {slots} slots x {nbytes:,} bytes"
+        return Facts(samples={config.into: known}, memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums),))
 
-    def _offer(self) -> bool:
-        """Make slots like those that come in. False while they are not known."""
-        if not self._offered and all(channel.attach() for channel in self._channels):
-            leads = {channel.lead for channel in self._channels}
-            if len(leads) > 1:
-                raise SchemaError(f'samples of stream "{self._config.samples}" are of different sizes {sorted(leads)}; give each size a stream')
-            (rows, seats), self._offered = leads.pop(), True
-            self._producer.offer(self._channels[0].schema, rows, seats, self._config.slots)
-        return self._offered
+    def _build_policy(self, name: str, facts: Facts, schema: Schema, seed: int) -> Policy:
+        context = self.context
+        if name not in facts.spaces:
+            raise ConfigError(
+                f'{context.name} processes with policy "{name}", but no agent spec plays it, so that nobody knows its spaces; '
+                f"{did_you_mean(name, facts.spaces)}"
+            )
+        spaces, config = facts.spaces[name], context.experiment.policies[name]
+        for field, form in {**schema_of_space(spaces.observation, "obs"), **config.state(spaces), **config.answer(spaces)}.items():
+            if schema.get(field) != form:
+                there = f"{schema[field].dtype}{list(schema[field].shape)} there" if field in schema else "not there"
+                raise ConfigError(
+                    f'{context.name} is to process the rows of stream "{self._config.samples}" with policy "{name}", which goes with other rows: '
+                    f"{field} is {form.dtype}{list(form.shape)}, and {there}; name the policy that plays those agents"
+                )
+        (edge,) = context.edges(f"parameters/{name}/")
+        self._parameters = ParameterSubscriber(context.endpoints.reader(edge.name))
+        return config.build(spaces, seed)
 
     def _poll(self) -> PollResult:
-        if not self._offer():
-            return PollResult()
-        if self._held is None:
-            self._held = self._consumer.consume()
-        if self._held is None or (slot := self._producer.reserve()) is None:
+        if self._policy is not None and self._parameters is not None and not self._parameters.refresh(self._policy):
+            return PollResult()  # nothing was published yet
+        slot = self._producer.reserve()
+        taken = None if slot is None else self._consumer.consume()
+        if slot is None or taken is None:
             return PollResult()
         left = self.clock.enter("copy")
-        for name, array in self._held.items():
-            slot[name][...] = array
-        self.clock.enter("inference")
-        if self._policy is not None and self._parameters is not None:
-            self._parameters.refresh(self._policy)
-        sample = Sample(slot)
-        sample.burn_in, sample.bootstrap = self._held.burn_in, self._held.bootstrap
-        for processor in self._processors:
-            processor.process(sample)
+        rows = len(taken["done"])
+        sample = Sample({name: array[:rows] for name, array in slot.items()})  # an episode ends before its slot does
+        for name, array in taken.items():
+            sample[name][...] = array
+        sample.burn_in, sample.bootstrap = taken.burn_in, taken.bootstrap
+        self._consumer.release()
+        for processor, config in zip(self._processors, self._config.process, strict=True):
+            self.clock.enter("inference" if config.needs_policy else "python")
+            self._process(processor, sample)
         self.clock.enter(left)
         self._producer.commit()
-        self._consumer.release()
-        self._held = None
+        self._sent += 1
         return PollResult(sample["done"].size, 1)
+
+    def _process(self, processor: Processor, sample: Sample) -> None:
+        slot: Arrays = dict(sample)
+        processor.process(sample)
+        if sample.keys() != slot.keys():
+            changed = ", ".join(sorted(sample.keys() ^ slot.keys()))
+            raise SchemaError(f"{type(processor).__name__} added or removed fields of a sample ({changed}); it can change those that there are")
+        for name, array in slot.items():
+            if sample[name] is not array:  # put in its place instead of written into it
+                try:
+                    array[...] = sample[name]
+                except ValueError as error:
+                    raise SchemaError(f"{type(processor).__name__} changed the shape of {name}: {error}") from error
+                sample[name] = array
+
+    def _stats(self) -> dict[str, float]:
+        sent = {"samples": float(self._sent)}
+        return sent if self._policy is None else {**sent, "version": float(self._policy.version)}

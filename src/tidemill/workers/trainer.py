@@ -7,6 +7,7 @@ Several equal trainers of one policy each take samples of their own and sum thei
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import ClassVar, NamedTuple
@@ -43,8 +44,8 @@ class Trainer(WorkerConfig):
     """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`. With a `count` above 1: equal trainers, each on the samples of
     its share of the producers, whose gradients are averaged (the algorithm must be `DataParallel`).
 
-    batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as there are producers,
-                        of whoever has some
+    batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as actors fill at a time,
+                        one in each target, whether they come directly or through buffer workers, of whoever has some
     buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`
     max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
                         None: none are. Nobody is held back for it: a low limit throws work away
@@ -160,9 +161,15 @@ class TrainerWorker(Worker):
                 'take mode = "full" for whole episodes'
             )
         own = self._facts
+        if config.max_policy_lag == 0 and any(config.samples in worker.forwards() for worker in experiment.workers.values()):
+            raise ConfigError(
+                f'max_policy_lag = 0, but sample stream "{config.samples}" comes through buffer workers, while which actors go on: its rows would be '
+                "old when they arrive; let actors fill it, or take max_policy_lag = 1 or more"
+            )
         source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut)
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
-        self._buffer = config.buffer.build(source, Demand(rows, len(producers), config.max_policy_lag, config.count))
+        samples = ceil(experiment.samples_at_once(context.name, config.samples))
+        self._buffer = config.buffer.build(source, Demand(rows, samples, config.max_policy_lag, config.count))
         seed = derive_seed(experiment.seed, context.name)
         device = choose_device(config.device, number(context.name))
         policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
