@@ -73,6 +73,6 @@ def test_versions_know_them(tmp_path: Path) -> None:
     train(made, launch="inline", run_dir=tmp_path, quiet=True)
     database = ParameterDatabase(tmp_path / PARAMETERS)
     first, *_, last = database.versions("policy")
-    assert first.counters == {"env_steps": 0, "seconds": 0, "adoptions": 0, field_of("seconds"): 0.001, field_of("save_seconds"): 0}
+    assert first.counters == {"env_steps": 0, "seconds": 0, "adopted": 0, field_of("seconds"): 0.001, field_of("save_seconds"): 0}
     assert last.counters.keys() == {*first.counters, "training_return"} == set(made.workers["trainer"].records())
     assert database.query("policy", Query.parse("training_return > -1000 order by -training_return limit 1"))

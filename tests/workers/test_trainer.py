@@ -11,13 +11,14 @@ from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import Held
-from tidemill.api.control import Facts, Notice, SampleFacts, State, Statistics, Status, unpack_up
+from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, State, Statistics, Status, pack, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import ConfigError
+from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
@@ -31,17 +32,19 @@ TRAINED = (ROWS - 1) * SEATS
 
 @dataclass(frozen=True, kw_only=True)
 class Adding(AlgorithmConfig):
-    """Adds 1 to the policy's parameters in each update, and remembers what it was given."""
+    """Adds to the policy's parameters in each update, and remembers what it was given."""
+
+    amount: float = 1.0
 
     def build(self, policy: Policy, seed: int) -> "Adder":
-        return Adder(policy)
+        return Adder(policy, self.amount)
 
 
 class Adder(Algorithm):
     built: ClassVar[list["Adder"]] = []
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, amount: float) -> None:
+        self.policy, self.amount = policy, amount
         self.seen: list[list[float]] = []
         self.progress: list[float] = []
         self.moment = np.zeros(2)
@@ -50,7 +53,7 @@ class Adder(Algorithm):
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         self.seen.append([float(sample["reward"][0, 0]) for sample in samples])
         self.progress.append(progress)
-        self.policy.parameters()["w"][:] += 1  # type: ignore[index]
+        self.policy.parameters()["w"][:] += self.amount  # type: ignore[index]
         self.moment += 10
         return {"loss/policy": 0.5}
 
@@ -103,7 +106,7 @@ class Bench:
         self.worker.start()
         self.told: list[Any] = []
 
-    def send(self, mark: float, version: int = 0, outlet: int = 0, **cells: Any) -> bool:
+    def send(self, mark: float, version: Any = 0, outlet: int = 0, **cells: Any) -> bool:
         """Send a sample whose every row was made by `version`."""
         block = self.producers[outlet].reserve()
         if block is None:
@@ -316,6 +319,65 @@ def test_a_checkpoint_without_the_newer_counters_is_taken(tmp_path: Path) -> Non
     del bench.worker.counters.evicted
     bench.worker._save(final=True)
     assert Bench(folder=tmp_path, resume="update-1").worker.counters.evicted == 0
+
+
+# ---- going on from another policy --------------------------------------------------------------------------------------------------------------
+
+
+def adopting(folder: Path, **settings: Any) -> Bench:
+    """A trainer at version 1 that has adopted weights of 50, as version 2, and adds 0.25 in each update from now on."""
+    ParameterDatabase(folder / PARAMETERS).push("other", 7, {"w": np.full(3, 50.0)})
+    bench = Bench(folder=folder, **settings)
+    bench.send(1, info_mask=((2, 0), True), **{"info.return": ((2, 0), 30.0)})
+    bench.poll()
+    assert bench.worker._version_counters() == {
+        "env_steps": TRAINED, "seconds": bench.worker.counters.seconds, "adopted": 0, "algorithm/amount": 1.0, "training_return": 30.0,
+    }  # fmt: skip
+    bench.link.send(pack(Adopt("other", 7, {"amount": 0.25})))
+    bench.worker._obey()
+    _, bench.algorithm = Adder.built
+    return bench
+
+
+def test_adopted_weights_are_a_version_more_and_published_at_once(tmp_path: Path) -> None:
+    bench = adopting(tmp_path)
+    assert bench.published() == (2, 50.0)
+    assert (bench.algorithm.moment == 0).all()  # the optimiser begins anew
+    bench.send(2, version=2)
+    bench.poll()
+    assert bench.published() == (3, 50.25)
+    known = bench.worker._version_counters()
+    assert (known["adopted"], known["algorithm/amount"], known["env_steps"]) == (2, 0.25, 2 * TRAINED)
+    assert "training_return" not in known  # what was reached before was by others
+
+
+@pytest.mark.parametrize("buffer", [Queue(), PriorityQueue(capacity=8 * TRAINED)])
+def test_samples_of_versions_before_an_adoption_are_not_trained(tmp_path: Path, buffer: Any) -> None:
+    bench = adopting(tmp_path, buffer=buffer)
+    bench.send(10, version=1)
+    mixed = np.full((ROWS, SEATS), 2)
+    mixed[1, 1] = 1
+    bench.send(11, version=mixed)
+    bench.send(12, version=2)
+    assert bench.poll() == (TRAINED, 1)
+    assert bench.algorithm.seen == [[12.0]]
+    assert bench.worker.counters.dropped == 2
+
+
+def test_a_batch_that_is_used_again_goes_with_the_version_it_was_of(tmp_path: Path) -> None:
+    bench = adopting(tmp_path, buffer=Queue(reuses=3))
+    assert bench.poll() == (0, 0)  # it had two uses left
+    bench.send(2, version=2)
+    assert bench.poll() == (TRAINED, 1)
+    assert bench.algorithm.seen == [[2.0]] and bench.worker.counters.dropped == 1
+
+
+def test_a_resumed_run_goes_on_with_what_was_adopted(tmp_path: Path) -> None:
+    bench = adopting(tmp_path)
+    bench.worker.exit()
+    again = Bench(folder=tmp_path, resume="update-2")
+    assert again.published() == (2, 50.0) and again.algorithm.amount == 0.25
+    assert again.worker._version_counters() == bench.worker._version_counters()
 
 
 # ---- limits ------------------------------------------------------------------------------------------------------------------------------------

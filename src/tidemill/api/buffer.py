@@ -93,6 +93,8 @@ class Buffer(ABC):
         self._source, self._demand = source, demand
         self.counts = Counts()
         """The trainer puts new ones in their place when it has read them."""
+        self.least = 0
+        """Samples whose oldest trained row is of a version before this one are dropped, too: since then the policy goes on from other weights."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -111,7 +113,7 @@ class Buffer(ABC):
     def _too_old(self, held: Held, version: int) -> bool:
         """True when `held` may not be trained on by a trainer at `version`; it is counted then, so that it must go."""
         limit = self._demand.max_lag
-        if limit is None or held.lag(version) <= limit:
+        if (limit is None or held.lag(version) <= limit) and (held.oldest is None or held.oldest >= self.least):
             return False
         self.counts.dropped += 1
         return True

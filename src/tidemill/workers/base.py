@@ -12,7 +12,23 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from tidemill.api.control import ENDED, Configure, EnterStage, Exit, Facts, Pause, Save, Start, State, Statistics, Status, Up, pack, unpack_down
+from tidemill.api.control import (
+    ENDED,
+    Adopt,
+    Configure,
+    EnterStage,
+    Exit,
+    Facts,
+    Pause,
+    Save,
+    Start,
+    State,
+    Statistics,
+    Status,
+    Up,
+    pack,
+    unpack_down,
+)
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock
 from tidemill.core.errors import TidemillError
@@ -66,6 +82,9 @@ class Worker(WorkerHandle):
 
     def _enter_stage(self, options: Mapping[str, Any]) -> None:
         """Go over to the curriculum's next stage, where that concerns the worker."""
+
+    def _adopt(self, message: Adopt) -> None:
+        """Go on from other weights. Trainers are told to."""
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -174,6 +193,8 @@ class Worker(WorkerHandle):
                 case EnterStage(stage=stage, options=options):
                     self.stage = stage
                     self._enter_stage(options)
+                case Adopt() as message:
+                    self._adopt(message)
                 case Exit(reason=reason):
                     self.exit(reason)
                     if self.ended:

@@ -12,9 +12,10 @@ from tidemill.core.errors import ConfigError, did_you_mean
 
 EPISODES = 100
 """Episodes that `training_return` is the mean of, at most."""
-RECORDED = ("env_steps", "seconds", "adoptions", "training_return")
-"""Besides the settings: env steps and seconds of training, how often the policy went on from another one's weights (see `Adopt`), and the mean
-undiscounted return of the last episodes that ended in rows that entered the loss, since the last adoption; no version has it before the first one."""
+RECORDED = ("env_steps", "seconds", "adopted", "training_return")
+"""Besides the settings: env steps and seconds of training; the version as which the policy went on from another one's weights last (see `Adopt`), 0
+before that; the mean undiscounted return of the last episodes since then that ended in rows that entered the loss, which no version has before the
+first one ended."""
 
 
 def settings_of(algorithm: AlgorithmConfig) -> dict[str, float]:

@@ -14,9 +14,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
-from tidemill.api.control import Facts, Notice, State, Statistics
+from tidemill.api.control import Adopt, Facts, Notice, State, Statistics
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.label import plain_spaces, write_label
@@ -25,7 +25,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
-from tidemill.core.versions import PARAMETERS
+from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.nets.device import check_device, choose_device
 from tidemill.replay.queue import Queue
 from tidemill.streams.parameters import ParameterPublisher
@@ -33,7 +33,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.pusher import LAST_PUSH, VersionPusher
-from tidemill.workers.records import RECORDED, TrainingReturns, field_of, settings_of
+from tidemill.workers.records import RECORDED, TrainingReturns, field_of, settings_of, with_settings
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
@@ -102,8 +102,8 @@ class Trainer(WorkerConfig):
 @dataclass
 class Counters:
     """What a resumed run goes on from. `steps` are env steps that entered training: trained rows, each counted when it is first trained on, divided
-    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`), `adoptions` how often it went on from another
-    policy's weights."""
+    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`), `adopted` is the version as which
+    it went on from another policy's weights last."""
 
     updates: int = 0
     rows: int = 0
@@ -111,7 +111,7 @@ class Counters:
     dropped: int = 0
     evicted: int = 0
     reused: int = 0
-    adoptions: int = 0
+    adopted: int = 0
     seconds: float = 0.0
 
 
@@ -138,6 +138,7 @@ class TrainerWorker(Worker):
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._versions: VersionPusher | None = None
         self._returns = TrainingReturns()
+        self._settings: dict[str, float] = {}  # of the algorithm, where adoptions have changed them
         self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -170,14 +171,14 @@ class TrainerWorker(Worker):
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         samples = ceil(experiment.samples_at_once(context.name, config.samples))
         self._buffer = config.buffer.build(source, Demand(rows, samples, config.max_policy_lag, config.count))
-        seed = derive_seed(experiment.seed, context.name)
         device = choose_device(config.device, number(context.name))
         policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
-        self._algorithm = config.algorithm.build(policy, seed)
-        policy.version = 0
+        self._policy = policy
         if context.resume is not None:
             self._restore()
-        self._policy = policy
+        else:
+            self._algorithm = self._build_algorithm()
+            policy.version = 0
         self._peers = self._join_peers()
         edges = context.edges(f"parameters/{config.policy}/")
         self._publisher = ParameterPublisher(endpoints.writer(edges[0].name), policy) if edges else None
@@ -190,6 +191,12 @@ class TrainerWorker(Worker):
             state = sum(array.nbytes for array in self._algorithm.state().values())
             needs += [Need("sums", self._peers.nbytes), Need("weights before an update", weights + state)]
         return Facts(memory=(*needs, *self._buffer.needs))
+
+    def _build_algorithm(self) -> Algorithm:
+        """Return the algorithm, as it is set now. After each adoption it draws other numbers."""
+        path = (self.name, self.counters.adopted) if self.counters.adopted else (self.name,)
+        config = with_settings(self._config.algorithm, self._settings)
+        return config.build(self._policy, derive_seed(self.context.experiment.seed, *path))
 
     def _join_peers(self) -> Summing | None:
         context, policy = self.context, self._config.policy
@@ -370,6 +377,23 @@ class TrainerWorker(Worker):
         values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
         self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
 
+    def _adopt(self, message: Adopt) -> None:
+        """Go on from a version of another policy, normalisers included, as if an update had led there: it is a version more, and is published.
+
+        Samples of versions before it are dropped from now on. What is taken over are weights and settings, as in Jaderberg et al. 2017, section
+        3, "exploit". The optimiser begins anew: its moments were of the weights that are given up, and versions hold none.
+        """
+        assert self.context.folder is not None
+        parameters, _ = ParameterDatabase(Path(self.context.folder) / PARAMETERS).load(message.source, message.version)
+        self._settings |= message.settings
+        self.counters.updates += 1
+        self.counters.adopted = self._buffer.least = self.counters.updates
+        self._algorithm = self._build_algorithm()
+        self._policy.load(parameters, self.counters.updates)
+        self._returns.clear()
+        if self._publisher is not None:
+            self._publisher.publish(self._policy)
+
     # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
     @property
@@ -384,7 +408,8 @@ class TrainerWorker(Worker):
         policy, algorithm = self._before if self._in_update else (self._policy.parameters(), self._algorithm.state())
         arrays = {"policy": policy, "algorithm": algorithm}
         spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment
-        facts = {**vars(self.counters), "policy": self._config.policy, "experiment": self.context.experiment.name, "spaces": spaces}
+        names = {"policy": self._config.policy, "experiment": self.context.experiment.name}
+        facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._settings}
         try:
             write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
         except CheckpointError as error:
@@ -399,7 +424,9 @@ class TrainerWorker(Worker):
         _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
         for name in vars(self.counters):
             setattr(self.counters, name, facts.get(name, 0))  # older checkpoints lack the newer ones
-        self._algorithm.policy.load(arrays["policy"], self.counters.updates)
+        self._settings = facts.get("settings", {})
+        self._algorithm = self._build_algorithm()
+        self._policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
         if (rank := number(self.context.name)) and isinstance(self._algorithm, DataParallel):
             self._algorithm.separate(rank)
@@ -420,8 +447,8 @@ class TrainerWorker(Worker):
     def _version_counters(self) -> dict[str, float]:
         """Return what the parameter database is to know of the present version. Of equal trainers the first one's episodes stand for all."""
         counters, reached = self.counters, self._returns.mean()
-        settings = {field_of(name): value for name, value in settings_of(self._config.algorithm).items()}
-        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adoptions": counters.adoptions, **settings}
+        settings = {field_of(name): value for name, value in (settings_of(self._config.algorithm) | self._settings).items()}
+        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adopted": counters.adopted, **settings}
         return known if reached is None else {**known, "training_return": reached}
 
     def _on_exit(self) -> None:
