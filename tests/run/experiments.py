@@ -58,6 +58,9 @@ class Recorder(AlgorithmConfig):
     seconds: float = 0.005
     save_seconds: float = 0.0
 
+    def measures(self) -> tuple[str, ...]:
+        return "loss", "trainers"
+
     def build(self, policy: Policy, seed: int) -> Algorithm:
         return _Recorder(self, policy)
 

@@ -12,6 +12,9 @@ from tidemill.core.errors import ConfigError
 if TYPE_CHECKING:
     from tidemill.nets.trainable import TrainablePolicy
 
+MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
+"""What is measured on every minibatch, in this order."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(AlgorithmConfig):
@@ -51,6 +54,9 @@ class PolicyGradient(AlgorithmConfig):
     """Of a policy that remembers: each seat's rows are cut into chunks of so many, through which gradients flow back in time; None, or more than a
     sample has: all of them. A minibatch has whole chunks, about `minibatch_size` rows. A chunk begins with the state that the behaviour had there;
     with `AgentSpec.burn_in` so many rows before it first bring that up to date."""
+
+    def measures(self) -> tuple[str, ...]:
+        return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
 
     def __post_init__(self) -> None:
         for name, (low, high, advice) in self.ranges.items():

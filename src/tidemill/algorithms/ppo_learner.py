@@ -14,6 +14,7 @@ from tidemill.algorithms.batch import Batch, Estimate, Floats, Integers, gae_of,
 from tidemill.algorithms.chunks import Chunks, Rows, cut
 from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.algorithms.library import library_of
+from tidemill.algorithms.policy_gradient import MEASURED
 from tidemill.algorithms.random_state import random_state, set_random_state
 from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.core.errors import RunError, SchemaError
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from tidemill.algorithms.policy_gradient import PolicyGradient
     from tidemill.algorithms.ppo import PPO
 
-MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
-"""What is measured on every minibatch, in this order."""
 SUMS = 7
 """Numbers that equal trainers sum before an update: see `_sums`."""
 COLUMNS = ("log_prob", "advantage", "target", "value")

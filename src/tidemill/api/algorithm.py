@@ -129,6 +129,11 @@ def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, flo
 class AlgorithmConfig(Config):
     """Family of algorithms."""
 
+    def measures(self) -> tuple[str, ...] | None:
+        """Return the names of the metrics that updates return, so that conditions on them (`Limits.until`, `Stage.until`) are checked at start; None:
+        nobody knows before the first update."""
+        return None
+
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the algorithm that trains `policy`."""
         raise TypeError(f"{type(self).__name__} has no build()")

@@ -10,7 +10,8 @@ from tidemill.core.query import Query
 
 PROGRESS = ("step", "update", "episodes", "return/mean", "time/seconds")
 """What is known of every run: env steps and updates of training, finished episodes, the mean return of the last `Limits.window` of them once this
-stage has seen so many, seconds of training."""
+stage has seen so many, seconds of training. Conditions may also be about what workers say that they measure (`WorkerConfig.measures`: "kl" of `PPO`,
+"evaluation/return" of `Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of them."""
 
 
 def check_condition(setting: str, text: str) -> None:
@@ -20,10 +21,10 @@ def check_condition(setting: str, text: str) -> None:
         raise ConfigError(f'{setting} = "{text}" must be conditions alone, such as "return/mean >= 200 and step > 50000"')
 
 
-def check_measured(setting: str, text: str, measured: Collection[str]) -> None:
-    """Raise `ConfigError` for a condition on what nobody measures."""
+def check_measured(setting: str, text: str, measured: Collection[str] | None) -> None:
+    """Raise `ConfigError` for a condition on what nobody measures. `measured` is None where that is not known yet."""
     for name, _, _ in Query.parse(text).where:
-        if name not in measured:
+        if measured is not None and name not in measured:
             raise ConfigError(f'{setting} = "{text}" waits for "{name}", which nobody measures; {did_you_mean(name, measured)}')
 
 
@@ -51,7 +52,7 @@ class Stage(Config):
             check_condition("until", self.until)
 
 
-def check_curriculum(stages: Collection[Stage], measured: Collection[str]) -> None:
+def check_curriculum(stages: Collection[Stage], measured: Collection[str] | None) -> None:
     """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures."""
     for number, stage in enumerate(stages, 1):
         if not stage.until and number < len(stages):

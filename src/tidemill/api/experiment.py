@@ -15,7 +15,7 @@ An experiment names policies, groups of workers, and limits. Workers name the st
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
@@ -105,8 +105,8 @@ class WorkerConfig(Config):
         """Return the ends of streams that each worker of the group holds."""
         return ()
 
-    def measures(self) -> tuple[str, ...]:
-        """Return the names of the metrics that the worker reports as `Measured`."""
+    def measures(self) -> tuple[str, ...] | None:
+        """Return the names of the metrics that the worker reports: as `Measured`, a trainer with each update. None: nobody knows before it runs."""
         return ()
 
     def forwards(self) -> dict[str, str]:
@@ -133,7 +133,8 @@ class Experiment(Config):
 
     together   names of worker groups of one `count` whose members of one number take turns in one process: with equal trainers and an actor beside
                each, every core gathers and trains. Launchers without processes of their own take no notice
-    curriculum the stages that environments go through, in order; none: their resets are given nothing
+    curriculum the stages that environments go through, in order; none: their resets are given nothing. The last one is what is trained for:
+               `evaluate` and `play` are in that
     seed       the root of every random stream
     """
 
@@ -205,6 +206,15 @@ class Experiment(Config):
 
         return arriving(worker, stream)
 
+    def check_conditions(self, updates: Collection[str] | None = None) -> None:
+        """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures (see `tidemill.api.curriculum`). Where nobody
+        knows that before the first update, it is looked at with what `updates` return."""
+        limited = [name for name, config in self.workers.items() if config.limited]
+        told = [config.measures() for name, config in self.workers.items() if limited == [name] or not config.limited]
+        known = None if None in told and updates is None else {*PROGRESS, *(updates or ()), *(name for names in told for name in names or ())}
+        check_curriculum(self.curriculum, known)
+        check_measured("limits.until", self.limits.until, known)
+
     def check(self) -> None:
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
         for name, config in self.members():
@@ -221,9 +231,7 @@ class Experiment(Config):
             counts[group] = self.workers[group].count
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
-        measured = {*PROGRESS, *(name for config in self.workers.values() for name in config.measures())}
-        check_curriculum(self.curriculum, measured)
-        check_measured("limits.until", self.limits.until, measured)
+        self.check_conditions()
         recorded = {*RESERVED, *(name for config in self.workers.values() for name in config.records())}
         for config in self.workers.values():
             for query in config.queries():

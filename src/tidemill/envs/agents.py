@@ -19,6 +19,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.faults import check_finite
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
+from tidemill.envs.options import take_options
 from tidemill.envs.spaces import nest, paths
 
 OWN, MASK, STATE = "own observation", "action mask", "global state"  # where the parts of an observation come from
@@ -101,6 +102,7 @@ class AgentLanes(Environment):
         self._stated = any(sight.state is not None for sight in sights)
         self._team, self._draws, self.max_episode_steps = team_reward, draws, max_steps
         self._seeds: list[int | None] = [seed + lane for lane in range(self.lanes)]  # None once used
+        self._options: dict[str, Any] | None = None  # of resets
         self._groups: list[_Group] = []
         every = self.lanes * self._count
         self._open = [False] * every
@@ -173,6 +175,9 @@ class AgentLanes(Environment):
                 self._explain(group, error)
             check_finite(tick, self.name, group.names)
 
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._options = take_options(self.envs[0], self.name, options)
+
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
         picture = self.envs[0].render() if self._draws else None
@@ -198,6 +203,11 @@ class AgentLanes(Environment):
         """What a lane that raised was doing."""
 
     # ---- for the kinds ---------------------------------------------------------------------------------------------------------------------------
+
+    def _reset(self, lane: int, seed: int | None) -> Any:
+        """Reset a lane's environment, with the curriculum's options where there is one, and return what it returned."""
+        env = self.envs[lane]
+        return env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=dict(self._options))
 
     def _show(self, lane: int, agent: int, observation: Any, info: Mapping[str, Any] | None) -> None:
         """This agent has an observation. Its first one since its last end begins an episode."""

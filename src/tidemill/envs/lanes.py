@@ -17,6 +17,7 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import check_finite
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
+from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, pictures
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 
@@ -199,7 +200,7 @@ class LaneLoop(Environment):
         check_finite(tick, self.name, ("agent",))
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
-        self._options = dict(options)
+        self._options = take_options(self.envs[0], self.name, options)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
@@ -230,7 +231,7 @@ class LaneLoop(Environment):
 
         def begin(_: Any) -> Result:
             with every_core():  # a simulator that it starts is no part of this process
-                answer = env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=self._options)
+                answer = env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=dict(self._options))
             where = f"{self.name}: lane {lane}"
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")

@@ -23,7 +23,7 @@ class ParallelLanes(AgentLanes):
 
     def _begin(self, lane: int, seed: int | None) -> None:
         env = self.envs[lane]
-        answer = env.reset(seed=seed)
+        answer = self._reset(lane, seed)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise EnvironmentFault(f"{self.name}: lane {lane}: reset returned {brief(answer)} instead of (observations, infos)")
         observations, infos = answer

@@ -20,7 +20,7 @@ class TurnLanes(AgentLanes):
         self._turn = [0] * self.lanes  # the agent that acts next
 
     def _begin(self, lane: int, seed: int | None) -> None:
-        self.envs[lane].reset(seed=seed)
+        self._reset(lane, seed)
         self._select(lane, False)
         if not self._living[lane]:
             raise EnvironmentFault(f"{self.name}: lane {lane}: reset selects no agent that lives, so that none can act")

@@ -14,6 +14,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.source import load_attribute
 from tidemill.envs.faults import check_finite
+from tidemill.envs.options import take_options
 from tidemill.envs.registry import arguments, call_maker, find_spec
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
@@ -140,6 +141,7 @@ class VectorLanes(Environment):
         self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
         self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
         self._seed = seed
+        self._options: dict[str, Any] | None = None  # of resets
         self._started = False
         self._finished = np.zeros(self.lanes, np.bool_)  # lanes that the environment resets by itself with the next step
         self._began = np.zeros(self.lanes, np.bool_)  # lanes whose row in the tick under way is the first of an episode
@@ -160,7 +162,7 @@ class VectorLanes(Environment):
         self._began = reset.copy()
         if not self._started or reset.all():
             seed, self._seed, self._started = self._seed, None, True
-            observation, _ = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed))
+            observation, _ = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed, **self._asked()))
             nothing = np.zeros(self.lanes, np.bool_)
             self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
             self._began.fill(True)
@@ -221,6 +223,21 @@ class VectorLanes(Environment):
             reader.write(observation, tick.observation[reader.name], self.name)
         check_finite(tick, self.name, ("agent",))
 
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        if self.autoreset != "disabled":
+            raise ConfigError(
+                f"{self.name} resets finished lanes by itself, without options, so that the experiment can have no curriculum; take "
+                'GymnasiumVector(autoreset="disabled") where it can be told that, or copies of a single environment (Gymnasium)'
+            )
+        self._options = take_options(self.env, self.name, options)
+        if "reset_mask" in self._options:
+            raise ConfigError(f'{self.name}: a stage\'s options have "reset_mask", by which it is told which lanes to reset; rename it')
+
+    def _asked(self, mask: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+        """Return the arguments of a reset: of the lanes of `mask`, or of all. New ones each time, since Gymnasium takes the mask out of them."""
+        options = {**(self._options or {}), **({} if mask is None else {"reset_mask": mask})}
+        return {} if mask is None and self._options is None else {"options": options}
+
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render` and has any."""
         if self._picture is not None:
@@ -248,9 +265,9 @@ class VectorLanes(Environment):
             mask = over if forced is None else over | forced
             if mask.any():
                 infos = {"final_obs": {reader.name: reader.of(observation)[over] for reader in self._readers}}
-                observation, _ = self.env.reset(options={"reset_mask": mask})
+                observation, _ = self.env.reset(**self._asked(mask))
         elif forced is not None:
-            observation, _ = self.env.reset(options={"reset_mask": forced})
+            observation, _ = self.env.reset(**self._asked(forced))
         return observation, reward, terminated, truncated, infos
 
     def _finals(self, tick: Tick, finished: NDArray[np.bool_], observation: Any, infos: Mapping[str, Any]) -> None:

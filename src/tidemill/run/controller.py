@@ -26,7 +26,7 @@ from tidemill.api.control import (
 )
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
-from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
 from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
@@ -65,7 +65,7 @@ class Controller:
     ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
         self.progress = progress or Progress()
-        self.progress.begin(job.experiment.limits.window)
+        self.progress.begin(job.experiment.limits.window, len(job.experiment.curriculum))
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
         self.tracebacks: list[str] = []
@@ -278,7 +278,10 @@ class Controller:
             case Statistics():
                 if message.update:
                     self._stalled = False
+                    first = not self.members[name].update.update
                     self._record(self.progress.count_update(name, message, self.members))
+                    if first:
+                        self._look_at_conditions()
                     self._advance()
                 else:
                     member.told_regularly(message)
@@ -295,6 +298,13 @@ class Controller:
                         self._send(other, message.message)
             case Notice():
                 self.notices.append(f"{name}: {message.text}")
+
+    def _look_at_conditions(self) -> None:
+        """Say so when one waits for what nobody measures, where that was not known before."""
+        try:
+            self.job.experiment.check_conditions(self.progress.metrics)
+        except ConfigError as error:
+            self.notices.append(f"{error}. It will never hold")
 
     def _advance(self) -> None:
         """End the run, or go over to the curriculum's next stage, where the condition for that holds."""

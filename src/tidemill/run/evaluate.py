@@ -258,6 +258,8 @@ def evaluate(
     environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
+        if experiment.curriculum:
+            environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
         played = _play(player, shares, quiet)
     finally:

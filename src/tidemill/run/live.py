@@ -50,6 +50,7 @@ class Snapshot:
     lag                mean age of the rows in the newest batch, in versions; None before the first update
     dropped            samples that were thrown away
     memory             the memory plan in a line; "" before there is one
+    stage              of the curriculum: "1 of 3"; "" without one
     """
 
     run: str
@@ -65,6 +66,7 @@ class Snapshot:
     workers: tuple[WorkerView, ...] = ()
     state: str = "running"
     memory: str = ""
+    stage: str = ""
 
 
 class View(ABC):
@@ -112,7 +114,7 @@ def make_view(console: Console) -> View:
 
 
 class PlainView(View):
-    """One line every few seconds of the run's own clock, the first snapshot and each change of state at once."""
+    """One line every few seconds of the run's own clock, the first snapshot and each change of state or stage at once."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -124,7 +126,7 @@ class PlainView(View):
         if snapshot.memory != self._memory:
             self._memory = snapshot.memory
             self._line(snapshot.memory)
-        if last and snapshot.state == last.state and snapshot.seconds < last.seconds + LINE_EVERY:
+        if last and (snapshot.state, snapshot.stage) == (last.state, last.stage) and snapshot.seconds < last.seconds + LINE_EVERY:
             return
         self._last = snapshot
         figures = _figures(snapshot) if snapshot.state == "running" else {"state": snapshot.state, **_figures(snapshot)}
@@ -239,6 +241,7 @@ def _figures(snapshot: Snapshot) -> dict[str, str]:
         "updates": f"{snapshot.updates:,}",
         "lag": "–" if snapshot.lag is None else f"{snapshot.lag:.1f}",
         "dropped": f"{snapshot.dropped:,}",
+        **({"stage": snapshot.stage} if snapshot.stage else {}),
     }
 
 

@@ -75,6 +75,8 @@ def play(
     returns: list[float] = []
     frames = 0
     try:
+        if experiment.curriculum:
+            environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
         player.tick()
         with _Writer(ffmpeg, path, fps) as writer:

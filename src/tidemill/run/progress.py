@@ -80,6 +80,8 @@ class Progress:
     last_update: float = field(default_factory=monotonic)
     stage: int = 0
     """Of the curriculum, from 0."""
+    stages: int = 0
+    """Of the curriculum; 0: there is none."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
 
@@ -88,20 +90,25 @@ class Progress:
         """Mean undiscounted return of the last finished episodes; None before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else None
 
-    def begin(self, window: int) -> None:
-        """Keep the returns of the last `window` episodes from now on."""
-        self.returns = deque(maxlen=window)
+    def begin(self, window: int, stages: int = 0) -> None:
+        """Keep the returns of the last `window` episodes from now on, in a curriculum of so many `stages`."""
+        self.returns, self.stages = deque(maxlen=window), stages
+
+    @property
+    def where(self) -> str:
+        """The curriculum's stage, as people count: "1 of 3"; "" without one."""
+        return f"{self.stage + 1} of {self.stages}" if self.stages else ""
 
     def known(self) -> dict[str, float]:
         """Return what the curriculum's conditions are about."""
         known = {"step": float(self.steps), "update": float(self.updates), "episodes": float(self.episodes), "time/seconds": self.seconds}
         if self.mean_return is not None and len(self.returns) == self.returns.maxlen:
             known["return/mean"] = self.mean_return
-        return known | self.measured
+        return {**self.metrics, **known, **self.measured}
 
     def enter_stage(self, stage: int) -> None:
         """Forget what was measured in the stage before."""
-        self.stage = stage
+        self.stage, self.metrics = stage, {}
         self.returns.clear()
         self.measured.clear()
 
@@ -133,8 +140,8 @@ class Progress:
         record = {**own, **{k: float(v) for k, v in counters.items()}}
         if self.mean_return is not None:
             record["return/mean"] = self.mean_return
-        if self.stage:
-            record["curriculum/stage"] = float(self.stage)
+        if self.stages:
+            record["curriculum/stage"] = float(self.stage + 1)
         record["time/seconds"] = self.seconds
         record["time/steps_per_second"] = self.steps / max(self.seconds, 1e-9)
         for worker, member in members.items():

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tidemill.api.experiment import Experiment
+from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.config import Config, decode, encode
@@ -102,8 +102,7 @@ def resume(
     experiment, source = folder.experiment(Path(file) if file is not None else None)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
-    if "mean_return" not in (limits or {}):
-        experiment = _drop_reached_mark(folder, experiment)
+    experiment = _drop_reached_mark(folder, experiment, limits or {})
     _check_processes(launcher, experiment)
     with Interrupts() as interrupts:
         folder.lock()
@@ -150,29 +149,31 @@ def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progres
     with suppress(RunError):  # no metrics: the run ended before its first update
         before = [r for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates]
         progress.episodes = max((int(r.get("episodes", 0)) for r in before), default=0)
-        progress.stage = min(max((int(r.get("curriculum/stage", 0)) for r in before), default=0), max(len(experiment.curriculum) - 1, 0))
+        stage = max((int(r.get("curriculum/stage", 1)) for r in before), default=1)
+        progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
     return name, progress
 
 
-def _drop_reached_mark(folder: RunFolder, experiment: Experiment) -> Experiment:
-    """Return the experiment without its mark for the mean return, when its run ended by reaching it: it would end at once again."""
+def _drop_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
+    """Return the experiment without the mark that its run ended by reaching, unless another is `given`: it would end at once again."""
     limits = experiment.limits
     summary: Any = {}
     with suppress(RunError):  # none: the run was killed
         summary = folder.read(SUMMARY)
-    reached = isinstance(summary, dict) and summary.get("status") == "completed" and str(summary.get("reason")).startswith("mean return ")
-    if limits.mean_return is None or not reached:
+    reason = str(summary.get("reason")) if isinstance(summary, dict) and summary.get("status") == "completed" else ""
+    if reason.startswith("mean return ") and limits.mean_return is not None and "mean_return" not in given:
+        mark, another, without = f"a mean return of {limits.mean_return:g}", "--stop-at-return X", limits.replace(mean_return=None)
+    elif limits.until and reason == limits.until and "until" not in given:
+        mark, another, without = limits.until, "limits={'until': …} (Python)", limits.replace(until="")
+    else:
         return experiment
-    if limits.steps is limits.updates is limits.seconds is None:
+    if without == Limits(window=limits.window):
         raise RunError(
-            f"{folder.path} has already reached its mark, a mean return of {limits.mean_return:g}, and has no other limit; "
-            "go further with a higher one: --stop-at-return X, or with --max-steps N"
+            f"{folder.path} has already reached its mark, {mark}, and has no other limit; "
+            f"go further with a higher one: {another}, or with --max-steps N"
         )
-    print(
-        f"note: the run has reached its mark, a mean return of {limits.mean_return:g}, and goes on without one (--stop-at-return X sets another)",
-        file=sys.stderr,
-    )
-    return experiment.replace(limits=limits.replace(mean_return=None))
+    print(f"note: the run has reached its mark, {mark}, and goes on without one ({another} sets another)", file=sys.stderr)
+    return experiment.replace(limits=without)
 
 
 def _refuse_reached(folder: RunFolder, experiment: Experiment, progress: Progress) -> None:
@@ -286,6 +287,7 @@ def _never_began(reason: str) -> dict[str, Any]:
 
 
 def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
+    stage = {"stage": progress.where} if progress.where else {}
     return {
         "status": status,
         "reason": reason,
@@ -296,6 +298,7 @@ def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
         "mean_return": progress.mean_return,
         "episodes": progress.episodes,
         "dropped": progress.dropped,
+        **stage,
     }
 
 
@@ -334,6 +337,7 @@ def _snapshot(controller: Controller) -> Snapshot:
         workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()),
         state=controller.phase,
         memory=str(controller.plan or ""),
+        stage=progress.where,
     )
 
 

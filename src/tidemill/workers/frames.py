@@ -6,7 +6,8 @@ episode's first row the frames before it are copies of the first (as Gymnasium's
 ``action_mask``, which says what can be done now, stay as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,9 @@ class Stacking(Environment):
 
     def close(self) -> None:
         self._inner.close()
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._inner.enter_stage(options)
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         self._inner.on_ready(wake)

@@ -36,6 +36,7 @@ from tidemill.workers.pusher import LAST_PUSH, VersionPusher
 from tidemill.workers.records import RECORDED, TrainingReturns, field_of, settings_of, with_settings
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
+COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
 
 
@@ -94,6 +95,10 @@ class Trainer(WorkerConfig):
     def records(self) -> tuple[str, ...]:
         """See `tidemill.workers.records`."""
         return () if self.database_seconds is None else (*RECORDED, *map(field_of, settings_of(self.algorithm)))
+
+    def measures(self) -> tuple[str, ...] | None:
+        own = self.algorithm.measures()
+        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *own)
 
     def build(self, context: Context) -> "TrainerWorker":
         return TrainerWorker(context, self)
@@ -373,7 +378,7 @@ class TrainerWorker(Worker):
         if not self._first:
             return
         counters = self.counters
-        told = {name: float(getattr(counters, name)) for name in ("dropped", "evicted", "reused")}
+        told = {name: float(getattr(counters, name)) for name in COUNTED}
         values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
         self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
 

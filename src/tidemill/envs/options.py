@@ -1,0 +1,26 @@
+"""Options of resets: what a curriculum asks of environments."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.core.errors import ConfigError
+
+
+def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `options` for the resets of `env` (Gymnasium's or PettingZoo's, in its wrappers). Raises `ConfigError` where it, or one of its wrappers,
+    takes none: found out without a reset."""
+    layer = env
+    while layer is not None:
+        reset = getattr(layer, "reset", None)
+        try:
+            known = inspect.signature(reset).parameters if callable(reset) else {}
+        except ValueError:  # made in C, it does not say
+            known = {}
+        if known and "options" not in known and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+            raise ConfigError(
+                f"{name}: {type(layer).__name__}.reset({', '.join(known)}) takes no options, so that the experiment can have no curriculum; give it "
+                "the argument options=None, and have it read there what the stages say"
+            )
+        layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
+    return dict(options)
