@@ -1,4 +1,4 @@
-"""Population-based training: CartPole with learning rates that begin anywhere between far too small and far too large.
+"""Population-based training: CartPole with learning rates that begin far too small and far too large.
 
 tidemill train examples/population.py:experiment      # members that do badly go on from one that does well
 tidemill train examples/population.py:alone           # the same members, each on its own
@@ -6,7 +6,7 @@ tidemill train examples/population.py:alone           # the same members, each o
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, populate
 
-STARTS = [{"learning_rate": rate} for rate in (1e-6, 3e-6, 1e-5, 3e-5)]
+STARTS = [{"learning_rate": rate} for rate in (1e-5, 3e-5, 0.1, 0.3)]
 
 
 def one() -> Experiment:
@@ -15,14 +15,14 @@ def one() -> Experiment:
         policies={"policy": ActorCritic()},
         workers={
             "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)),
-            "trainer": Trainer(algorithm=PPO(minibatch_size=256), database_seconds=0.5, max_policy_lag=4),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=256), database_seconds=0.25, max_policy_lag=4),
         },
-        limits=Limits(steps=150_000),
+        limits=Limits(steps=200_000),
     )
 
 
 def experiment() -> Experiment:
-    return populate(one(), STARTS, explore={"learning_rate": (1e-6, 1e-2)}, steps=5_000, factors=(0.5, 2.0, 4.0))
+    return populate(one(), STARTS, explore={"learning_rate": (1e-5, 1.0)}, steps=20_000)
 
 
 def alone() -> Experiment:

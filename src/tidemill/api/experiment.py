@@ -122,6 +122,9 @@ class WorkerConfig(Config):
         """Return what the worker asks of the parameter database."""
         return ()
 
+    def check(self, experiment: "Experiment") -> None:
+        """Raise `ConfigError` for what the worker could not do in this experiment."""
+
     def build(self, context: "Context") -> WorkerHandle:
         """Return the worker, not yet configured. Imports what it needs."""
         raise TypeError(f"{type(self).__name__} has no build()")
@@ -238,6 +241,8 @@ class Experiment(Config):
                 query.check(recorded)
         self.edges()
         self.forwarders()
+        for config in self.workers.values():
+            config.check(self)
 
 
 @dataclass

@@ -1,11 +1,15 @@
 """Population-based training: equal experiments train side by side, and whoever does badly goes on from one that does well, with changed settings.
 
-Jaderberg et al. 2017, "Population Based Training of Neural Networks": exploit by truncation selection, explore by perturbing (section 4.1.1).
+Jaderberg et al. 2017, "Population Based Training of Neural Networks": exploit by truncation selection, explore by perturbing or resampling (section
+4.1.1). The manager looks at what the parameter database knows of the members' versions, and decides once each has trained another `steps` env steps;
+training does not wait for it. What it decides follows from these records and the run's seed alone. It keeps no state: a resumed run goes on from the
+records, each member with the weights and settings of its checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
+from math import exp, isfinite, log
 from pathlib import Path
 from time import monotonic
 from typing import ClassVar
@@ -15,28 +19,32 @@ import numpy as np
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
-from tidemill.core.config import set_path
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
 from tidemill.core.query import Query
 from tidemill.core.seeding import derive_seed
 from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
-from tidemill.workers.actor import Actors
+from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.records import field_of, with_settings
 from tidemill.workers.trainer import Trainer
 
-LOOK = 0.5  # seconds between looks at the database
+LOOK = 0.25  # seconds between looks at the database
 
 
 @dataclass(frozen=True, kw_only=True)
 class Population(WorkerConfig):
     """A population manager.
 
-    members   the policies of the population, each with a trainer of its own
-    explore   settings of the members' algorithms that are explored, with their bounds: ``{"learning_rate": (1e-5, 1e-1)}``
-    steps     env steps that a member trains between two decisions
-    metric    what is known of versions by which members are compared; higher is better
-    quantile  a member among so large a share of the worst goes on from one among as large a share of the best
-    factors   a setting that was taken over is multiplied by one of these
+    members   the policies of the population, each with one trainer of its own that stores versions
+    explore   settings of the members' algorithms that are explored, with their bounds: ``{"learning_rate": (1e-5, 1e-2)}``; they may begin outside
+    steps     env steps that every member trains between two decisions: many enough that what it reaches is that of its present weights and settings
+    metric    what is recorded of versions by which members are compared; higher is better
+    quantile  a member among so large a share of the worst goes on from one among as large a share of the best, which is drawn
+    factors   a setting that was taken over is multiplied by one of these, which is drawn
+    resample  or, with this probability, drawn anew between its bounds, by its logarithm
+
+    Metrics are ``population/best`` and ``population/mean``, with each decision; and when member N (from 0) goes on from another ``population/N/from``
+    (the other's number), ``/from_version`` (which of its versions), ``/version`` (as which), and each of its settings: the lineage.
     """
 
     order: ClassVar[int] = 5
@@ -46,10 +54,13 @@ class Population(WorkerConfig):
     steps: int = 50_000
     metric: str = "training_return"
     quantile: float = 0.25
-    factors: tuple[float, ...] = (0.8, 1.2)
+    factors: tuple[float, ...] = (0.8, 1.25)
+    resample: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.count != 1:
+            raise ConfigError(f"count = {self.count}: one worker manages a population")
         if len(set(self.members)) < max(2, len(self.members)):
             raise ConfigError(f"members = {self.members} must be at least two different policies")
         if self.steps < 1:
@@ -57,7 +68,9 @@ class Population(WorkerConfig):
         if not 0 < self.quantile <= 0.5:
             raise ConfigError(f"quantile = {self.quantile} must be above 0 and at most 0.5; a quarter is usual")
         if not self.factors or not all(isfinite(factor) and factor > 0 for factor in self.factors):
-            raise ConfigError(f"factors = {self.factors} must be positive numbers; (0.8, 1.2) is usual")
+            raise ConfigError(f"factors = {self.factors} must be positive numbers; (0.8, 1.25) is usual")
+        if not 0 <= self.resample <= 1:
+            raise ConfigError(f"resample = {self.resample} is a probability, between 0 and 1; 0.25 is usual")
         for name, (low, high) in self.explore.items():
             if not 0 < low <= high < float("inf"):
                 raise ConfigError(f"explore: the bounds {low} and {high} of {name} must be positive, the lower one first")
@@ -69,7 +82,22 @@ class Population(WorkerConfig):
         return (Query(order=self.metric),)
 
     def measures(self) -> tuple[str, ...]:
-        return "population/best", "population/mean", "population/adoptions"
+        own = ("from", "from_version", "version", *self.explore)
+        return "population/best", "population/mean", *(f"population/{number}/{name}" for number in range(len(self.members)) for name in own)
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise `ConfigError` for members that could not go on from one another, or of which the metric is not recorded."""
+        policies = [experiment.policies[member] for member in self.members]
+        for member, policy in zip(self.members, policies, strict=True):
+            if policy != policies[0]:
+                raise ConfigError(f'members "{self.members[0]}" and "{member}" of the population are different policies: {policies[0]} and {policy}')
+            trainer = _trainer_of(experiment, member)
+            for bounds in zip(*self.explore.values(), strict=True):
+                with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
+            holders = {holder.rpartition("-")[0] for role in ("store", "draw") for holder in experiment.holders(member, role)}
+            recorded = {field for holder in holders for field in experiment.workers[holder].records()}
+            if self.metric not in recorded:
+                raise ConfigError(f'metric = "{self.metric}" is not recorded of member "{member}"; {did_you_mean(self.metric, recorded)}')
 
     def build(self, context: Context) -> "PopulationWorker":
         return PopulationWorker(context, self)
@@ -77,17 +105,24 @@ class Population(WorkerConfig):
 
 @dataclass
 class _Member:
-    """`settings` are its present ones; it decides again once it has trained `due` env steps."""
+    """What is known of a member.
 
-    settings: dict[str, float]
-    due: float
+    newest   its newest version
+    score    what the newest version of which that is known has reached, among those that are its own since it went on from another
+    since    env steps that it had trained when it was decided on, or went on from another
+    donor    from which version it was told to go on, until it has a version that does
+    """
+
+    number: int
     newest: Version | None = None
-    since: int = -1
-    """The first version that is its own since it went on from another."""
+    score: float | None = None
+    since: int = 0
+    donor: Version | None = None
 
-    def score(self, metric: str) -> float | None:
-        """What its newest version has reached; None before anything is known of what it is since it went on from another."""
-        return None if self.newest is None or self.newest.version < self.since else self.newest.values().get(metric)
+    @property
+    def steps(self) -> int:
+        """Env steps that it has trained."""
+        return 0 if self.newest is None else int(self.newest.counters["env_steps"])
 
 
 class PopulationWorker(Worker):
@@ -96,77 +131,136 @@ class PopulationWorker(Worker):
     def __init__(self, context: Context, config: Population) -> None:
         super().__init__(context)
         self._config = config
-        self._looked, self._adoptions = 0.0, 0
+        self._members = {name: _Member(number) for number, name in enumerate(config.members)}
+        self._looked, self._begun = -LOOK, False
 
     def _configure(self, facts: Facts) -> Facts:
-        config, context = self._config, self.context
-        if context.folder is None:
+        if self.context.folder is None:
             raise ConfigError("a population exchanges versions by the run's parameter database, but the run keeps no folder")
-        self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
-        self._rng = np.random.default_rng(derive_seed(context.experiment.seed, context.name))
-        self._members: dict[str, _Member] = {}
-        for name in config.members:
-            trainer = trainer_of(context.experiment, name)
-            newest = self._newest(name)
-            settings = {setting: _setting(trainer, setting) for setting in config.explore}
-            if newest is not None:  # a resumed run
-                settings |= {setting: newest.facts[setting] for setting in settings.keys() & newest.facts.keys()}
-            self._members[name] = _Member(settings, config.steps + (newest.facts["env_steps"] if newest is not None else 0), newest)
+        spaces, (first, *others) = facts.spaces, self._config.members
+        for other in others:
+            if spaces.get(other) != spaces.get(first):
+                raise ConfigError(f'members "{first}" and "{other}" of the population play in different spaces: {spaces[first]} and {spaces[other]}')
+        self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
         return Facts()
-
-    def _newest(self, member: str) -> Version | None:
-        return (self._database.versions(member) or [None])[-1]
 
     def _poll(self) -> PollResult:
         if monotonic() - self._looked < LOOK:
             return PollResult()
         self._looked = monotonic()
         for name, member in self._members.items():
-            member.newest = self._newest(name)
-        decided = 0
+            self._read(name, member)
+        if not self._begun:  # not before: trainers make their first versions while they are configured
+            self._begin()
+        scores = {name: member.score for name, member in self._members.items() if member.score is not None and self._trained(member)}
+        if len(scores) < len(self._members):
+            return PollResult()
+        self._decide(scores)
+        return PollResult(1, 1)
+
+    def _begin(self) -> None:
+        """What a run before this one was about to do is not done: whoever ought to go on from another is told so anew."""
+        self._begun = True
+        tags = {_tag(member) for member in self._members.values()}
         for name, member in self._members.items():
-            if member.newest is not None and member.newest.facts["env_steps"] >= member.due and self._decide(name, member):
-                member.due = member.newest.facts["env_steps"] + self._config.steps
-                decided += 1
-        if decided:
-            self._report()
-        return PollResult(decided, 1 if decided else 0)
+            for tag in tags & self._database.tags(name).keys():
+                self._database.untag(name, tag)
+            member.since = member.steps
 
-    def _decide(self, name: str, member: _Member) -> bool:
-        """Exploit and explore, once something is known of all members. False before."""
-        config = self._config
-        scores = {other: m.score(config.metric) for other, m in self._members.items()}
-        ranked = sorted((score, other) for other, score in scores.items() if score is not None)
-        if len(ranked) < len(self._members):
-            return False
-        share = max(1, int(len(ranked) * config.quantile))
-        worst, best = [other for _, other in ranked[:share]], [other for _, other in ranked[-share:]]
-        if name in worst:
-            self._adopt(name, member, str(self._rng.choice(best)))
-        return True
+    def _on_exit(self) -> None:
+        for member in self._members.values():
+            if member.donor is not None:
+                self._database.untag(member.donor.policy, _tag(member))
 
-    def _adopt(self, name: str, member: _Member, donor: str) -> None:
+    def _trained(self, member: _Member) -> bool:
+        return member.steps >= member.since + self._config.steps
+
+    def _read(self, name: str, member: _Member) -> None:
+        versions = self._database.versions(name)
+        if not versions:
+            return
+        before, member.newest = member.newest, versions[-1]
+        adopted = member.newest.counters["adopted"]
+        if member.donor is not None and before is not None and adopted > before.counters["adopted"]:
+            self._database.untag(member.donor.policy, _tag(member))
+            self._tell(name, member, member.newest)
+            member.donor, member.since = None, member.steps
+        own = Query(where=(("adopted", "==", adopted),)).select(versions, Version.values)
+        scores = [values[self._config.metric] for version in own if self._config.metric in (values := version.values())]
+        member.score = scores[0] if scores and member.donor is None else None
+
+    def _decide(self, scores: Mapping[str, float]) -> None:
+        """Exploit and explore."""
+        for name, member in self._members.items():
+            assert member.newest is not None
+            rng = np.random.default_rng(derive_seed(self.context.experiment.seed, self.name, name, member.newest.version))
+            donor = choose_donor(scores, name, self._config.quantile, rng)
+            if donor is not None:
+                self._exploit(name, member, donor, rng)
+            member.since = member.steps
+        reached = {"population/best": max(scores.values()), "population/mean": float(np.mean(list(scores.values())))}
+        self.report(Measured(max(member.steps for member in self._members.values()), self.stage, reached))
+
+    def _exploit(self, name: str, member: _Member, donor: str, rng: np.random.Generator) -> None:
         config, version = self._config, self._members[donor].newest
-        assert version is not None and member.newest is not None
-        taken = self._members[donor].settings
-        member.settings = {
-            setting: float(np.clip(taken[setting] * self._rng.choice(config.factors), low, high)) for setting, (low, high) in config.explore.items()
-        }
-        member.since = member.newest.version + 1
-        self._adoptions += 1
-        self.report(Relay(name, Adopt(donor, version.version, member.settings)))
-        now = ", ".join(f"{setting} = {value:.3g}" for setting, value in member.settings.items())
-        self.report(Notice(f"{name} goes on from {donor} (version {version.version}), with {now}"))
+        assert version is not None
+        with suppress(VersionGone):  # collected since it was looked up: the next decision is soon enough
+            self._database.tag(donor, _tag(member), version.version)
+            taken = {setting: version.counters[field_of(setting)] for setting in config.explore}
+            self.report(Relay(name, Adopt(donor, version.version, explore(taken, config.explore, config.factors, config.resample, rng))))
+            member.donor = version
 
-    def _report(self) -> None:
-        scores = [score for member in self._members.values() if (score := member.score(self._config.metric)) is not None]
-        steps = max(int(member.newest.facts["env_steps"]) for member in self._members.values() if member.newest is not None)
-        if scores:
-            values = {"population/best": max(scores), "population/mean": float(np.mean(scores)), "population/adoptions": float(self._adoptions)}
-            self.report(Measured(steps, self.stage, values))
+    def _tell(self, name: str, member: _Member, now: Version) -> None:
+        """Say that a member has gone on from its donor: `now` is its first version that is known to."""
+        donor, adopted = member.donor, int(now.counters["adopted"])
+        assert donor is not None
+        settings = {setting: now.counters[field_of(setting)] for setting in self._config.explore}
+        origin = {"from": float(self._members[donor.policy].number), "from_version": float(donor.version), "version": float(adopted)}
+        values = {f"population/{member.number}/{key}": value for key, value in (origin | settings).items()}
+        self.report(Measured(int(now.counters["env_steps"]), self.stage, values))
+        told = ", ".join(f"{setting} = {value:.3g}" for setting, value in settings.items()) or "settings as they were"
+        self.report(Notice(f"{name} goes on from version {donor.version} of {donor.policy}, as version {adopted}, with {told}"))
 
 
-def trainer_of(experiment: Experiment, policy: str) -> Trainer:
+def _tag(member: _Member) -> str:
+    """Return what points to the version that a member is going on from, so that it is not collected meanwhile."""
+    return f"for-member-{member.number}"
+
+
+def choose_donor(scores: Mapping[str, float], member: str, quantile: float, rng: np.random.Generator) -> str | None:
+    """Return whom `member` is to go on from, by all members' `scores`: where it is among the share `quantile` of the worst (one at least), one of
+    the best, as many, drawn from `rng`. None where it is not, or has reached as much as that one: it goes on by itself.
+
+    Jaderberg et al. 2017, section 4.1.1, "truncation selection".
+    """
+    ranked = sorted(scores, key=lambda name: (scores[name], name))
+    share = max(1, int(len(ranked) * quantile))
+    if member not in ranked[:share]:
+        return None
+    donor = ranked[len(ranked) - share + int(rng.integers(share))]
+    return donor if scores[donor] > scores[member] else None
+
+
+def explore(
+    settings: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
+    factors: Sequence[float],
+    resample: float,
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Return `settings`, each multiplied by one of `factors` or, with probability `resample`, drawn anew log-uniformly, within its `bounds`.
+
+    Jaderberg et al. 2017, section 4.1.1, "perturb" and "resample".
+    """
+    changed = {}
+    for name, (low, high) in bounds.items():
+        anew = rng.random() < resample
+        value = exp(rng.uniform(log(low), log(high))) if anew else settings[name] * factors[int(rng.integers(len(factors)))]
+        changed[name] = min(max(value, low), high)
+    return changed
+
+
+def _trainer_of(experiment: Experiment, policy: str) -> Trainer:
     """Return the trainer of a member. Raises `ConfigError` for one that could not go on from another."""
     trainers = [config for config in experiment.workers.values() if isinstance(config, Trainer) and config.policy == policy]
     if len(trainers) != 1 or trainers[0].count != 1:
@@ -176,33 +270,28 @@ def trainer_of(experiment: Experiment, policy: str) -> Trainer:
     return trainers[0]
 
 
-def _setting(trainer: Trainer, name: str) -> float:
-    value = getattr(trainer.algorithm, name, None)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        numbers = [key for key, known in vars(trainer.algorithm).items() if isinstance(known, float)]
-        raise ConfigError(f'explore: {type(trainer.algorithm).__name__} has no number "{name}"; {did_you_mean(name, numbers)}')
-    return float(value)
-
-
 def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **population: object) -> Experiment:
     """Return an experiment with a population: for each of `starts` a copy of the one policy, its actors and its trainer, whose algorithm begins with
-    these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`.
+    these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. Limits are each member's, and the first one that reaches
+    them ends the run.
 
     Raises `ConfigError` for an experiment that is more than one policy, one group of actors and one trainer.
     """
     actors = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Actors)]
     trainers = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Trainer)]
-    if (len(experiment.policies), len(experiment.workers), len(actors), len(trainers)) != (1, 2, 1, 1):
+    if (len(experiment.policies), len(experiment.workers), len(actors), len(trainers), experiment.together) != (1, 2, 1, 1, ()):
         raise ConfigError("populate takes an experiment of one policy, one group of actors and one trainer; write a larger population out by hand")
     (policy,), ((actor_name, actor),), ((trainer_name, trainer),) = experiment.policies, actors, trainers
-    policies, workers = {}, {}
+    workers: dict[str, WorkerConfig] = {}
     for number, start in enumerate(starts):
-        member, samples = f"{policy}-{number}", f"samples-{number}"
-        policies[member] = experiment.policies[policy]
-        workers[f"{actor_name}-{number}"] = actor.replace(agents=tuple(spec.replace(policy=member, samples=samples) for spec in actor.agents))
-        copy = trainer.replace(policy=member, samples=samples)
-        for setting, value in start.items():
-            copy = set_path(copy, f"algorithm.{setting}", str(value))
-        workers[f"{trainer_name}-{number}"] = copy
-    manager = Population(members=tuple(policies), **population)  # type: ignore[arg-type]
-    return experiment.replace(policies=policies, workers={**workers, "population": manager})
+        agents = tuple(_renumbered(spec, number) for spec in actor.agents)
+        own = {"policy": f"{policy}-{number}", "samples": f"{trainer.samples}-{number}", "algorithm": with_settings(trainer.algorithm, start)}
+        workers |= {f"{actor_name}-{number}": actor.replace(agents=agents), f"{trainer_name}-{number}": trainer.replace(**own)}
+    members = tuple(f"{policy}-{number}" for number in range(len(starts)))
+    workers["population"] = Population(members=members, **population)  # type: ignore[arg-type]
+    return experiment.replace(policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers)
+
+
+def _renumbered(spec: AgentSpec, number: int) -> AgentSpec:
+    samples = tuple(f"{stream}-{number}" for stream in spec.streams)
+    return spec.replace(policy=f"{spec.policy}-{number}", samples=samples if len(samples) > 1 else samples[0] if samples else None)

@@ -143,7 +143,8 @@ class TrainerWorker(Worker):
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._versions: VersionPusher | None = None
         self._returns = TrainingReturns()
-        self._settings: dict[str, float] = {}  # of the algorithm, where adoptions have changed them
+        self._adopted: dict[str, float] = {}  # settings of the algorithm, where adoptions have changed them
+        self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
         self._peers: Summing | None = None
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -200,7 +201,8 @@ class TrainerWorker(Worker):
     def _build_algorithm(self) -> Algorithm:
         """Return the algorithm, as it is set now. After each adoption it draws other numbers."""
         path = (self.name, self.counters.adopted) if self.counters.adopted else (self.name,)
-        config = with_settings(self._config.algorithm, self._settings)
+        config = with_settings(self._config.algorithm, self._adopted)
+        self._settings = {field_of(name): value for name, value in settings_of(config).items()}
         return config.build(self._policy, derive_seed(self.context.experiment.seed, *path))
 
     def _join_peers(self) -> Summing | None:
@@ -390,7 +392,7 @@ class TrainerWorker(Worker):
         """
         assert self.context.folder is not None
         parameters, _ = ParameterDatabase(Path(self.context.folder) / PARAMETERS).load(message.source, message.version)
-        self._settings |= message.settings
+        self._adopted |= message.settings
         self.counters.updates += 1
         self.counters.adopted = self._buffer.least = self.counters.updates
         self._algorithm = self._build_algorithm()
@@ -414,7 +416,7 @@ class TrainerWorker(Worker):
         arrays = {"policy": policy, "algorithm": algorithm}
         spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment
         names = {"policy": self._config.policy, "experiment": self.context.experiment.name}
-        facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._settings}
+        facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._adopted}
         try:
             write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
         except CheckpointError as error:
@@ -429,7 +431,7 @@ class TrainerWorker(Worker):
         _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
         for name in vars(self.counters):
             setattr(self.counters, name, facts.get(name, 0))  # older checkpoints lack the newer ones
-        self._settings = facts.get("settings", {})
+        self._adopted = facts.get("settings", {})
         self._algorithm = self._build_algorithm()
         self._policy.load(arrays["policy"], self.counters.updates)
         self._algorithm.load_state(arrays["algorithm"])
@@ -452,8 +454,7 @@ class TrainerWorker(Worker):
     def _version_counters(self) -> dict[str, float]:
         """Return what the parameter database is to know of the present version. Of equal trainers the first one's episodes stand for all."""
         counters, reached = self.counters, self._returns.mean()
-        settings = {field_of(name): value for name, value in (settings_of(self._config.algorithm) | self._settings).items()}
-        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adopted": counters.adopted, **settings}
+        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adopted": counters.adopted, **self._settings}
         return known if reached is None else {**known, "training_return": reached}
 
     def _on_exit(self) -> None:
