@@ -6,7 +6,7 @@ tidemill train examples/population.py:alone           # the same members, each o
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, populate
 
-STARTS = [{"learning_rate": rate} for rate in (1e-5, 3e-5, 0.1, 0.3)]
+STARTS = [{"learning_rate": rate} for rate in (1e-6, 3e-6, 0.1, 0.3)]
 
 
 def one() -> Experiment:
@@ -17,12 +17,12 @@ def one() -> Experiment:
             "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)),
             "trainer": Trainer(algorithm=PPO(minibatch_size=256), database_seconds=0.25, max_policy_lag=4),
         },
-        limits=Limits(steps=200_000),
+        limits=Limits(steps=300_000),
     )
 
 
 def experiment() -> Experiment:
-    return populate(one(), STARTS, explore={"learning_rate": (1e-5, 1.0)}, steps=20_000)
+    return populate(one(), STARTS, explore={"learning_rate": (1e-6, 1.0)}, steps=10_000, resample=0.5)
 
 
 def alone() -> Experiment:

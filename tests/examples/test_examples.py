@@ -56,6 +56,19 @@ def test_images_are_augmented_on_their_way(tmp_path):
     assert tidemill.load(tmp_path / "run").act(picture) in range(3)
 
 
+def test_the_population_is_compared_and_its_members_can_be_played(tmp_path):
+    file = EXAMPLES / "population.py"
+    experiment, alone = (load_attribute(f"{file}:{name}", "experiment")() for name in ("experiment", "alone"))
+    assert {name: alone.workers.get(name) for name in experiment.workers} == {**experiment.workers, "population": None}
+    workers = {**experiment.workers, "population": experiment.workers["population"].replace(steps=1_000)}
+    limits = tidemill.Limits(until="population/best > 0", steps=200_000)
+    result = tidemill.train(experiment.replace(workers=workers, limits=limits), launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
+    assert result.summary["reason"] == "population/best > 0"
+    for member in experiment.policies:
+        policy = tidemill.load(tmp_path / "run", policy=member)
+        assert policy.act(np.zeros(4, np.float32)) in range(2)
+
+
 def test_the_algorithm_goes_on_from_its_moments():
     config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
     one, other = (config.build(tidemill.ActorCritic().build(SPACES, 1), 1) for _ in range(2))
