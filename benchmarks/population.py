@@ -61,8 +61,8 @@ def main() -> None:
         "# Population-based training: CartPole-v1 with bad starting learning rates",
         "",
         f"Command: `python benchmarks/population.py` (`examples/population.py`: `experiment` and `alone`). {len(starts)} members that begin with the",
-        f"learning rates {', '.join(str(value) for start in starts for value in start.values())}, {experiment.limits.steps:,} env steps each at most; "
-        "a run ends when its first member is there.",
+        f"learning rates {', '.join(f'{value:g}' for start in starts for value in start.values())}, {experiment.limits.steps:,} env steps each;",
+        "a run ends when its first member has trained them.",
         f"The manager decides every {manager.steps:,} env steps: the worst quarter goes on from the best quarter's weights, its learning rate times "
         f"{' or '.join(map(str, manager.factors))},",
         f"or, with probability {manager.resample}, drawn anew from {' to '.join(map(str, manager.explore['learning_rate']))}.",

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay
-from tidemill.api.edges import Port
+from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
 from tidemill.core.query import Query
@@ -94,7 +94,7 @@ class Population(WorkerConfig):
             trainer = _trainer_of(experiment, member)
             for bounds in zip(*self.explore.values(), strict=True):
                 with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
-            holders = {holder.rpartition("-")[0] for role in ("store", "draw") for holder in experiment.holders(member, role)}
+            holders = {group_of(holder) for role in ("store", "draw") for holder in experiment.holders(member, role)}
             recorded = {field for holder in holders for field in experiment.workers[holder].records()}
             if self.metric not in recorded:
                 raise ConfigError(f'metric = "{self.metric}" is not recorded of member "{member}"; {did_you_mean(self.metric, recorded)}')
@@ -170,7 +170,11 @@ class PopulationWorker(Worker):
     def _on_exit(self) -> None:
         for member in self._members.values():
             if member.donor is not None:
-                self._database.untag(member.donor.policy, _tag(member))
+                self._let_go(member.donor, member)
+
+    def _let_go(self, donor: Version, member: _Member) -> None:
+        with suppress(VersionGone):  # somebody else has removed the tag
+            self._database.untag(donor.policy, _tag(member))
 
     def _trained(self, member: _Member) -> bool:
         return member.steps >= member.since + self._config.steps
@@ -182,7 +186,7 @@ class PopulationWorker(Worker):
         before, member.newest = member.newest, versions[-1]
         adopted = member.newest.counters["adopted"]
         if member.donor is not None and before is not None and adopted > before.counters["adopted"]:
-            self._database.untag(member.donor.policy, _tag(member))
+            self._let_go(member.donor, member)
             self._tell(name, member, member.newest)
             member.donor, member.since = None, member.steps
         own = Query(where=(("adopted", "==", adopted),)).select(versions, Version.values)
