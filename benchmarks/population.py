@@ -24,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE, RESULT = ROOT / "examples" / "population.py", ROOT / "docs" / "results" / "population.md"
 KINDS = {"experiment": "with the manager", "alone": "without"}
 EPISODES = 50
+TRIAL = """The example's settings were chosen after one trial on seeds 1 and 2 with 200,000 env steps and a probability of 0.25: seed 1 reached 301.9
+beside 103.6 without the manager (best member), seed 2 139.9 beside 116.0, since in nine decisions no learning rate was drawn anew."""
 
 
 def run(kind: str, seed: int, folder: Path) -> tuple[list[float], list[int], int]:
@@ -78,6 +80,7 @@ def main() -> None:
         medians = {kind: median(of(means) for _, made, means, _, _ in runs if made == kind) for kind in KINDS}
         told = ", ".join(f"{medians[kind]:.1f} {how}" for kind, how in KINDS.items())
         lines.append(f"Median over {arguments.seeds} seeds of the {what} member's evaluation: {told}.")
+    lines += ["", TRIAL]
     RESULT.write_text("\n".join([*lines, ""]))
     print("\n".join(lines), flush=True)
 
