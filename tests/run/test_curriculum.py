@@ -159,8 +159,8 @@ def learning() -> Experiment:
     return made.replace(curriculum=STAGES, policies={"policy": ActorCritic()})
 
 
-def run(folder: Path, made: Experiment, launch: str = "inline", quiet: bool = True, **limits: Any) -> Result:
-    return train(made.replace(limits=Limits(window=4, **limits)), launch=launch, run_dir=folder, source=__file__, quiet=quiet)
+def run(folder: Path, made: Experiment, launch: str = "inline", quiet: bool = True, window: int = 4, **limits: Any) -> Result:
+    return train(made.replace(limits=Limits(window=window, **limits)), launch=launch, run_dir=folder, source=__file__, quiet=quiet)
 
 
 def returns(folder: Path) -> list[float]:
@@ -173,8 +173,7 @@ def check_stages(folder: Path) -> None:
     assert stages == sorted(stages) and set(stages) == {1.0, 2.0, 3.0}
     assert records[stages.index(3.0) - 1]["step"] >= 400
     assert set(returns(folder)[-3:]) == {15.0}
-    for value in returns(folder):  # whole episodes of one stage: a mean of 4 such, or fewer at a stage's beginning
-        assert any((value * count) % 5 == 0 for count in (1, 2, 3, 4))
+    assert set(returns(folder)) <= {5.0, 10.0, 15.0}  # of episodes of one stage
 
 
 @pytest.mark.parametrize("launch", ["inline", "processes"])
@@ -197,6 +196,14 @@ ENVIRONMENTS: dict[str, EnvironmentConfig] = {
 def test_every_kind_of_environment_that_takes_options_gets_them(tmp_path: Path, kind: str) -> None:
     run(tmp_path, paying(ENVIRONMENTS[kind]), steps=1500)
     check_stages(tmp_path)
+
+
+def test_episodes_count_for_the_stage_in_which_they_began(tmp_path: Path) -> None:
+    stages = (Stage(options={"pay": 3.0}, until="return/mean >= 15"), Stage(options={"pay": 1.0}, until="return/mean > 5"), Stage())
+    run(tmp_path, paying(curriculum=stages), steps=1000, window=16)  # what was under way when the second one began was paid more
+    records = read_metrics(tmp_path)
+    assert records[-1]["curriculum/stage"] == 2.0 and records[-1]["return/mean"] == 5.0
+    assert {r["return/mean"] for r in records if "return/mean" in r} <= {15.0, 5.0}  # no mean of both
 
 
 def test_stacked_frames_leave_the_options_alone(tmp_path: Path) -> None:

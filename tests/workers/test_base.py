@@ -206,7 +206,7 @@ def test_the_runner_s_end_is_the_worker_s(life: Life) -> None:
 
 
 def test_reports_go_up_in_order(life: Life) -> None:
-    reports = [Episodes(0, [float(i)], [i]) for i in range(5)]
+    reports = [Episodes(0, 0, [float(i)], [i]) for i in range(5)]
     for report in reports:
         life.worker.report(report)
     assert life.heard() == reports

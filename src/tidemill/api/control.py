@@ -111,9 +111,11 @@ class Statistics(msgspec.Struct, frozen=True, tag=True):
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):
-    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index."""
+    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index, `stage`
+    that of the curriculum in which they began."""
 
     spec: int
+    stage: int
     returns: list[float]
     lengths: list[int]
 

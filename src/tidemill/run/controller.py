@@ -291,7 +291,7 @@ class Controller:
                     self.progress.measured |= message.values
                     self._advance()
             case Episodes():
-                self.progress.count_episodes(message.returns)
+                self.progress.count_episodes(message.returns, message.stage)
             case Relay(policy=policy):
                 for other, told in self.members.items():
                     if any((port.stream, port.role) == (policy, "publish") for port in told.config.ports()):

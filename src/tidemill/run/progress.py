@@ -117,10 +117,11 @@ class Progress:
         self.last_update = monotonic()
         self.rate.add(self.last_update, self.steps)
 
-    def count_episodes(self, returns: Sequence[float]) -> None:
-        """Count episodes that ended."""
+    def count_episodes(self, returns: Sequence[float], stage: int) -> None:
+        """Count episodes that ended, and had begun in `stage`."""
         self.episodes += len(returns)
-        self.returns.extend(returns)
+        if stage == self.stage:
+            self.returns.extend(returns)
 
     def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> dict[str, float]:
         """Count an update of trainer `name` and return what is to be recorded. Several trainers share the environment: steps and updates are those

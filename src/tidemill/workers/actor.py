@@ -157,8 +157,8 @@ class ActorWorker(Worker):
         super().start()
 
     def _enter_stage(self, options: Mapping[str, Any]) -> None:
-        for environment in self._environments:
-            environment.enter_stage(options)
+        for target in self.ring.targets:
+            target.enter_stage(self.stage, options)
 
     def _on_boundary(self) -> None:
         self._crossed = True
@@ -206,14 +206,15 @@ class ActorWorker(Worker):
 
     def _report_episodes(self) -> None:
         """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""
-        by_spec: dict[int, list[tuple[float, int]]] = {}
+        by_spec: dict[int, list[tuple[float, int, int]]] = {}
         for spec, agent in self._agents:
             if agent.episodes and self._config.agents[spec].parameters == Newest():
                 by_spec.setdefault(spec, []).extend(agent.episodes)
             agent.episodes.clear()
         for spec, episodes in by_spec.items():
-            returns, lengths = zip(*episodes, strict=True)
-            self.report(Episodes(spec, list(returns), list(lengths)))
+            for stage in {stage for _, _, stage in episodes}:
+                returns, lengths, _ = zip(*(each for each in episodes if each[2] == stage), strict=True)
+                self.report(Episodes(spec, stage, list(returns), list(lengths)))
 
     def _close(self) -> None:
         for environment in self._environments:

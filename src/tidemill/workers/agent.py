@@ -54,8 +54,11 @@ class Agent:
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
         self._actions: Arrays = allocate({n: schema[n] for n in self._action_names}, (seats,))
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
-        self.episodes: list[tuple[float, int]] = []
-        """(undiscounted return, number of actions) of the episodes that ended; the worker takes them away."""
+        self.episodes: list[tuple[float, int, int]] = []
+        """(undiscounted return, number of actions, stage in which it began) of the episodes that ended; the worker takes them away."""
+        self.stage = 0
+        """Of the curriculum, in which episodes begin now."""
+        self._stages = np.zeros(seats, np.int64)
         self.acting = np.full(seats, -1, np.int64)
         """int64 [N]: the version that acts for the seat in this episode; -1 when it was more than one."""
         self._version = self.policy = -1  # of the newest answer
@@ -236,6 +239,7 @@ class Agent:
     def _begin(self, seats: Seats) -> None:
         """An episode's first row: the default state, counts from 0."""
         self.acting[seats] = self._version
+        self._stages[seats] = self.stage
         self._return[seats] = 0
         self._length[seats] = 0
         for state in self._state.values():
@@ -254,7 +258,7 @@ class Agent:
             lane = seats // (self._seats // self._lanes)
             block["others.version"][at] = np.concatenate([other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1)
             block["others.policy"][at] = np.repeat([o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others])
-        self.episodes += zip(returns.tolist(), lengths.tolist(), strict=True)
+        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
 
     def _erase(self, block: Arrays, at: Any) -> None:
         """Rows on which nothing acts."""

@@ -1,6 +1,7 @@
 """Environment targets and the ring that an actor turns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ class EnvTarget:
     def __init__(self, environment: Environment, agents: Sequence[Agent], ticks: Sequence[Tick], max_steps: int, clock: Clock) -> None:
         self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
         self._clock, self._max_steps = clock, max_steps
+        self._stage = 0
         self._stepping = False  # sent and not yet received
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
         self._lane_steps = np.zeros(environment.lanes, np.int64)
@@ -49,12 +51,19 @@ class EnvTarget:
             self.unmask_all_info()
         self.step()
 
+    def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
+        """Begin episodes in this stage of the curriculum from the next tick on."""
+        self._environment.enter_stage(options)
+        self._stage = stage
+
     def step(self) -> None:
         """Begin a tick: take the actions from the agents and send them; lanes whose seats are all finished are reset instead."""
         actions = [agent.get_action() for agent in self._agents]
         left = self._clock.enter("environment")
         self._environment.send(actions, self._reset)
         self._clock.enter(left)
+        for agent in self._agents:
+            agent.stage = self._stage
         self._stepping = True
         self.elsewhere = False
 
