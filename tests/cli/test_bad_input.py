@@ -80,6 +80,15 @@ def no_server(): return made(agents=(AgentSpec(inference="inference"),))
 def served(policies=("policy",), trainers=1, **spec):
     groups = {"server": PolicyWorkers(stream="i", policies=policies), **{f"trainer{i}": Trainer(algorithm=PPO()) for i in range(trainers)}}
     return made(agents=(AgentSpec(**spec),), policies=("policy", "other"), trainers=groups)
+def lockstep(batch_size=None, trainers=1, buffer=Queue(), **spec):
+    trainer = Trainer(algorithm=PPO(minibatch_size=16), max_policy_lag=0, batch_size=batch_size, count=trainers, buffer=buffer)
+    return made(agents=(AgentSpec(sample_steps=8, **spec),), trainers={"trainer": trainer})
+def lockstep_batch(): return lockstep(batch_size=64)
+def lockstep_trainers(): return lockstep(trainers=2)
+def lockstep_full(): return lockstep(mode="after_done")
+def lockstep_bootstrap(): return lockstep(bootstrap=3)
+def lockstep_copies(): return lockstep(buffer=PriorityQueue(capacity=64))
+def lockstep_reuses(): return lockstep(buffer=Queue(reuses=2))
 def one_name_for_two(): return served(inference="i", samples="i")
 def unserved(): return served(inference="i", policy="other")
 def unasked(): return served(inference="i", policies=("policy", "other"))
@@ -161,6 +170,15 @@ NEVER_BEGAN = {
     "a policy that nobody asks for": (["bad.py:unasked"], ["server-0", '"other"', '"i"', "take it out"]),
     "a policy worker that nobody asks": (["bad.py:idle"], ["server-1 would never be asked", "fewer policy workers"]),
     "two groups that publish a policy": (["bad.py:two_publish"], ['"policy"', "trainer0-0, trainer1-0", "one group"]),
+    "lockstep and a batch size": (["bad.py:lockstep_batch"], ["batch_size = 64", "max_policy_lag = 0", "leave it out"]),
+    "lockstep and more trainers than actors": (
+        ["bad.py:lockstep_trainers"],
+        ["trainer-0, trainer-1", "max_policy_lag = 0", "only actor-0", "producers"],
+    ),
+    "lockstep and whole episodes": (["bad.py:lockstep_full"], ['mode = "after_done"', "max_policy_lag = 0", 'take mode = "fixed"']),
+    "lockstep and a long bootstrap": (["bad.py:lockstep_bootstrap"], ["bootstrap = 3", "max_policy_lag = 0", "bootstrap = 1"]),
+    "lockstep and a buffer of its own": (["bad.py:lockstep_copies"], ["max_policy_lag = 0", "PriorityQueue", "take Queue"]),
+    "lockstep and samples used twice": (["bad.py:lockstep_reuses"], ["reuses = 2", "max_policy_lag = 0", "max_policy_lag = 1"]),
     "no trainer": (["bad.py:no_trainer"], ["no trainer", "add one"]),
     "an environment that cannot be made": (["bad.py:init"], ["OSError", "no simulator at port 7"]),
 }

@@ -51,6 +51,24 @@ class _ByObservation(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ByVersion(ByObservation):
+    """Its actions depend on the version, too: each update of `Recorder` adds 1 to its weights."""
+
+    def build(self, spaces: Spaces, seed: int) -> Policy:
+        assert isinstance(spaces.action, Discrete)
+        return _ByVersion(spaces.action.n)
+
+
+class _ByVersion(_ByObservation):
+    def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
+        super().act(observation, state, deterministic, out)
+        assert self.w[0] == self.version
+        rows = len(observation["obs"])
+        out["action"][:rows] = (out["action"][:rows] + self.version) % self.actions
+        out["value"][:rows] = self.version
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recorder(AlgorithmConfig):
     """Adds 1 to every weight. `record` is a folder for the samples it gets, `seconds` how long an update takes, `save_seconds` a checkpoint."""
 

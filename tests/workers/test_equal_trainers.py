@@ -175,14 +175,31 @@ def test_each_has_a_buffer_of_its_own_and_all_count_the_same(buffer: BufferConfi
 
 
 def test_dropped_samples_of_all_are_counted() -> None:
-    group = Group(max_policy_lag=0)
+    group = Group(max_policy_lag=1)
     for worker in group.workers:
-        worker._policy.version = 1
+        worker._policy.version = 2
     group.send(1, 1.0, version=0)
     for i in range(2):
-        group.send(i, 1.0, version=1)
+        group.send(i, 1.0, version=2)
     group.turns()
     assert [worker.counters.dropped for worker in group.workers] == [1, 1]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_in_lockstep_nobody_gets_a_sample_back_before_all_have_published(count: int) -> None:
+    """For the actor that sent it to one may be answered by who listens to another."""
+    group = Group(count, max_policy_lag=0)
+    for version in range(4):
+        for i in range(count):
+            group.send(i, 1.0, version=version)
+        for _ in range(40):
+            for worker in group.workers:
+                worker.turn()
+                newest = [reader.newest() for reader in group.readers if reader.attach()]
+                if any(producer.free() == 4 for producer in group.producers):
+                    assert newest == [version + 1] * count
+        assert [producer.free() for producer in group.producers] == [4] * count
+    assert [worker.counters.dropped for worker in group.workers] == [0] * count
 
 
 @pytest.mark.parametrize("limits", [Limits(updates=3), Limits(steps=3 * 2 * TRAINED)])

@@ -71,7 +71,7 @@ class Source(WorkerConfig):
     outlets: int = 1
 
     def ports(self) -> tuple[Port, ...]:
-        return Port("samples", "produce", outlets=self.outlets), Port("policy", "subscribe")
+        return Port("samples", "produce", outlets=self.outlets, lockstep=True), Port("policy", "subscribe")
 
 
 class Bench:
@@ -119,6 +119,13 @@ class Bench:
             block[name][index] = value
         self.producers[outlet].commit()
         return True
+
+    def two_updates(self) -> None:
+        """Be at version 2."""
+        for version in range(2):
+            for outlet in range(len(self.producers)):
+                self.send(version, version, outlet)
+            self.poll()
 
     def poll(self) -> tuple[int, int]:
         result = self.worker._poll()
@@ -221,31 +228,56 @@ def test_samples_that_lag_too_far_are_dropped_and_counted() -> None:
 
 
 def test_part_of_a_batch_is_dropped() -> None:
-    bench = Bench(outlets=2, max_policy_lag=0)
-    bench.send(1, 0, outlet=0)
-    bench.send(2, 0, outlet=1)
-    bench.poll()
-    bench.send(3, 1, outlet=0)
+    bench = Bench(outlets=2, max_policy_lag=1)
+    bench.two_updates()
+    bench.send(3, 2, outlet=0)
     bench.send(4, 0, outlet=1)
     assert bench.poll() == (0, 0)  # the batch is not full
-    bench.send(5, 1, outlet=1)
+    bench.send(5, 2, outlet=1)
     assert bench.poll() == (2 * TRAINED, 1)
     assert bench.algorithm.seen[-1] == [3.0, 5.0]
-    assert (bench.worker.counters.dropped, bench.worker.counters.rows) == (1, 4 * TRAINED)
+    assert (bench.worker.counters.dropped, bench.worker.counters.rows) == (1, 6 * TRAINED)
     assert bench.updates()[-1].values["lag/max"] == 0
     for outlet in (0, 1):
         assert bench.send(6, outlet=outlet), "dropped samples were not given back"
 
 
 def test_dropped_samples_that_fill_all_slots_do_not_hold_the_batch_up() -> None:
-    bench = Bench(outlets=2, slots=1, max_policy_lag=0)
-    bench.send(1, 0, outlet=0)
-    bench.send(2, 0, outlet=1)
-    bench.poll()
-    bench.send(3, 1, outlet=0)
+    bench = Bench(outlets=2, slots=1, max_policy_lag=1)
+    bench.two_updates()
+    bench.send(3, 2, outlet=0)
     bench.send(4, 0, outlet=1)
     assert bench.poll() == (TRAINED, 1)  # nobody could send more
     assert bench.algorithm.seen[-1] == [3.0]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_in_lockstep_a_sample_is_given_back_once_the_next_version_is_published(slots: int) -> None:
+    """Whoever sent it asks for its next actions then."""
+    bench = Bench(outlets=2, slots=slots, max_policy_lag=0)
+    found: list[tuple[int, bool]] = []
+    release = bench.worker._buffer.release
+
+    def spy() -> None:
+        found.append((bench.published()[0], any(producer.free() == slots for producer in bench.producers)))
+        release()
+        assert all(producer.free() == slots for producer in bench.producers)
+
+    bench.worker._buffer.release = spy  # type: ignore[method-assign]
+    for version in range(3):
+        for outlet in range(2):
+            assert bench.send(0, version, outlet)
+        assert bench.poll() == (2 * TRAINED, 1)
+    assert found == [(1, False), (2, False), (3, False)]
+
+
+def test_in_lockstep_a_sample_that_is_too_old_all_the_same_holds_nobody_up() -> None:
+    bench = Bench(outlets=2, slots=3, max_policy_lag=0)
+    bench.two_updates()
+    bench.send(1, 2, outlet=0)
+    bench.send(2, 1, outlet=1)
+    assert bench.poll() == (TRAINED, 1)  # its producer waits for it and sends no other
+    assert bench.worker.counters.updates == 3 and all(producer.free() == 3 for producer in bench.producers)
 
 
 def test_a_batch_without_a_row_to_train_is_no_update() -> None:
@@ -431,29 +463,28 @@ def test_a_pause_costs_no_time() -> None:
 
 
 def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> None:
-    bench = Bench(folder=tmp_path, limits=Limits(updates=2), max_policy_lag=0)
-    bench.send(0, 0)
-    bench.poll()
+    bench = Bench(folder=tmp_path, limits=Limits(updates=3), max_policy_lag=1)
+    bench.two_updates()
     bench.send(1, 0)
     assert bench.poll() == (0, 0)  # dropped
-    bench.send(2, 1)
+    bench.send(2, 2)
     bench.worker._started -= 50
     bench.poll()
     assert bench.worker.state is State.COMPLETED
     (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")
-    assert saved.name == "update-2"
+    assert saved.name == "update-3"
     again = Bench(folder=tmp_path, resume=saved.name)
     assert vars(again.worker.counters) == vars(bench.worker.counters)
     counters = again.worker.counters
     assert counters.dropped == 1
-    assert (counters.updates, counters.rows, counters.steps) == (2, 2 * TRAINED, 2 * TRAINED) and counters.seconds >= 50
-    assert again.published() == (2, 2.0)
-    assert again.algorithm.moment.tolist() == [20.0, 20.0]
-    again.send(3, 2)
-    again.poll()
+    assert (counters.updates, counters.rows, counters.steps) == (3, 3 * TRAINED, 3 * TRAINED) and counters.seconds >= 50
     assert again.published() == (3, 3.0)
+    assert again.algorithm.moment.tolist() == [30.0, 30.0]
+    again.send(3, 3)
+    again.poll()
+    assert again.published() == (4, 4.0)
     again.worker.exit()
-    assert read_newest(tmp_path / "checkpoints" / "policy")[2]["updates"] == 3
+    assert read_newest(tmp_path / "checkpoints" / "policy")[2]["updates"] == 4
 
 
 def test_checkpoints_are_kept_in_numeric_order(tmp_path: Path) -> None:

@@ -177,11 +177,13 @@ class Ahead(PostProcessor):
 class Sink(WorkerConfig):
     """Stands where trainers do."""
 
-    streams: tuple[str, ...] = ()
+    streams: dict[str, str] = field(default_factory=dict)  # → the policy that plays it
     policies: tuple[str, ...] = ()
+    lockstep: tuple[str, ...] = ()  # those of the streams whose producers wait for it
 
     def ports(self) -> tuple[Port, ...]:
-        return tuple(Port(s, "consume") for s in self.streams) + tuple(Port(p, "publish") for p in self.policies)
+        consumes = (Port(stream, "consume", policy=policy, lockstep=stream in self.lockstep) for stream, policy in self.streams.items())
+        return *consumes, *(Port(policy, "publish") for policy in self.policies)
 
 
 @dataclass
@@ -193,13 +195,15 @@ class World:
     remote: bool = False  # by policy workers
     threaded: bool = False  # these have threads
     most_rows: int = 4096  # of a batch of theirs
+    lockstep: tuple[str, ...] = ()  # streams in lockstep
 
     def __post_init__(self) -> None:
         Known.built.clear()
         Marked.built.clear()
         self.policies = tuple(dict.fromkeys(spec.policy for spec in self.actors.agents))
-        self.streams = tuple(stream for spec in self.actors.agents for stream in spec.streams)
-        workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": Sink(streams=self.streams, policies=self.policies)}
+        streams = {stream: spec.policy for spec in self.actors.agents for stream in spec.streams}
+        sink = Sink(streams=streams, policies=self.policies, lockstep=self.lockstep)
+        workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": sink}
         if self.remote:
             asked: dict[str, list[str]] = {}
             for spec in self.actors.agents:

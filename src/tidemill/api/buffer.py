@@ -51,6 +51,11 @@ class Demand:
     max_lag: int | None = None
     trainers: int = 1
 
+    @property
+    def lockstep(self) -> bool:
+        """True when each producer waits until the sample that it sent was given back: no lag is allowed."""
+        return self.max_lag == 0
+
     def met(self, batch: Sequence["Held"]) -> bool:
         """True when `batch` is full."""
         return len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows

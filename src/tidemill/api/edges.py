@@ -24,13 +24,15 @@ Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "su
 class Port:
     """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
     policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share; a policy's versions are stored in the
-    run's parameter database, and drawn from there. A worker that fills several blocks at a
-    time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each."""
+    run's parameter database, and drawn from there. A worker that fills several blocks at a time has that many `outlets`. The ends of an inference
+    stream say which `policy` they mean: a port for each; so does who trains a policy by a sample stream. A consumer may ask its producers to go in
+    `lockstep` with it, and producers say that they can: at each outlet they go on only once their sample was given back."""
 
     stream: str
     role: Role
     outlets: int = 1
     policy: str = ""
+    lockstep: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,9 @@ def _join_samples(stream: str, sources: list[End], targets: list[End]) -> list[E
     if both := [worker for worker in consumers if worker in producers]:
         raise ConfigError(f'{", ".join(both)} produces sample stream "{stream}" and consumes it, too; give what it sends on another name')
     groups = {group_of(consumer): [c for c in consumers if group_of(c) == group_of(consumer)] for consumer in consumers}
+    for group in groups.values():
+        if dict(targets)[group[0]].lockstep:
+            _check_lockstep(stream, sources, group)
     edges = []
     for i, (producer, port) in enumerate(producers.items()):
         for outlet in range(port.outlets):
@@ -123,6 +128,21 @@ def _join_samples(stream: str, sources: list[End], targets: list[End]) -> list[E
                 share = group[i :: len(producers)] if len(producers) < len(group) else [group[i % len(group)]]
                 edges += [Edge(f"samples/{stream}/{producer}/{outlet}/{consumer}", "channel", producer, (consumer,)) for consumer in share]
     return edges
+
+
+def _check_lockstep(stream: str, sources: list[End], trainers: list[str]) -> None:
+    where = f'sample stream "{stream}"'
+    for producer, port in sources:
+        if not port.lockstep:
+            raise ConfigError(
+                f"{trainers[0]} has max_policy_lag = 0, which needs producers that wait for it, and {producer}, which produces {where}, does not; "
+                "take samples straight from actors, or allow some lag"
+            )
+    if len(dict(sources)) < len(trainers):
+        raise ConfigError(
+            f"{', '.join(trainers)} have max_policy_lag = 0, so that each of them needs samples for each update, and only {_names(sources)} produces "
+            f"{where}; let there be at least as many producers as trainers, or allow some lag"
+        )
 
 
 def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:

@@ -173,6 +173,11 @@ class Experiment(Config):
         """Return the workers that hold `role` of `stream`, in order."""
         return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
 
+    def in_lockstep(self, stream: str) -> dict[str, str]:
+        """Return who consumes sample `stream` in lockstep with its producers: worker → the policy that it trains."""
+        ports = ((name, port) for name, config in self.members() for port in config.ports())
+        return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
+
     def edges(self) -> list[Edge]:
         """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
         return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])

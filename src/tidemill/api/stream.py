@@ -87,6 +87,10 @@ class SampleProducer(ABC):
     def commit(self) -> None:
         """Send the reserved block."""
 
+    @abstractmethod
+    def settled(self) -> bool:
+        """True when whoever goes in lockstep with this producer has given back every block that it was sent."""
+
 
 @dataclass(frozen=True)
 class Offered:

@@ -31,6 +31,11 @@ class PriorityQueue(BufferConfig):
 
     def check(self, max_lag: int | None) -> None:
         check_reuses(self.reuses, max_lag)
+        if max_lag == 0:
+            raise ConfigError(
+                "max_policy_lag = 0 makes producers wait until their sample was trained on, but a PriorityQueue takes it off them at once; take "
+                "Queue, or allow some lag"
+            )
 
     def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
         return _OwnMemory(self, source, demand)

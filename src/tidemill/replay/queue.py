@@ -36,14 +36,14 @@ class _SlotQueue(Buffer):
         self._batch: list[Held] = []
         self._slots: deque[Held] = deque()  # all that are held, in the order in which they came
         self._spent: set[Held] = set()  # those of them that nobody needs any more: they go back when all before them do
-        self._capacity: int | None = None  # slots of all producers, once these have made them
+        self._capacity: int | None = None  # samples that all producers can have sent at a time, once they have made their slots
         self._look()
 
     def _look(self) -> None:
         blocks = self._source.offered()
         if blocks is None:
             return
-        self._capacity = sum(block.slots for block in blocks)
+        self._capacity = len(blocks) if self._demand.lockstep else sum(block.slots for block in blocks)
         most, size, trainers = sum(block.slots * block.rows for block in blocks), self._demand.rows, self._demand.trainers
         if size is not None and most < size:
             whose = f"batch_size = {size * trainers}" + (f" ({size} for each of {trainers} trainers)" if trainers > 1 else "")
@@ -64,7 +64,7 @@ class _SlotQueue(Buffer):
                 if not self._drop(held, version):
                     self._batch.append(held)
             elif len(self._slots) == self._capacity:
-                break  # nobody can send more: dropped ones hold the other slots until this batch is done, or all are of short episodes
+                break  # nobody sends more: dropped ones hold the other slots until this batch is done, or all are of short episodes
             else:
                 return None
         self.counts.reused += sum(held.uses > 0 for held in self._batch)

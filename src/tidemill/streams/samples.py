@@ -19,13 +19,16 @@ class ChannelSampleProducer(SampleProducer):
     """Sends each sample over one channel of every group, in turn within the group. Rows are written once, into the first group's slot, and copied
     into the others' when they are sent.
 
-    groups   for each group of consumers, of whichever stream, the channels to those of them that this producer serves
+    groups     for each group of consumers, of whichever stream, the channels to those of them that this producer serves
+    lockstep   those of the channels whose consumers go in lockstep with it
     """
 
-    def __init__(self, groups: Sequence[Sequence[Producer]]) -> None:
-        self._groups = [deque(channels) for channels in groups]  # the next in turn is the first
+    def __init__(self, groups: Sequence[Sequence[Producer]], lockstep: Sequence[Producer] = ()) -> None:
+        self._groups, self._lockstep = [deque(channels) for channels in groups], lockstep  # the next in turn is the first
+        self._slots = 0
 
     def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
+        self._slots = slots
         for channels in self._groups:
             for channel in channels:
                 channel.offer(schema, (rows, seats), slots)
@@ -45,6 +48,9 @@ class ChannelSampleProducer(SampleProducer):
             channels[0].commit()
             channels.rotate(-1)
 
+    def settled(self) -> bool:
+        return all(channel.free() == self._slots for channel in self._lockstep)
+
 
 class NullSampleProducer(SampleProducer):
     """Sends nothing: one block of this process's own memory is written again and again."""
@@ -61,16 +67,25 @@ class NullSampleProducer(SampleProducer):
     def commit(self) -> None:
         pass
 
+    def settled(self) -> bool:
+        return True
+
 
 def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> SampleProducer:
     """Return a worker's producer for one of its outlets, whose samples all of `streams` get."""
     if not streams:
         return NullSampleProducer()
     groups: dict[tuple[str, str], list[Producer]] = {}
+    lockstep: list[Producer] = []
     for stream in streams:
+        awaited = context.experiment.in_lockstep(stream)
         for edge in context.edges(f"samples/{stream}/{context.name}/{outlet}/"):
-            groups.setdefault((stream, group_of(edge.targets[0])), []).append(context.endpoints.producer(edge.name))
-    return ChannelSampleProducer(list(groups.values()))
+            (consumer,) = edge.targets
+            channel = context.endpoints.producer(edge.name)
+            groups.setdefault((stream, group_of(consumer)), []).append(channel)
+            if consumer in awaited:
+                lockstep.append(channel)
+    return ChannelSampleProducer(list(groups.values()), lockstep)
 
 
 class ChannelSampleConsumer(SampleConsumer):

@@ -29,6 +29,7 @@ from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.frames import build_environment
+from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
 
@@ -81,6 +82,7 @@ class ActorWorker(Worker):
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
+        check_lockstep(context.experiment, config)
         with every_core():
             check_lanes(context, config, derive_seed(context.experiment.seed, context.name, "target", 0))
             for number in range(config.ring):
@@ -143,14 +145,19 @@ class ActorWorker(Worker):
             need = sizes(spec, seats, limit_of_steps(config, spec, environment), same_step, config.slots)
             samples = sample_producer(context, spec.streams, target)
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
-            blocks = make_blocks(Terms(spec, schema, seats, need, same_step, samples, self._on_boundary))
-            agent = Agent(row, seats, spec.deterministic, self._clients[_Player.of(spec, target)], blocks)
+            terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
+            client = self._clients[_Player.of(spec, target)]
+            if in_lockstep(context.experiment, spec):
+                agent: Agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
+            else:
+                agent = Agent(row, seats, spec.deterministic, client, make_blocks(terms))
             agents.append(agent)
             self._agents.append((number, agent))
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
         for agent in agents:
             agent.meet(agents, config.lanes)
-        return EnvTarget(environment, agents, ticks, config.max_episode_steps, self.clock)
+        kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
+        return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
         self._refresh(self._clients.values())
@@ -188,7 +195,7 @@ class ActorWorker(Worker):
                     moved = True
                     if (self._crossed and self._config.lanes > 1) or self._ticks - self._boundary_at > PULL_TICKS:
                         self._refresh(self._at_boundary)  # as late as can be: an actor that was held back goes on with what came meanwhile
-                self._flush(self._config.flush_requests)
+                moved = self._flush(self._config.flush_requests) or moved
             if not moved and not self._flush(1):
                 break
         if self._ticks > ticks:

@@ -85,6 +85,11 @@ class Agent:
 
     def get_action(self) -> Arrays:
         """Complete the rows that were asked for and return the actions: name → [N, ...], meaningless for seats that asked for none."""
+        self._complete()
+        self._blocks.send()
+        return self._actions
+
+    def _complete(self) -> None:
         if self._request is not None:
             answer = self._client.consume_result(self._request)
             self._request = None
@@ -103,8 +108,6 @@ class Agent:
                 action[seats] = fields[name][extra:count]
             for name, state in self._state.items():
                 state[seats] = fields[name][extra:count]
-        self._blocks.send()
-        return self._actions
 
     # ---- second half: from observations to requests ------------------------------------------------------------------------------------------
 
@@ -187,9 +190,9 @@ class Agent:
             done, truncated = tick.done[second] & still, tick.truncated[second] & still
             asked_second = self._write_rows(blocks, second, tick.observation, done, truncated, len(asked_first[1]))
         count = len(asked_first[1]) + len(asked_second[1])
+        self._asking, self._extra = asked_second[1], len(asked_first[1])
         if count:
             self._asked = tuple(np.concatenate(pair) for pair in zip(asked_first, asked_second, strict=True))
-            self._asking, self._extra = asked_second[1], len(asked_first[1])
             observation = {name: self._gathered[name][:count] for name in self._observation_names}
             state = {name: self._gathered[name][:count] for name in self._state_names}
             self._request = self._client.post_request(observation, state, self._deterministic)

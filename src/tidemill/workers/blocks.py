@@ -112,13 +112,16 @@ class InStep(Blocks):
             self._terms.on_sent()
         return True
 
-    def by_index(self) -> "FixedColumns":
+    def by_index(self) -> "Columns":
         """Return the same rows as columns, because seats are at different rows from now on."""
-        columns = FixedColumns(self._terms, self.arrays)
+        columns = self._columns()
         for name, array in (self.arrays or self._carry).items():
             columns.arrays[name][: self.position] = array[: self.position]
         columns.position.fill(self.position)
         return columns
+
+    def _columns(self) -> "Columns":
+        return FixedColumns(self._terms, self.arrays)
 
 
 class Columns(Blocks):

@@ -49,7 +49,8 @@ class Trainer(WorkerConfig):
                         one in each target, whether they come directly or through buffer workers, of whoever has some
     buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`
     max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
-                        None: none are. Nobody is held back for it: a low limit throws work away
+                        None: none are. Nobody is held back for it: a low limit throws work away. 0 is synchronous training: each producer sends one
+                        sample per update, waits for it, and goes on with the new version (see `workers.lockstep`), so that nothing is dropped
     checkpoint_seconds  seconds between checkpoints; one more is always written at the end
     checkpoints         how many of them are kept
     database_seconds    seconds between versions that are pushed into the run's parameter database; the first and the last always are. None: none is
@@ -85,10 +86,15 @@ class Trainer(WorkerConfig):
         self.buffer.check(self.max_policy_lag)
         if self.database_seconds is not None and self.database_seconds <= 0:
             raise ConfigError(f"database_seconds = {self.database_seconds} must be above 0; None pushes no versions")
+        if self.max_policy_lag == 0 and self.batch_size is not None:
+            raise ConfigError(
+                f"batch_size = {self.batch_size}, but max_policy_lag = 0 trains on one sample of each producer per update, whatever they hold; leave "
+                "it out, or allow some lag"
+            )
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
-        ports = [Port(self.samples, "consume"), Port(self.policy, "publish")]
+        ports = [Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0), Port(self.policy, "publish")]
         ports += [Port(self.policy, "sum")] if self.count > 1 else []
         return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)
 
@@ -168,11 +174,6 @@ class TrainerWorker(Worker):
                 'take mode = "full" for whole episodes'
             )
         own = self._facts
-        if config.max_policy_lag == 0 and any(config.samples in worker.forwards() for worker in experiment.workers.values()):
-            raise ConfigError(
-                f'max_policy_lag = 0, but sample stream "{config.samples}" comes through buffer workers, while which actors go on: its rows would be '
-                "old when they arrive; let actors fill it, or take max_policy_lag = 1 or more"
-            )
         source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut)
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         samples = ceil(experiment.samples_at_once(context.name, config.samples))
@@ -274,7 +275,6 @@ class TrainerWorker(Worker):
             lags = self._lags(batch)
             self._returns.add(held.sample for held in batch if not held.uses)
             metrics = yield from self._update([held.sample for held in batch])
-            self._buffer.release()
             counters.updates += 1
             counters.rows += int(agreed.fresh)
             counters.steps = counters.rows // self._facts.seats_per_lane
@@ -283,6 +283,9 @@ class TrainerWorker(Worker):
                 left = self.clock.enter("copy")
                 self._publisher.publish(self._policy)
                 self.clock.enter(left)
+            if self._config.max_policy_lag == 0:
+                yield from self._sum(np.zeros(1))  # all have published: whoever gets a sample back finds the new version, whichever trainer it asks
+            self._buffer.release()
             self._count_time()
             self._report_update({**metrics, **lags})
             if monotonic() - self._last_save >= self._config.checkpoint_seconds:
