@@ -69,6 +69,14 @@ def test_quick_environments_are_gathered_and_trained_on_by_equal_processes() -> 
     assert choose(experiment(), CARTPOLE, 3).processes <= 3  # 4,096 rows do not divide by three
 
 
+def test_actors_and_trainers_that_wait_for_each_other_gain_nothing_side_by_side() -> None:
+    costs = msgspec.structs.replace(HEAVY, parallel=False)
+    free, held = (choose(experiment(max_policy_lag=lag), costs, 2) for lag in (None, 0))
+    assert (free.together, free.processes) == (False, 2) and (held.together, held.processes) == (True, 1)
+    for (layout, speed), (same, slower) in zip(promises(experiment(), HEAVY, 4), promises(experiment(max_policy_lag=0), HEAVY, 4), strict=True):
+        assert same == layout and (slower == speed if layout.together else slower < speed)
+
+
 def test_many_cores_share_small_minibatches_among_few_trainers() -> None:
     for cores in (16, 64):
         layout = choose(experiment(), CARTPOLE, cores)

@@ -301,6 +301,7 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     minibatch = getattr(parts.trainers.algorithm, "minibatch_size", 0)
     most_trainers = max(1, minibatch // LEAST_ROWS) if costs.parallel else 1
     train = costs.rows * costs.train
+    beside = _by_turns if parts.trainers.max_policy_lag == 0 else min
     if costs.waits:
         if parts.threads is None or not costs.threaded:
             return
@@ -308,14 +309,19 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
             own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer  # measured by one lane
             served = WAKING[layout.one_core] + costs.call + layout.lanes * own  # what a tick of a target takes of its actor
             turn = max(costs.wall + served, layout.ring * served)
-            yield layout, min(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
+            yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
         return
     for layout in _computing(parts, cores, most_trainers):
         gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
         if layout.together:
             yield layout, layout.actors / (gather + train)
         else:
-            yield layout, min(layout.actors / gather, layout.trainers / train)
+            yield layout, beside(layout.actors / gather, layout.trainers / train)
+
+
+def _by_turns(acting: float, training: float) -> float:
+    """Return the steps/s of actors and trainers that wait for each other."""
+    return 1 / (1 / acting + 1 / training)
 
 
 def _computing(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
