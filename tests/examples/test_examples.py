@@ -16,9 +16,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SPACES = Spaces(Box((4,), "float32"), Discrete(2))
 
 
-def run(name, folder, steps, **limits):
+def run(name, folder, steps, function="experiment", **limits):
     file = EXAMPLES / name
-    experiment = load_attribute(f"{file}:experiment", "experiment")()
+    experiment = load_attribute(f"{file}:{function}", "experiment")()
     experiment = experiment.replace(limits=experiment.limits.replace(steps=steps, **limits))
     result = tidemill.train(experiment, launch="inline", run_dir=folder, source=file, quiet=True)
     assert result.summary["status"] == "completed"
@@ -32,7 +32,9 @@ LEARNT = {  # by how much the return rises, and an observation
     "policy_workers.py": (20, np.zeros(4, np.float32)),
     "masked_cartpole.py": (20, np.zeros(2, np.float32)),
     "repeat_previous.py": (0.05, 3),
+    "impala.py": (20, np.zeros(4, np.float32)),
 }
+OTHERS = [("masked_cartpole.py", "feed_forward"), ("repeat_previous.py", "feed_forward"), ("impala.py", "served")]
 
 
 @pytest.mark.parametrize("name", LEARNT)
@@ -40,8 +42,7 @@ def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
     gain, observation = LEARNT[name]
     summary, metrics = run(name, tmp_path / "run", 40_000, mean_return=None, window=300)
     assert 40_000 <= summary["env_steps"] < 49_000  # a batch more at most
-    wrong = {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
-    assert not wrong
+    assert not wrong(metrics)
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
     assert summary["mean_return"] > returns[0] + gain
     policy = tidemill.load(tmp_path / "run")
@@ -67,6 +68,17 @@ def test_the_population_is_compared_and_its_members_can_be_played(tmp_path):
     for member in experiment.policies:
         policy = tidemill.load(tmp_path / "run", policy=member)
         assert policy.act(np.zeros(4, np.float32)) in range(2)
+
+
+@pytest.mark.parametrize(("name", "function"), OTHERS)
+def test_the_other_experiments_of_examples_train(name, function, tmp_path):
+    summary, metrics = run(name, tmp_path / "run", 4_000, function)
+    assert summary["updates"] >= 2
+    assert not wrong(metrics)
+
+
+def wrong(metrics):
+    return {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
 
 
 def test_the_algorithm_goes_on_from_its_moments():
