@@ -22,8 +22,6 @@ from tidemill.streams.parameters import ParameterSubscriber, Subscription
 LOOK = 0.25  # seconds for which what is known of the database is taken to be true
 KEPT = 16  # versions whose arrays are kept, so that drawing one again reads no file
 ATTEMPTS = 8  # versions that are drawn at once, each collected before it could be read
-
-
 _CURE = "such a file is written by tidemill params RUN export VERSION FILE"
 
 
@@ -34,6 +32,11 @@ class ParameterSource(Config):
     def varies(self) -> bool:
         """True when two who ask at one time get different ones."""
         return False
+
+    @property
+    def numbered(self) -> bool:
+        """True when it gives versions of this run, so that a version's number tells which weights it means."""
+        return True
 
     def ports(self, policy: str) -> tuple[Port, ...]:
         """Return the ends of streams that the worker holds for it."""
@@ -65,7 +68,8 @@ class Drawn(ParameterSource):
     """A version from the run's parameter database: a new one with each episode where the actors' targets have one lane, with each sample else.
 
     tag      the version that this tag points to; before it points to any, the latest
-    among    the versions to draw from; by itself all that are kept. ``Query(order="-evaluation/win_rate", limit=10)``: the ten best
+    among    the versions to draw from; by itself all that are kept. ``Query(order="-evaluation/win_rate", limit=10)``: the ten best. While it finds
+             none, the latest
     how      "uniform": each alike. "prioritised": in proportion to `metric`, so that whoever is hard to beat comes more often (Vinyals et al. 2019,
              "Grandmaster level in StarCraft II using multi-agent reinforcement learning", prioritised fictitious self-play)
     metric   what was recorded of versions, "evaluation/beats" being the share of games that each won against the one that was evaluated; one that
@@ -106,8 +110,12 @@ class Fixed(ParameterSource):
 
     file: str | None = None
 
+    @property
+    def numbered(self) -> bool:
+        return False
+
     def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
-        return FixedParameters(None if self.file is None else Path(self.file))
+        return FixedParameters(policy, None if self.file is None else Path(self.file))
 
 
 class DrawnParameters(Subscription):
@@ -140,13 +148,12 @@ class DrawnParameters(Subscription):
 
     def _look(self) -> None:
         drawn, self._looked = self._drawn, monotonic()
+        versions = self._database.versions(self._name)
         if drawn.tag:
-            versions = self._database.versions(self._name)
-            tagged = [version for version in versions if drawn.tag in version.tags]
-            self._known = [(version.version, 1.0) for version in (tagged or versions[-1:])]
-            return
-        found = self._database.query(self._name, drawn.among, drawn.among.fields())
-        self._known = [(version.version, self._weight(version)) for version in found]
+            found = [version for version in versions if drawn.tag in version.tags]
+        else:
+            found = drawn.among.select(versions, Version.values)
+        self._known = [(version.version, self._weight(version)) for version in found or versions[-1:]]
 
     def _weight(self, version: Version) -> float:
         return 1.0 if self._drawn.how == "uniform" else max(version.values().get(self._drawn.metric, 1.0), 0.0)
@@ -167,18 +174,19 @@ class DrawnParameters(Subscription):
 
 
 class FixedParameters(Subscription):
-    """What `Fixed` describes."""
+    """What `Fixed` describes. Raises `ConfigError` for a file that cannot be read, or is of another policy."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file, self._done = file, False
+    def __init__(self, policy: str, file: Path | None) -> None:
+        self._name, self._file = policy, file
+        self._weights = None if file is None else read_weights(file)
 
     def refresh(self, policy: Policy) -> bool:
-        if not self._done:
-            self._done = True
-            arrays, version = policy.parameters(), 0
-            if self._file is not None:
-                arrays, version = read_weights(self._file)
-            policy.load({name: array.copy() for name, array in arrays.items()}, version)
+        if policy.version < 0:
+            arrays, version = self._weights or (policy.parameters(), 0)
+            try:
+                policy.load({name: array.copy() for name, array in arrays.items()}, version)
+            except SchemaError as error:
+                raise ConfigError(f'file = {self._file} is of another policy than "{self._name}": {error}') from None
         return True
 
 

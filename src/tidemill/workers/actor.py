@@ -104,7 +104,8 @@ class ActorWorker(Worker):
                     self._clients[player] = self._make_client(player, own, largest[player])
         self._agents: list[tuple[int, Agent]] = []
         targets = [self._make_target(number, groups, spaces) for number in range(config.ring)]
-        own_ones = [player for player in self._clients if config.lanes == 1 and player.target is not None]
+        at_resets = config.lanes == 1 and not first.same_step  # for lanes that begin again by themselves there is no time before a reset
+        own_ones = [player for player in self._clients if at_resets and player.target is not None]
         self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
@@ -154,8 +155,8 @@ class ActorWorker(Worker):
             agents.append(agent)
             self._agents.append((number, agent))
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
-        for agent in agents:
-            agent.meet(agents, config.lanes)
+        for spec, agent in zip(config.agents, agents, strict=True):
+            agent.meet(agents, config.lanes, spec.parameters.numbered)
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 

@@ -60,10 +60,11 @@ class Agent:
         """Of the curriculum, in which episodes begin now."""
         self._stages = np.zeros(seats, np.int64)
         self.acting = np.full(seats, -1, np.int64)
-        """int64 [N]: the version that acts for the seat in this episode; -1 when it was more than one."""
+        """int64 [N]: the version that acts for the seat in this episode; -1 before it acts, and when it was more than one."""
         self._version = self.policy = -1  # of the newest answer
+        self._begun = _NOBODY  # seats whose episodes begin with the request in flight
         self._others: list[Agent] = []
-        self._lanes = 1
+        self._lanes, self._numbered = 1, True
 
         # The request in flight.
         self._request: int | None = None
@@ -72,10 +73,11 @@ class Agent:
         self._extra = 0  # leading rows of the request that are final ones (asked for their value alone)
         self._gathered = allocate({n: schema[n] for n in (*self._observation_names, *self._state_names)}, (2 * seats,))
 
-    def meet(self, others: "Sequence[Agent]", lanes: int) -> None:
+    def meet(self, others: "Sequence[Agent]", lanes: int, numbered: bool) -> None:
         """Say who else plays in the target's `lanes`. Where samples have the fields, the row whose action finished an episode tells who played the
-        others in it: `others.version` and `others.policy`, a column for each seat of each of `others` in the lane."""
-        self._others, self._lanes = [other for other in others if other is not self], lanes
+        others in it: `others.version` and `others.policy`, a column for each seat of each of `others` in the lane. `numbered`: this agent's own
+        policy plays versions of the run, not parameters from elsewhere."""
+        self._others, self._lanes, self._numbered = [other for other in others if other is not self], lanes, numbered
 
     # ---- first half: from answers to actions -------------------------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Agent:
                 block[name][asked] = fields[name][:count]
             block["version"][asked] = answer.version
             block["policy"][asked] = answer.policy
-            if answer.version != self._version:
+            if answer.version != self._version or len(self._begun):
                 self._note(answer.version, answer.policy)
             for name, action in self._actions.items():
                 action[seats] = fields[name][extra:count]
@@ -235,13 +237,17 @@ class Agent:
         return target
 
     def _note(self, version: int, policy: int) -> None:
-        """Another version acts from now on."""
-        self._version, self.policy = version, policy
-        self.acting[~self.finished] = np.where(self._length[~self.finished] > 0, -1, version)
+        """Episodes begin, or another version acts from now on."""
+        if version != self._version:
+            self.acting[~self.finished] = -1
+            self._version, self.policy = version, policy
+        if self._numbered:
+            self.acting[self._begun] = version
+        self._begun = _NOBODY
 
     def _begin(self, seats: Seats) -> None:
         """An episode's first row: the default state, counts from 0."""
-        self.acting[seats] = self._version
+        self._begun = seats
         self._stages[seats] = self.stage
         self._return[seats] = 0
         self._length[seats] = 0

@@ -17,6 +17,7 @@ A version's games are the first ones of each seat, as many of each: the first to
 which the version changed, are discarded and counted.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +35,7 @@ from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone
 from tidemill.core.versions import PARAMETERS, Mean, ParameterDatabase, Version
 from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.rating import performance
@@ -52,8 +54,8 @@ class Evaluation(WorkerConfig):
     best       points to the version with the highest mean return so far
     drawn      the return of a drawn game: a higher one is a win, a lower one a loss. None: nothing is won
     name       of the metrics: ``evaluation/return`` (mean), ``/return_low`` and ``/return_high`` (its 95 % confidence interval), ``/length``,
-               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions); where games are won ``/win_rate`` (a draw counts ½) and
-               ``/elo`` (see `tidemill.workers.rating`)
+               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions so far); where games are won ``/win_rate`` (a draw counts ½)
+               and ``/elo`` (see `tidemill.workers.rating`)
 
     The database gets to know of the version its ``NAME/return``, ``/length``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share
     of games that they won against those that were evaluated.
@@ -108,28 +110,52 @@ class EvaluationWorker(Worker):
         self._returns: list[float] = []
         self._lengths: list[float] = []
         self._against: dict[int, list[float]] = {}  # scores of the frozen version, by the opponent's
+        self._ratings: dict[int, float] = {}  # by version, of collected ones, too
         self._discarded = 0
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         if context.folder is None:
             raise ConfigError("evaluation takes versions from the run's parameter database, but the run keeps no folder")
-        blocks, edges = facts.samples[config.samples], context.edges(f"samples/{config.samples}/")
-        if blocks.mode != "concise":
-            raise ConfigError(
-                f'sample stream "{config.samples}": mode = "{blocks.mode}", but evaluation takes one row of each episode; '
-                'set mode = "concise" in the agent specs that fill it'
-            )
-        actors = [context.experiment.workers[group_of(edge.source)] for edge in edges]
+        edges = context.edges(f"samples/{config.samples}/")
+        judges = [self._judge(edge.source) for edge in edges]
+        self._check_alone()
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
-        self._seats = sum(actor.lanes for actor in actors if isinstance(actor, Actors)) * blocks.seats_per_lane
+        self._seats = sum(judge.lanes for judge in judges) * facts.samples[config.samples].seats_per_lane
         self._each = -(-config.games // self._seats)  # games of every seat
         self._return, self._elo, self._beats = (f"{config.name}/{what}" for what in ("return", "elo", "beats"))
-        self._best = max((v.means[self._return].mean for v in self._versions() if config.best in v.tags and self._return in v.means), default=-np.inf)
         return Facts()
+
+    def _judge(self, worker: str) -> Actors:
+        """Return the configuration of those who fill the stream. Raises `ConfigError` unless they play what is evaluated."""
+        config, judge = self._config, self.context.experiment.workers[group_of(worker)]
+        if not isinstance(judge, Actors):
+            raise ConfigError(f'{worker} fills sample stream "{config.samples}", but evaluation takes episodes from actors alone; let them fill it')
+        (spec,) = (spec for spec in judge.agents if config.samples in spec.streams)
+        for what, is_so, cure in (
+            (f'mode = "{spec.mode}"', spec.mode == "concise", 'mode = "concise"'),
+            (f'policy = "{spec.policy}"', spec.policy == config.policy, f'policy = "{config.policy}"'),
+            (f"parameters = {spec.parameters}", spec.parameters == Drawn(tag=config.tag), f'parameters = Drawn(tag="{config.tag}")'),
+        ):
+            if not is_so:
+                raise ConfigError(
+                    f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream "{config.samples}", where evaluation takes one row of '
+                    f'each episode of the version of "{config.policy}" that it points to; set {cure}'
+                )
+        return judge
+
+    def _check_alone(self) -> None:
+        """Raise `ConfigError` when another evaluation would move the same tags, or go by the same name."""
+        for group, other in self.context.experiment.workers.items():
+            if group == group_of(self.name) or not isinstance(other, Evaluation):
+                continue
+            if other.name == self._config.name:
+                raise ConfigError(f'{group} and {group_of(self.name)} both have name = "{other.name}"; their metrics need different names')
+            if same := {other.tag, other.best} & {self._config.tag, self._config.best} if other.policy == self._config.policy else None:
+                raise ConfigError(f'{group} and {group_of(self.name)} both move the tag "{min(same)}"; give each its own tag and best')
 
     def _versions(self) -> list[Version]:
         return self._database.versions(self._config.policy)
@@ -154,7 +180,7 @@ class EvaluationWorker(Worker):
             return
         self._looked = monotonic()
         newest = self._versions()[-1:]
-        if not newest or newest[0].version <= self._last:
+        if not newest or newest[0].version <= self._last or self._return in newest[0].means:
             return
         try:
             self._database.tag(self._config.policy, self._config.tag, newest[0].version)
@@ -163,6 +189,7 @@ class EvaluationWorker(Worker):
         (self._frozen,), self._last = newest, newest[0].version
         self._played.clear()
         self._returns, self._lengths, self._against = [], [], {}
+        self.context.endpoints.bell.ring()  # what lies in the stream was announced long ago
 
     def _count(self, sample: Sample) -> int:
         """Count the episodes of the frozen version that are among the first of their seat. Return how many there are in the sample."""
@@ -188,16 +215,24 @@ class EvaluationWorker(Worker):
         return 0.5 * (1 + float(np.sign(reached - (self._config.drawn or 0.0))))
 
     def _rate(self) -> dict[str, float]:
-        """Return the frozen version's rating, if it has played versions of its policy, and note how these did against it."""
+        """Return the frozen version's rating, if it has played versions of its policy, and note how these did against it. One that was not rated
+        itself counts as the newest before it that was: evaluation takes longer than a push, and versions are collected."""
+        assert self._frozen is not None
         if not self._against:
             return {}
-        ratings = {version.version: version.means[self._elo].mean for version in self._versions() if self._elo in version.means}
-        games = [(ratings[version], score) for version, scores in self._against.items() if version in ratings for score in scores]
+        self._ratings |= {version.version: version.means[self._elo].mean for version in self._versions() if self._elo in version.means}
+        rated, games = sorted(self._ratings), []
         for version, scores in self._against.items():
+            before = bisect_right(rated, version)
+            if before and version != self._frozen.version:
+                games += [(self._ratings[rated[before - 1]], score) for score in scores]
             with suppress(VersionGone):  # it was collected while it played
                 self._database.record(self._config.policy, version, {self._beats: [1 - score for score in scores]})
         against, won = np.array(games).reshape(-1, 2).T
-        return {"elo": performance(against, won)} if len(games) or not ratings else {}
+        if rated and not len(games):
+            return {}
+        self._ratings[self._frozen.version] = rating = performance(against, won)
+        return {"elo": rating}
 
     def _conclude(self) -> None:
         config, frozen = self._config, self._frozen
@@ -223,7 +258,10 @@ class EvaluationWorker(Worker):
             **won,
         }
         self.report(Measured(int(frozen.counters.get("env_steps", 0)), self.stage, {f"{config.name}/{k}": v for k, v in told.items()}))
-        if reached.mean > self._best:
-            self._best = reached.mean
+        if self._is_best(reached.mean):
             self._database.tag(config.policy, config.best, frozen.version)
         self._frozen = None
+
+    def _is_best(self, reached: float) -> bool:
+        best = [version for version in self._versions() if self._config.best in version.tags and self._return in version.means]
+        return not best or best[0].means[self._return].mean < reached

@@ -87,6 +87,8 @@ class EnvTarget:
         lanes = self._environment.lanes
         resets = int(np.count_nonzero(self._reset))
         self.steps += lanes - resets
+        for agent in self._agents if resets and len(self._agents) > 1 else ():
+            agent.acting.reshape(lanes, -1)[self._reset] = -1
         if self._max_steps or self._forced:
             self._lane_steps += 1
             self._lane_steps[self._reset] = 0
