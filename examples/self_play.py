@@ -63,7 +63,11 @@ def experiment() -> Experiment:
         workers={
             "learn-first": learners(FIRST, SECOND),
             "learn-second": learners(SECOND, FIRST),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, entropy_coefficient=0.01, gamma=0.99), database_seconds=5.0),
+            "trainer": Trainer(
+                algorithm=PPO(learning_rate=1e-3, minibatch_size=512, entropy_coefficient=0.01, gamma=0.99),
+                database_seconds=5.0,
+                database_versions=100,  # the past that opponents are drawn from
+            ),
             # Elo, against the past
             "rate-first": judges(FIRST, SECOND, rated, "rated"),
             "rate-second": judges(SECOND, FIRST, rated, "rated"),
@@ -73,5 +77,5 @@ def experiment() -> Experiment:
             "check-second": judges(SECOND, FIRST, chance, "checked"),
             "check": Evaluation(samples="checked", tag="checked-now", best="best-against-chance", games=200, drawn=0.0, name="chance"),
         },
-        limits=Limits(steps=1_000_000, until="chance/win_rate > 0.97"),
+        limits=Limits(steps=1_000_000),
     )
