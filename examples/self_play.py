@@ -75,7 +75,7 @@ def experiment() -> Experiment:
             # against chance
             "check-first": judges(FIRST, SECOND, chance, "checked"),
             "check-second": judges(SECOND, FIRST, chance, "checked"),
-            "check": Evaluation(samples="checked", tag="checked-now", best="best-against-chance", games=200, drawn=0.0, name="chance"),
+            "check": Evaluation(samples="checked", tag="checked-now", best="best-checked", games=200, drawn=0.0, name="chance"),
         },
         limits=Limits(steps=1_000_000),
     )

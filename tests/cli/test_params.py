@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tests.cli.test_cli import refused, tidemill
 
 import tidemill as front
+from tidemill.cli.params import listing
 from tidemill.run.folder import RunFolder
 
 
@@ -55,11 +57,28 @@ def test_results_are_shown_and_asked_for(run: Path) -> None:
     database.record("policy", 0, {"win_rate": [1.0, 0.0, 1.0, 1.0]})
     database.record("policy", database.tags("policy")["latest"], {"win_rate": 0.9})
     shown = tidemill("params", run).output
-    assert "0.75 ± 0.49 (n 4)" in shown and "0.9 (n 1)" in shown
+    assert "0.75 ± 0.49" in shown and " 0.9 " in shown
     assert [row[1] for row in listed(run, "--where", "win_rate > 0.7 and win_rate < 0.8")] == ["0"]
     assert [row[1] for row in listed(run, "--where", "order by win_rate limit 1")] == ["0"]
     assert 'did you mean "win_rate"' in refused("params", run, "--where", "winrate > 0.7")
     assert 'found "or"' in refused("params", run, "--where", "win_rate > 0.7 or version > 1")
+
+
+def test_the_table_fits_into_what_there_is_room_for(run: Path) -> None:
+    """The names of groups stand over their first column; intervals, and what matters least, give way."""
+    database = RunFolder.open(run).database()
+    results = {"chance": ("length", "return", "win_rate"), "evaluation": ("beats", "elo", "length", "return", "win_rate")}
+    for name in (f"{group}/{what}" for group, names in results.items() for what in names):
+        database.record("policy", 0, {name: [1.25, 3.5, 7.75]})
+    database.tag("policy", "a-long-tag", 0)
+    database.tag("policy", "another-long-tag", 0)
+    for width, has in ((220, "4.2 ± 3.7"), (170, "length"), (115, "age")):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(listing(RunFolder.open(run), None, "version < 1", width))
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width and "…" not in captured.get() and has in captured.get(), (width, captured.get())
+        assert lines[1].split() == ["chance", "evaluation"]
 
 
 def test_an_exported_file_plays_without_its_run(run: Path, tmp_path: Path) -> None:
@@ -95,3 +114,15 @@ def test_what_params_cannot_do_is_said(run: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert "holds no versions" in refused("params", tmp_path)
     assert "versions of 0 policies" in refused("params", tmp_path, "tag", "x", 1)
+
+
+def test_what_was_collected_is_said_with_what_is_there(run: Path) -> None:
+    database = RunFolder.open(run).database()
+    kept = database.versions("policy")[-1].version
+    (gone,) = (version.version for version in database.versions("policy") if version.version == 1)
+    for tag in database.tags("policy").keys() - {"latest"}:
+        database.untag("policy", tag)
+    database.collect("policy", 2)
+    for words in (("eval", run, "--version", gone), ("play", run, "--version", gone, "--video", run / "v.mp4"), ("params", run, "tag", "x", gone)):
+        said = refused(*words)
+        assert f'version {gone} of policy "policy" was collected' in said and f"The newest that are kept: {kept}, " in said, said

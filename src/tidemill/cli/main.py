@@ -295,7 +295,7 @@ def params(
     if words:
         print(obey(folder, policy, words, force))
     else:
-        _print_table(listing(folder, policy, where))
+        _print_table(listing(folder, policy, where, _width()))
 
 
 @app.command("check-env")
@@ -338,9 +338,15 @@ def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig
     return [environment_from(what, env_args)]
 
 
+def _width() -> int:
+    """Return how many columns a table may have."""
+    console = Console()
+    return console.width if console.is_terminal else 200
+
+
 def _print_table(table: Table) -> None:
     console = Console()
-    console.print(table, crop=False) if console.is_terminal else Console(width=200).print(table)
+    console.print(table, crop=False) if console.is_terminal else Console(width=_width()).print(table)
 
 
 @app.command()
