@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from tidemill.run.live import LiveView, PlainView, Snapshot, WorkerView, make_view, picture
+from tidemill.run.live import LiveView, PlainView, Snapshot, WorkerView, evaluations_of, make_view, picture
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
 START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, None, 0, 0, None, 0, (ACTOR,))
@@ -67,6 +67,25 @@ def test_a_plain_line_tells_every_figure() -> None:
     assert text(view._console).strip() == (
         "1:02:05  steps 150,000 of 600,000  steps/s 97k  return 123.5  episodes 1,711  updates 20  lag 1.0  dropped 3"
     )
+
+
+def test_evaluations_are_told_and_shown() -> None:
+    measured = {"population/best": 3.0}
+    for name, (mean, low, high) in {"evaluation": (0.56, 0.4, 0.72), "chance": (120.44, 118.0, 122.9), "far": (1234.5, 1200.0, 1300.0)}.items():
+        measured |= {f"{name}/return": mean, f"{name}/return_low": low, f"{name}/return_high": high, f"{name}/games": 9.0}
+    evaluations = evaluations_of({**measured, "evaluation/win_rate": 0.78, "evaluation/elo": 1785.2, "chance/win_rate": 1.0})
+    told = {
+        "evaluation": "0.56 (0.40 … 0.72), won 78%, Elo 1,785",
+        "chance": "120.4 (118.0 … 122.9), won 100%",
+        "far": "1,234 (1,200 … 1,300)",
+    }
+    assert {name: str(view) for name, view in evaluations.items()} == told
+    snapshot = dataclasses.replace(LATER, evaluations=evaluations, workers=(ACTOR,) * 40)
+    view = PlainView(console())
+    view.show(snapshot)
+    assert text(view._console).strip().endswith("dropped 3  " + "  ".join(f"{name} {value}" for name, value in told.items()))
+    lines = frame(snapshot).splitlines()
+    assert len(lines) < 20 and all(any(name in line and value in line for line in lines) for name, value in told.items())
 
 
 def test_unknown_figures_are_dashes_and_no_limit_has_no_bar() -> None:

@@ -11,7 +11,7 @@ The loop that calls it (the run controller does)::
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -41,6 +41,32 @@ class WorkerView:
 
 
 @dataclass(frozen=True)
+class EvaluationView:
+    """The newest result of an evaluation in a snapshot: the mean return, its 95 % interval, and where games are won the share and the rating."""
+
+    mean: float
+    low: float
+    high: float
+    win_rate: float | None = None
+    elo: float | None = None
+
+    def __str__(self) -> str:
+        digits = 0 if self.high - self.low >= 20 else 1 if self.high - self.low >= 2 else 2
+        parts = [f"{self.mean:,.{digits}f} ({self.low:,.{digits}f} … {self.high:,.{digits}f})"]
+        parts += [f"won {self.win_rate:.0%}"] if self.win_rate is not None else []
+        return ", ".join(parts + ([f"Elo {self.elo:,.0f}"] if self.elo is not None else []))
+
+
+def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
+    """Return the evaluations among what was measured (``NAME/return`` and so on), by name."""
+    found = {}
+    for name in [metric.removesuffix("/return_low") for metric in measured if metric.endswith("/return_low")]:
+        mean, low, high = (measured[f"{name}/{bound}"] for bound in ("return", "return_low", "return_high"))
+        found[name] = EvaluationView(mean, low, high, measured.get(f"{name}/win_rate"), measured.get(f"{name}/elo"))
+    return found
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A run at one moment.
 
@@ -51,6 +77,7 @@ class Snapshot:
     dropped            samples that were thrown away
     memory             the memory plan in a line; "" before there is one
     stage              of the curriculum: "1 of 3"; "" without one
+    evaluations        the newest result of each evaluation, by its name
     """
 
     run: str
@@ -67,6 +94,7 @@ class Snapshot:
     state: str = "running"
     memory: str = ""
     stage: str = ""
+    evaluations: Mapping[str, EvaluationView] = field(default_factory=dict)
 
 
 class View(ABC):
@@ -130,7 +158,8 @@ class PlainView(View):
             return
         self._last = snapshot
         figures = _figures(snapshot) if snapshot.state == "running" else {"state": snapshot.state, **_figures(snapshot)}
-        self._line(f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in figures.items()))
+        told = {**figures, **snapshot.evaluations}
+        self._line(f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in told.items()))
 
     def close(self) -> None:
         pass
@@ -175,9 +204,13 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
         parts.append(Text(snapshot.memory, "bright_black", no_wrap=True, overflow="ellipsis"))
     if snapshot.limit:
         parts.append(_progress(snapshot.steps / snapshot.limit, min(width - 6, 66)))
-    parts += [Text(), _table_of(_figures(snapshot)), Text()]
+    parts += [Text(), _table_of(_figures(snapshot))]
+    parts += [_table_of_evaluations(snapshot.evaluations)] if snapshot.evaluations else []
+    parts += [Text()]
     if snapshot.workers:
-        rows = max(height - 9 - bool(snapshot.memory), 1)  # what a terminal cannot show below the other lines is only counted
+        rows = max(
+            height - 9 - bool(snapshot.memory) - len(snapshot.evaluations), 1
+        )  # what a terminal cannot show below the other lines is only counted
         parts.append(_table_of_workers(snapshot.workers[:rows]))
         if len(snapshot.workers) > rows:
             parts.append(Text(f"and {len(snapshot.workers) - rows} more", "bright_black"))
@@ -196,6 +229,13 @@ def _table_of(figures: Mapping[str, str]) -> Table:
         table.add_column(name)
     table.add_row(*(Text(name, "bright_black") for name in figures))
     table.add_row(*(Text(value, "bold") for value in figures.values()))
+    return table
+
+
+def _table_of_evaluations(evaluations: Mapping[str, EvaluationView]) -> Table:
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for name, evaluation in evaluations.items():
+        table.add_row(Text(name, "bright_black", no_wrap=True), Text(str(evaluation), "bold", no_wrap=True, overflow="ellipsis"))
     return table
 
 

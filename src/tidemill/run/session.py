@@ -24,7 +24,7 @@ from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import CONFIG, MEMORY, SUMMARY, RunFolder, Source, command
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.live import Snapshot, View, WorkerView, make_view
+from tidemill.run.live import Snapshot, View, WorkerView, evaluations_of, make_view
 from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.run.plan import check_processes
 from tidemill.run.progress import Progress
@@ -338,6 +338,7 @@ def _snapshot(controller: Controller) -> Snapshot:
         state=controller.phase,
         memory=str(controller.plan or ""),
         stage=progress.where,
+        evaluations=evaluations_of(progress.measured),
     )
 
 
