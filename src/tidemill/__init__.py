@@ -47,7 +47,7 @@ from tidemill.workers.buffers import Buffers
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.population import Population, populate
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 if TYPE_CHECKING:
     from tidemill.run.evaluate import evaluate

@@ -21,7 +21,8 @@ from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import trainer as trainer_module
-from tidemill.workers.trainer import Trainer, TrainerWorker
+from tidemill.workers.trainer import TrainerWorker
+from tidemill.workers.trainer_config import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

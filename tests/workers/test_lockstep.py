@@ -18,7 +18,7 @@ from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.blocks import Terms, sizes
 from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_blocks
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 STEPS = 4
 

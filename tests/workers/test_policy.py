@@ -24,7 +24,7 @@ from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.transports.local import local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.policy import PolicyWorker, PolicyWorkers
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
 ROWS, IN_FLIGHT = 6, 3  # of a request, and of a client

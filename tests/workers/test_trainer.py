@@ -23,7 +23,8 @@ from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
 from tidemill.transports.slots import SlotProducer
-from tidemill.workers.trainer import Trainer, TrainerWorker
+from tidemill.workers.trainer import TrainerWorker
+from tidemill.workers.trainer_config import Trainer
 
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
 ROWS, SEATS = 5, 2  # per sample: 4 trained rows of each seat, and one that lends its value

@@ -25,7 +25,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.run.arrange import costs_of, processor
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 MOST = 10  # layouts to try
 PROMISED = 4  # of those: as many as promise the most

@@ -13,7 +13,7 @@ import msgspec
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.workers.actor import INLINE, Actors
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 TICK = 40e-6  # core seconds of an actor's tick that do not grow with its lanes: the line through CartPole's ticks of 1, 4, 16 and 64 lanes
 # 64 environments that sleep 5 ms reached, in a ring of 4, 8, 16 and 32 targets, 0.93, 0.95, 0.96 and 0.95 of what bare threads do where the actor

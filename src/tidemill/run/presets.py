@@ -11,7 +11,7 @@ from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 
 def run_name(name: str) -> str:

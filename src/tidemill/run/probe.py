@@ -36,7 +36,7 @@ from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.run.layout import Costs
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import seen_by
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each

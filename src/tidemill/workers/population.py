@@ -26,7 +26,7 @@ from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.records import field_of, with_settings
-from tidemill.workers.trainer import Trainer
+from tidemill.workers.trainer_config import Trainer
 
 LOOK = 0.25  # seconds between looks at the database
 

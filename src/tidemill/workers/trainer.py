@@ -6,19 +6,19 @@ Several equal trainers of one policy each take samples of their own and sum thei
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
-from tidemill.api.buffer import BufferConfig, Counts, Demand, Held
+from tidemill.api.algorithm import Algorithm, DataParallel, Sample
+from tidemill.api.buffer import Counts, Demand, Held
 from tidemill.api.control import Adopt, Facts, Notice, State, Statistics
-from tidemill.api.edges import Port, number
-from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.edges import number
+from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces, write_label
 from tidemill.core.checkpoint import checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
@@ -26,88 +26,17 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
-from tidemill.nets.device import check_device, choose_device
-from tidemill.replay.queue import Queue
+from tidemill.nets.device import choose_device
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.pusher import LAST_PUSH, VersionPusher
-from tidemill.workers.records import RECORDED, TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.records import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.trainer_config import COUNTED, Trainer
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
-COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `_Agreed`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer(WorkerConfig):
-    """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`. With a `count` above 1: equal trainers, each on the samples of
-    its share of the producers, whose gradients are averaged (the algorithm must be `DataParallel`).
-
-    batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as actors fill at a time,
-                        one in each target, whether they come directly or through buffer workers, of whoever has some
-    buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`
-    max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
-                        None: none are. Nobody is held back for it: a low limit throws work away. 0 is synchronous training: each producer sends one
-                        sample per update, waits for it, and goes on with the new version (see `workers.lockstep`), so that nothing is dropped
-    checkpoint_seconds  seconds between checkpoints; one more is always written at the end
-    checkpoints         how many of them are kept
-    database_seconds    seconds between versions that are pushed into the run's parameter database; the first and the last always are. None: none is
-    database_versions   how many of them are kept, besides tagged ones
-    device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
-                        is one. Worth it for images and wide networks; MLPs of the usual size should train faster on a CPU (benchmarks/device.py
-                        tells)
-    """
-
-    order: ClassVar[int] = 1
-    limited: ClassVar[bool] = True
-
-    algorithm: AlgorithmConfig
-    policy: str = "policy"
-    samples: str = "samples"
-    batch_size: int | None = None
-    buffer: BufferConfig = field(default_factory=Queue)
-    max_policy_lag: int | None = None
-    checkpoint_seconds: float = 60.0
-    checkpoints: int = 3
-    database_seconds: float | None = 10.0
-    database_versions: int = 20
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("batch_size", 1), ("max_policy_lag", 0), ("checkpoints", 1), ("database_versions", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} = {value} must be at least {least}")
-        if self.checkpoint_seconds <= 0:
-            raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
-        self.buffer.check(self.max_policy_lag)
-        if self.database_seconds is not None and self.database_seconds <= 0:
-            raise ConfigError(f"database_seconds = {self.database_seconds} must be above 0; None pushes no versions")
-        if self.max_policy_lag == 0 and self.batch_size is not None:
-            raise ConfigError(
-                f"batch_size = {self.batch_size}, but max_policy_lag = 0 trains on one sample of each producer per update, whatever they hold; leave "
-                "it out, or allow some lag"
-            )
-        check_device(self.device)
-
-    def ports(self) -> tuple[Port, ...]:
-        ports = [Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0), Port(self.policy, "publish")]
-        ports += [Port(self.policy, "sum")] if self.count > 1 else []
-        return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)
-
-    def records(self) -> tuple[str, ...]:
-        """See `tidemill.workers.records`."""
-        return () if self.database_seconds is None else (*RECORDED, *map(field_of, settings_of(self.algorithm)))
-
-    def measures(self) -> tuple[str, ...] | None:
-        own = self.algorithm.measures()
-        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *own)
-
-    def build(self, context: Context) -> "TrainerWorker":
-        return TrainerWorker(context, self)
 
 
 @dataclass
