@@ -35,6 +35,7 @@ LEARNT = {  # by how much the return rises, and an observation
     "impala.py": (20, np.zeros(4, np.float32)),
 }
 OTHERS = [("masked_cartpole.py", "feed_forward"), ("repeat_previous.py", "feed_forward"), ("impala.py", "served")]
+OTHERS += [("simple_spread.py", function) for function in ("experiment", "separate", "centralised")]
 
 
 @pytest.mark.parametrize("name", LEARNT)
