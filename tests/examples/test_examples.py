@@ -82,6 +82,24 @@ def wrong(metrics):
     return {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
 
 
+def test_self_play_meets_the_past_and_both_sides_are_rated_and_checked(tmp_path):
+    file = EXAMPLES / "self_play.py"
+    experiment = load_attribute(f"{file}:experiment", "experiment")()
+    changes = {"rating": {"games": 20}, "check": {"games": 40}, "trainer": {"database_seconds": 1e-9}}
+    workers = {name: worker.replace(**changes.get(name, {})) for name, worker in experiment.workers.items()}
+    limits = experiment.limits.replace(steps=40_000, until="evaluation/version >= 1 and chance/version >= 1")
+    result = tidemill.train(experiment.replace(workers=workers, limits=limits), launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
+    assert result.summary["reason"] == limits.until
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    ratings, chances = ([line for line in metrics if name in line] for name in ("evaluation/elo", "chance/win_rate"))
+    assert ratings[0]["evaluation/elo"] == 1000 and len(ratings) > 1 and len(chances) > 1
+    assert {line["evaluation/games"] for line in ratings} == {20} and {line["chance/games"] for line in chances} == {40}
+    assert all(0 < line["chance/win_rate"] < 1 and "chance/elo" not in line for line in chances)
+    policy = tidemill.load(tmp_path / "run")
+    mask = np.array([0, 0, 0, 1, 0, 0, 0], np.int8)
+    assert policy.act({"observation": np.zeros((6, 7, 2), np.int8), "action_mask": mask}) == 3
+
+
 def test_the_algorithm_goes_on_from_its_moments():
     config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
     one, other = (config.build(tidemill.ActorCritic().build(SPACES, 1), 1) for _ in range(2))

@@ -88,6 +88,17 @@ def test_while_there_is_no_new_version_the_actors_wait(tmp_path: Path) -> None:
     assert told.values["evaluation/return"] == 5.0
 
 
+def test_a_poll_takes_all_that_waits(tmp_path: Path) -> None:
+    """In one thread everybody else has a turn between two polls."""
+    games = Games(tmp_path, ring=3, games=12)
+    games.push(0)
+    for number in range(12):
+        games.play(0, 1.0, channel=number % 3)
+    assert games.worker._poll().batch_count == 12
+    (told,) = games.evaluate()
+    assert told.values["evaluation/games"] == 12
+
+
 def test_finding_a_version_wakes_the_worker_for_what_already_waits(tmp_path: Path) -> None:
     games = Games(tmp_path, games=1)
     games.play(0, 1.0)

@@ -41,6 +41,7 @@ from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.rating import performance
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
+MOST_EPISODES = 256  # that are taken in one poll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +167,13 @@ class EvaluationWorker(Worker):
     def _poll(self) -> PollResult:
         if self._frozen is None:
             self._freeze()
-        if self._frozen is None or (sample := self._consumer.consume()) is None:
-            return PollResult()
-        rows = self._count(sample)
-        self._consumer.release()
-        if len(self._played) == self._seats and min(self._played.values()) >= self._each:
-            self._conclude()
-        return PollResult(rows, 1)
+        taken = 0
+        while self._frozen is not None and taken < MOST_EPISODES and (sample := self._consumer.consume()) is not None:
+            taken += self._count(sample)
+            self._consumer.release()
+            if len(self._played) == self._seats and min(self._played.values()) >= self._each:
+                self._conclude()
+        return PollResult(taken, taken)
 
     def _freeze(self) -> None:
         """Let the tag point to the newest version, once there is one that was not evaluated."""
