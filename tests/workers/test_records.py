@@ -69,7 +69,8 @@ def test_the_last_hundred_episodes_count() -> None:
 
 
 def test_versions_know_them(tmp_path: Path) -> None:
-    made = experiments.experiment(Scripted(agents=2), algorithm=experiments.Recorder(seconds=0.001)).replace(limits=Limits(updates=40))
+    made = experiments.experiment(Scripted(agents=2), algorithm=experiments.Recorder(seconds=0.001), database_versions=100)
+    made = made.replace(limits=Limits(updates=40))
     train(made, launch="inline", run_dir=tmp_path, quiet=True)
     database = ParameterDatabase(tmp_path / PARAMETERS)
     first, *_, last = database.versions("policy")
