@@ -71,7 +71,7 @@ def test_what_is_told_of_a_version_was_played_by_it(tmp_path: Path, launch: str)
     assert result.summary["status"] == "completed" and result.summary["reason"] == "evaluation/version >= 40"
     records, updates = measured(tmp_path), {r["update"]: r["step"] for r in read_metrics(tmp_path) if "update" in r}
     versions = [record["evaluation/version"] for record in records]
-    assert len(records) > 2 and versions == sorted(set(versions)) and versions[-1] >= 40
+    assert len(records) >= 2 and versions == sorted(set(versions)) and versions[-1] >= 40
     for record in records:
         version = int(record["evaluation/version"])
         assert record["step"] == (updates[version] if version else 0)
@@ -113,7 +113,7 @@ def test_a_resumed_run_goes_on_evaluating_and_no_version_is_evaluated_twice(tmp_
 def test_what_opponents_and_evaluated_versions_reach_is_not_the_run_s_return(tmp_path: Path, launch: str) -> None:
     run(tmp_path, evaluated(agents=2, until="evaluation/version >= 20"), launch)
     last = [record for record in read_metrics(tmp_path) if "update" in record][-1]
-    assert last["step"] / 4 <= last["episodes"] + 4 < 1.5 * last["step"] / 4, "an episode has 4 steps; some are played ahead of training"
+    assert 0.5 < last["episodes"] / (last["step"] / 4) < 1.5, "an episode has 4 steps; some are played ahead of training, some are told late"
     records = measured(tmp_path)
     assert {record["evaluation/win_rate"] for record in records} == {1.0}
     ratings = [record["evaluation/elo"] for record in records if "evaluation/elo" in record]
