@@ -72,6 +72,13 @@ def nothing(): return 3
 def raises(): return {}["missing"]
 def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
 def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
+def fixed_missing(): return made(agents=(AgentSpec(policy="polcy", parameters=Fixed()),))
+def crossed():
+    one = {f"{stream}-actor": Actors(environment=Gymnasium(id=env), lanes=2, agents=(AgentSpec(policy=stream, samples=stream, sample_steps=8),))
+           for stream, env in (("balance", "CartPole-v1"), ("swing", "Acrobot-v1"))}
+    pairs = (("balance", "swing"), ("swing", "balance"))
+    two = {f"{policy}-trainer": Trainer(policy=policy, samples=stream, algorithm=PPO()) for policy, stream in pairs}
+    return Experiment(name="crossed", policies={"balance": ActorCritic(), "swing": ActorCritic()}, workers={**one, **two}, limits=Limits(updates=3))
 def no_consumer(): return made(agents=(AgentSpec(samples="smples"),))
 def no_trainer(): return made(trainers={}, agents=(AgentSpec(samples=None),))
 def unbounded(): return made(agents=(AgentSpec(mode="full"),))
@@ -161,6 +168,8 @@ NEVER_BEGAN = {
     "a lambda": (["bad.py:a_lambda"], ["workers.actor.environment.kwargs.at", "lambda", "plain data", "FILE.py:NAME"]),
     "a spec that matches nothing": (["bad.py:unmatched"], ["robot_.*", "agent"]),
     "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),
+    "a missing policy that is never trained": (["bad.py:fixed_missing"], ['".*"', '"polcy"', 'did you mean "policy"?']),
+    "a stream of other agents": (["bad.py:crossed"], ['"balance"', '"swing"', "obs is float32[4], and float32[6] there", "take the stream"]),
     "a stream without a consumer": (["bad.py:no_consumer"], ['"smples"', "actor-0", "nobody"]),
     "whole episodes without a limit": (["bad.py:unbounded"], ["actor-0", 'mode = "full"', "no limit", "Actors.max_episode_steps"]),
     "training on one row of each episode": (["bad.py:concise"], ["trainer-0", '"samples"', "concise", 'take mode = "full"']),

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from tests.workers.test_trainer import ROWS, SEATS, SPACES, TRAINED, Adding, Source
+from tests.workers.test_trainer import FIELDS, ROWS, SEATS, SPACES, TRAINED, Adding, Source
 from tests.workers.world import KnownPolicy
 
-from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
+from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.control import Configure, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, pack, unpack_up
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
@@ -68,7 +68,7 @@ class Group:
         ends = local_endpoints([name for name, _ in self.experiment.members()], self.experiment.edges())
         self.producers = [ends[f"source-{i}"][0].producer(f"samples/samples/source-{i}/0/trainer-{i}") for i in range(count)]
         for producer in self.producers:
-            producer.offer(ROW_FIELDS, (ROWS, SEATS), 4)
+            producer.offer(FIELDS, (ROWS, SEATS), 4)
         self.links = [ends[f"trainer-{i}"][1] for i in range(count)]
         self.readers = [ends[f"source-{i}"][0].reader(f"parameters/policy/trainer-{i}") for i in range(count)]
         self.workers: list[TrainerWorker] = []

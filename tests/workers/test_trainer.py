@@ -15,7 +15,7 @@ from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, State, Stati
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
-from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
@@ -29,6 +29,7 @@ from tidemill.workers.trainer_config import Trainer
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
 ROWS, SEATS = 5, 2  # per sample: 4 trained rows of each seat, and one that lends its value
 TRAINED = (ROWS - 1) * SEATS
+FIELDS = {**ROW_FIELDS, **schema_of_space(SPACES.observation, "obs"), **KnownPolicy().answer(SPACES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class Bench:
         self.link = ends["trainer-0"][1]
         self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}/trainer-0") for i in range(outlets)]
         for producer in self.producers:
-            producer.offer(ROW_FIELDS, (ROWS, SEATS), slots)
+            producer.offer(FIELDS, (ROWS, SEATS), slots)
         self.reader = source.reader("parameters/policy/trainer-0")
         context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
         self.worker = TrainerWorker(context, config)

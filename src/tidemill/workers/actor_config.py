@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
-from tidemill.api.experiment import Context, WorkerConfig, WorkerHandle
+from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
@@ -146,6 +146,12 @@ class Actors(WorkerConfig):
 
     def queries(self) -> tuple[Query, ...]:
         return tuple(query for spec in self.agents for query in spec.parameters.queries())
+
+    def check(self, experiment: Experiment) -> None:
+        for spec in self.agents:
+            if spec.policy not in experiment.policies:
+                known = did_you_mean(spec.policy, experiment.policies)
+                raise ConfigError(f'agent spec "{spec.match}" plays policy "{spec.policy}", which the experiment lacks; {known}')
 
     def build(self, context: Context) -> WorkerHandle:
         from tidemill.workers.actor import ActorWorker

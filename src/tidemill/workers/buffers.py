@@ -16,7 +16,6 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
-from tidemill.api.spaces import schema_of_space
 from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays, Schema, layout
@@ -25,6 +24,7 @@ from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import MOST_SLOTS
+from tidemill.workers.rows import misfit_of_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +113,11 @@ class BufferWorker(Worker):
                 f"{did_you_mean(name, facts.spaces)}"
             )
         spaces, config = facts.spaces[name], context.experiment.policies[name]
-        for field, form in {**schema_of_space(spaces.observation, "obs"), **config.state(spaces), **config.answer(spaces)}.items():
-            if schema.get(field) != form:
-                there = f"{schema[field].dtype}{list(schema[field].shape)} there" if field in schema else "not there"
-                raise ConfigError(
-                    f'{context.name} is to process the rows of stream "{self._config.samples}" with policy "{name}", which goes with other rows: '
-                    f"{field} is {form.dtype}{list(form.shape)}, and {there}; name the policy that plays those agents"
-                )
+        if misfit := misfit_of_rows(schema, config, spaces):
+            raise ConfigError(
+                f'{context.name} is to process the rows of stream "{self._config.samples}" with policy "{name}", which goes with other rows: '
+                f"{misfit}; name the policy that plays those agents"
+            )
         (edge,) = context.edges(f"parameters/{name}/")
         self._parameters = ParameterSubscriber(context.endpoints.reader(edge.name))
         return config.build(spaces, seed)

@@ -3,6 +3,7 @@
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
+from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
@@ -35,6 +36,15 @@ def sample_schema(spec: AgentSpec, row: Schema, others: int) -> dict[str, Field]
         schema |= {"last_version": Field((), "int64"), "seat": Field((), "int32")}
         schema |= {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")} if others else {}
     return schema
+
+
+def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
+    """Return what rows of `schema` lack, or have in another form, of what `policy` sees, remembers and answers; "" where they hold all of it."""
+    for name, field in {**schema_of_space(spaces.observation, "obs"), **policy.state(spaces), **policy.answer(spaces)}.items():
+        if schema.get(name) != field:
+            there = f"{schema[name].dtype}{list(schema[name].shape)} there" if name in schema else "not there"
+            return f"{name} is {field.dtype}{list(field.shape)}, and {there}"
+    return ""
 
 
 def limit_of_steps(config: Actors, spec: AgentSpec, environment: Environment) -> int:

@@ -33,6 +33,7 @@ from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.pusher import LAST_PUSH, VersionPusher
 from tidemill.workers.records import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.rows import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, Trainer
 
 LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
@@ -104,6 +105,12 @@ class TrainerWorker(Worker):
             )
         own = self._facts
         source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut)
+        for offered in source.offered() or ():
+            if misfit := misfit_of_rows(offered.schema, experiment.policies[config.policy], self._spaces):
+                raise ConfigError(
+                    f'policy "{config.policy}" is trained on sample stream "{config.samples}", which holds other rows than it goes with: {misfit}; '
+                    "take the stream of the agents that play it, or of agents with its spaces and whose policy has its state"
+                )
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         samples = ceil(experiment.samples_at_once(context.name, config.samples))
         self._buffer = config.buffer.build(source, Demand(rows, samples, config.max_policy_lag, config.count))
