@@ -169,9 +169,9 @@ def test_first_weights_are_orthogonal_for_what_each_tower_sees():
     assert (actor[3:] == 0).all()
 
 
-def test_parts_that_an_observation_lacks_change_nothing():
+def test_a_state_that_an_observation_lacks_changes_nothing():
     space = Dict({"place": STATE, "view": VIEW})
-    named, bare = (ActorCritic(critic_only=parts).build(Spaces(space, Discrete(4)), 0) for parts in (("elsewhere",), ()))
+    named, bare = (ActorCritic(critic_only=parts).build(Spaces(space, Discrete(4)), 0) for parts in (("global_state",), ()))
     np.testing.assert_array_equal(named.flat, bare.flat)
     seen = draw(space, 30)
     outs = [answered(policy, Spaces(space, Discrete(4)), seen, "numpy") for policy in (named, bare)]
@@ -191,6 +191,7 @@ def test_a_part_of_another_name_may_be_the_critic_s():
         ({"shared_critic": True}, OBSERVATIONS["vector"], r"shared_critic = True, but only the critic is to see obs\.global_state; "),
         ({"hidden": ()}, OBSERVATIONS["vector"], r"hidden = \[\], but only the critic is to see obs\.global_state"),
         ({"critic_only": ("camera",)}, OBSERVATIONS["camera"], r'critic_only names obs\.camera, an image; .*encoder = "mlp"'),
+        ({"critic_only": ("global_stat",)}, OBSERVATIONS["vector"], r'names "global_stat", but the .* no such part; did you mean "global_state"?'),
         ({}, Dict({"global_state": STATE}), r"the critic alone sees obs\.global_state, so the actor has nothing"),
     ],
 )

@@ -267,6 +267,16 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused_by_name(action, mask, m
             config.build(spaces, 0)
 
 
+def test_a_mask_of_another_name_must_be_there():
+    """Else whoever misspells it plays what is forbidden, and does not know."""
+    spaces, _ = spaces_of(Discrete(5))
+    for config in (NET.replace(action_mask="action_msk"), Joined(action_mask="action_msk")):
+        with pytest.raises(ConfigError, match=r'action_mask = "action_msk", but the observation has no such part; did you mean "action_mask"\?'):
+            config.build(spaces, 0)
+    with pytest.raises(ConfigError, match="no such part; known: none"):
+        NET.replace(action_mask="legal").build(Spaces(Box((3,), "float32"), Discrete(5)), 0)
+
+
 def test_a_mask_alone_is_no_observation():
     with pytest.raises(ConfigError, match=r"besides the action mask obs\.action_mask"):
         NET.build(Spaces(Dict({"action_mask": MultiBinary(3)}), Discrete(3)), 0)

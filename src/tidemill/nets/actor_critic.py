@@ -38,10 +38,12 @@ class ActorCritic(PolicyConfig):
     """First log-deviation of Box actions, in units of half the action's range."""
     action_mask: str | None = "action_mask"
     """Part of the observation that says which actions are allowed: bool or int8 [n] for Discrete(n), [sum of nvec] for MultiDiscrete. What is 0
-    there is never drawn; the network does not see the part. An observation without it allows everything; None: there is no such part."""
+    there is never drawn; the network does not see the part. An observation without it allows everything, but a part of another name than this usual
+    one must be there. None: there is no such part."""
     critic_only: tuple[str, ...] = ("global_state",)
     """Parts of the observation that the critic alone sees (a centralised critic: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative
-    Multi-Agent Games"): the actor does not depend on them in any way. Parts that an observation lacks are passed over."""
+    Multi-Agent Games"): the actor does not depend on them in any way. ``global_state`` is passed over where an observation lacks it;
+    parts of other names must be there."""
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
+from tidemill.nets.masks import lacks
 
+USUAL_STATE = "global_state"
 SMALLEST_IMAGE = 36  # pixels: the convolutions of Mnih et al. 2015 leave 1 × 1 of it
 
 Floats = NDArray[np.float32]
@@ -51,6 +53,9 @@ class ObservationEncoder:
 
     def __init__(self, space: Space, encoder: str, mask: str | None = None, critic_only: tuple[str, ...] = ()) -> None:
         parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name != mask}
+        for part in critic_only:
+            if part != USUAL_STATE and not any(f"{name}.".startswith(f"obs.{part}.") for name in parts):
+                raise ConfigError(f'critic_only names "{part}", but {lacks(part, parts)}')
         self.critic_only = [name for name in parts if any(f"{name}.".startswith(f"obs.{part}.") for part in critic_only)]
         """Leaves that the actor does not see."""
         self.images: dict[str, Image] = {}

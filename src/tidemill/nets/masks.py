@@ -4,15 +4,18 @@ A mask works on the network's head, before any distribution sees it: what is not
 probability is then exactly 0, it adds nothing to the entropy, and its gradient is exactly 0.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Discrete, MultiDiscrete, Spaces, field_of, leaves
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, did_you_mean
 from tidemill.core.schema import Arrays
 
 FORBIDDEN = -1e30
 """Its exponential is 0, and it is finite: 0 · log 0 is 0 then, not NaN."""
+USUAL = "action_mask"
 DTYPES = ("bool", "int8", "uint8")
 
 Floats = NDArray[np.float32]
@@ -54,10 +57,18 @@ def forbid(head: Floats, forbidden: Bools) -> None:
     np.copyto(head, FORBIDDEN, where=forbidden.T)
 
 
+def lacks(part: str, leaves: Iterable[str]) -> str:
+    """Return the end of a message: an observation of these leaves has no such part."""
+    return f"the observation has no such part; {did_you_mean(part, (leaf.removeprefix('obs.') for leaf in leaves if leaf != 'obs'))}"
+
+
 def mask_of(spaces: Spaces, part: str | None) -> ActionMask | None:
-    """Return the mask that lies in `part` of the observation, None where there is no such part. Raises `ConfigError` when it does not fit."""
+    """Return the mask that lies in `part` of the observation. None: there is no such part, which goes for the `USUAL` name only: it stands by itself
+    in every configuration. Raises `ConfigError` for another one that is not there, and for a mask that does not fit."""
     name, parts = f"obs.{part}", leaves(spaces.observation, "obs")
     inside = [leaf for leaf in parts if leaf == name or leaf.startswith(f"{name}.")]
+    if part is not None and part != USUAL and not inside:
+        raise ConfigError(f'action_mask = "{part}", but {lacks(part, parts)}')
     if part is None or not inside:
         return None
     match spaces.action:
