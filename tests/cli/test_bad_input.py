@@ -73,6 +73,24 @@ def raises(): return {}["missing"]
 def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
 def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
 def fixed_missing(): return made(agents=(AgentSpec(policy="polcy", parameters=Fixed()),))
+@dataclass(frozen=True, kw_only=True)
+class Broken(AlgorithmConfig):
+    def build(self, policy, seed): return Breaks()
+class Breaks(Algorithm):
+    updates = 0
+    def update(self, samples, progress):
+        self.updates += 1
+        if self.updates == 3:
+            raise ArithmeticError("no gradient")
+        return {}
+    def state(self): return {}
+    def load_state(self, state): pass
+def half():
+    one = {f"{name}-actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=2, agents=(AgentSpec(policy=name, samples=name, sample_steps=8),))
+           for name in ("good", "bad")}
+    two = {"good": Trainer(policy="good", samples="good", algorithm=PPO(), checkpoint_seconds=1e-3),
+           "bad": Trainer(policy="bad", samples="bad", algorithm=Broken())}
+    return Experiment(name="half", policies={"good": ActorCritic(), "bad": ActorCritic()}, workers={**one, **two}, limits=Limits(updates=300))
 def crossed():
     one = {f"{stream}-actor": Actors(environment=Gymnasium(id=env), lanes=2, agents=(AgentSpec(policy=stream, samples=stream, sample_steps=8),))
            for stream, env in (("balance", "CartPole-v1"), ("swing", "Acrobot-v1"))}
@@ -226,6 +244,13 @@ def test_the_last_checkpoint_stays_good(cli: Callable[..., Result], tmp_path: Pa
     assert "tidemill resume run" in result.output
     path, _, facts, warnings = read_newest(tmp_path / "run" / "checkpoints" / "policy")
     assert facts["updates"] >= 1 and warnings == [] and path.is_dir()
+
+
+def test_a_run_goes_on_only_with_a_checkpoint_of_every_policy(cli: Callable[..., Result], tmp_path: Path) -> None:
+    result = cli("train", "bad.py:half", "--run-dir", "run", "--launch", "inline")
+    refused(result, "bad-0", "ArithmeticError", "no gradient")
+    assert "tidemill resume" not in result.output
+    refused(cli("resume", "run", "--launch", "inline"), 'no checkpoint of policy "bad"', "checkpoint_seconds", "train anew")
 
 
 def test_processes_say_the_same_and_leave_nothing(cli: Callable[..., Result], tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path
             assert summary["status"] == "failed" and re.search(name, summary["reason"])
             assert leftovers(path) == []
             check_versions(path)
-            if RunFolder(path).has_checkpoints():
+            if RunFolder(path).has_checkpoints(["policy"]):
                 _, arrays, facts, warnings = read_newest(path / "checkpoints" / "policy")
                 assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()  # no update is half done
                 assert "tidemill resume" in str(caught.value)

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,10 +219,9 @@ class RunFolder:
         """Return the folder of a policy's checkpoints."""
         return self.path / "checkpoints" / policy
 
-    def has_checkpoints(self) -> bool:
-        """True when there is one to go on from."""
-        root = self.path / "checkpoints"
-        return root.is_dir() and any(checkpoints(policy) for policy in root.iterdir())
+    def has_checkpoints(self, policies: Iterable[str]) -> bool:
+        """True when there is one of each of these policies, so that the run can go on."""
+        return all(checkpoints(self.checkpoints(policy)) for policy in policies)
 
 
 def _is(source: Source | None, path: Path | None) -> bool:

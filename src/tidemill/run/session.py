@@ -128,10 +128,19 @@ def _check_processes(launcher: Launcher, experiment: Experiment) -> None:
         allow_descriptors(experiment)
 
 
+def _trained(experiment: Experiment) -> list[str]:
+    return [port.stream for config in experiment.workers.values() for port in config.ports() if port.role == "publish"]
+
+
 def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress]:
     """Return the newest good checkpoint's name and how far the run was then. Damaged ones are renamed, so that they are never counted again."""
     progress, name = Progress(), ""
-    for policy in [p.stream for c in experiment.workers.values() for p in c.ports() if p.role == "publish"]:
+    for policy in _trained(experiment):
+        if not folder.has_checkpoints([policy]):
+            raise CheckpointError(
+                f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed before its trainer wrote the first one '
+                "(checkpoint_seconds), so that there is nothing to go on from; train anew, in another folder"
+            )
         path, _, facts, warnings = read_newest(folder.checkpoints(policy))
         newer = checkpoints(path.parent)
         for damaged in newer[newer.index(path) + 1 :]:
@@ -275,7 +284,7 @@ def _write_tracebacks(folder: RunFolder, controller: Controller) -> None:
 
 
 def _cure(folder: RunFolder, controller: Controller) -> str:
-    path, kept = _display(folder.path), folder.has_checkpoints()
+    path, kept = _display(folder.path), folder.has_checkpoints(_trained(controller.job.experiment))
     where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks and (folder.path / TRACEBACKS).is_file() else ""
     return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
 
