@@ -73,6 +73,10 @@ def raises(): return {}["missing"]
 def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
 def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
 def fixed_missing(): return made(agents=(AgentSpec(policy="polcy", parameters=Fixed()),))
+def two_kinds(env="CartPole-v1", **spec):
+    e = made()
+    return e.replace(workers={**e.workers, "other": Actors(environment=Gymnasium(id=env), lanes=2, agents=(AgentSpec(**spec),))})
+def two_modes(): return (e := two_kinds(mode="after_done")).replace(workers={**e.workers, "actor": e.workers["other"].replace(agents=(AgentSpec(),))})
 @dataclass(frozen=True, kw_only=True)
 class Broken(AlgorithmConfig):
     def build(self, policy, seed): return Breaks()
@@ -188,6 +192,8 @@ NEVER_BEGAN = {
     "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),
     "a missing policy that is never trained": (["bad.py:fixed_missing"], ['".*"', '"polcy"', 'did you mean "policy"?']),
     "a stream of other agents": (["bad.py:crossed"], ['"balance"', '"swing"', "obs is float32[4], and float32[6] there", "take the stream"]),
+    "one policy in two kinds of spaces": (["bad.py:two_kinds"], ['other-0 plays policy "policy" in spaces', "give each kind of agents a policy"]),
+    "one stream of two kinds of samples": (["bad.py:two_modes"], ["other-0", '"samples"', "mode = after_done", "mode = fixed", "a stream"]),
     "a stream without a consumer": (["bad.py:no_consumer"], ['"smples"', "actor-0", "nobody"]),
     "whole episodes without a limit": (["bad.py:unbounded"], ["actor-0", 'mode = "full"', "no limit", "Actors.max_episode_steps"]),
     "training on one row of each episode": (["bad.py:concise"], ["trainer-0", '"samples"', "concise", 'take mode = "full"']),

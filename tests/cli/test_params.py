@@ -109,6 +109,8 @@ def test_eval_and_play_take_a_version(run: Path, tmp_path: Path) -> None:
 def test_what_params_cannot_do_is_said(run: Path, tmp_path: Path) -> None:
     assert 'cannot "tagg"; did you mean "tag"' in refused("params", run, "tagg", "x", 1)
     assert f"write: tidemill params {run} export VERSION|TAG FILE" in refused("params", run, "export", "latest")
+    for folder in (".", tmp_path):
+        assert f"{folder} is a folder; name a file in it" in refused("params", run, "export", "latest", folder, "--force")
     assert 'no versions of a policy "polcy"; did you mean "policy"' in refused("params", run, "--policy", "polcy")
     assert "not a run's folder" in refused("params", tmp_path)
     (tmp_path / "config.json").write_text("{}")

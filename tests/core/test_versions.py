@@ -303,7 +303,7 @@ def test_an_exported_file_holds_all_and_says_whose_it_is(tmp_path: Path) -> None
     assert {**text, "counters": json.loads(text["counters"])} == {"policy": "p", "version": "4", "counters": {"env_steps": 40.0}, "label": "c"}
     with pytest.raises(DatabaseError, match="nowhere/out cannot be written: No such file"):
         database.export("p", 4, tmp_path / "nowhere" / "out")
-    with pytest.raises(DatabaseError, match="cannot be written: Is a directory"):
+    with pytest.raises(DatabaseError, match="is a folder; name a file in it"):
         database.export("p", 4, tmp_path / "parameters")
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 

@@ -86,6 +86,13 @@ class Delayed(Counter):
         self.closed = True
 
 
+class Eating(Counter):
+    """Is as long as the first of `lengths`, which it eats."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths.pop(0))
+
+
 class Hanging(Counter):
     """Hangs in step 2 until it is `freed`."""
 

@@ -186,6 +186,13 @@ def test_an_environment_of_ones_own_by_file_with_a_limit():
     assert not told.tick.done[0]
 
 
+def test_an_environment_that_changes_its_arguments_changes_no_other_s_nor_the_configuration():
+    config = Gymnasium(make=f"{GAMES}:Eating", kwargs={"lengths": [3, 5]})
+    environment = config.build(lanes=2, seed=0)
+    assert [env.unwrapped.length for env in environment.envs] == [3, 3]
+    assert config == Gymnasium(make=f"{GAMES}:Eating", kwargs={"lengths": [3, 5]})
+
+
 def test_limit_0_lifts_the_limit():
     assert not isinstance(Gymnasium(id="CartPole-v1", max_episode_steps=0).make_one(), gymnasium.wrappers.TimeLimit)
 

@@ -187,6 +187,8 @@ class ParameterDatabase:
 
     def export(self, policy: str, which: int | str, path: Path) -> int:
         """Write a version into the file `path` (replacing what is there), and return its number."""
+        if path.is_dir():
+            raise DatabaseError(f"{path} is a folder; name a file in it")
         data, version = self.read(policy, which)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -48,14 +49,15 @@ def find_spec(env_id: str) -> Any:
 
 
 def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any] | str | None, kwargs: Mapping[str, Any]) -> Any:
-    """Call ``maker(**kwargs)``, and turn its failures into `ConfigError`: a package that is missing, an argument that is unknown.
+    """Call ``maker(**kwargs)`` with a copy of them, since some environments change what they are given, and turn its failures into `ConfigError`: a
+    package that is missing, an argument that is unknown.
 
     `what` names the environment in messages; `accepts` is the constructor whose arguments `kwargs` must be (its entry point where it has a name).
     """
     import gymnasium
 
     try:
-        return maker(**kwargs)
+        return maker(**deepcopy(dict(kwargs)))
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         place = accepts if isinstance(accepts, str) else getattr(accepts, "__module__", "")
         package = next((p for start, p in _INSTALL.items() if place.startswith(start)), getattr(error, "name", None))

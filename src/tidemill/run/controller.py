@@ -16,6 +16,7 @@ from tidemill.api.control import (
     Notice,
     Pause,
     Relay,
+    SampleFacts,
     Save,
     Start,
     State,
@@ -321,12 +322,17 @@ class Controller:
         for policy, spaces in facts.spaces.items():
             known = self._facts.spaces.setdefault(policy, spaces)
             if known != spaces:
-                raise RunError(f'{name} plays policy "{policy}" in spaces that differ from those of another worker:\n{spaces}\n{known}')
+                raise RunError(
+                    f'{name} plays policy "{policy}" in spaces that differ from those of another worker; give each kind of agents a policy: '
+                    f"{spaces} and {known}"
+                )
         for stream, blocks in facts.samples.items():
             other = self._facts.samples.setdefault(stream, blocks)
             if other != blocks:
+                fields = [field for field in SampleFacts.__struct_fields__ if getattr(blocks, field) != getattr(other, field)]
+                ours, theirs = (", ".join(f"{field} = {getattr(facts, field)}" for field in fields) for facts in (blocks, other))
                 raise RunError(
-                    f'{name} fills sample stream "{stream}" with {blocks}, another worker with {other}; '
+                    f'{name} fills sample stream "{stream}" with samples of {ours}, another worker with samples of {theirs}; '
                     "one stream has one shape of samples: give each kind of actors a stream"
                 )
 
