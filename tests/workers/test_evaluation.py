@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.workers.arena import Arena, Games, judge
 
-from tidemill import AgentSpec, Buffers, Drawn, Evaluation, Fixed
+from tidemill import AgentSpec, Buffers, Drawn, Evaluation, Fixed, Stage
 from tidemill.api.control import EnterStage, Facts, SampleFacts, pack
 from tidemill.core.errors import ConfigError, VersionGone
 from tidemill.streams import sources
@@ -223,6 +223,31 @@ def test_the_best_tag_moves_only_upward_and_a_resumed_run_knows_how_high_it_is(t
     assert best[5] == 3 and best[6] == 6
 
 
+def test_the_best_version_is_one_of_the_present_stage(tmp_path: Path) -> None:
+    games = Games(tmp_path, games=1)
+    games.experiment = games.experiment.replace(curriculum=(Stage(until="step > 100"), Stage()))
+
+    def enter(stage: int) -> None:
+        games.ends["evaluation-0"][1].send(pack(EnterStage(stage)))
+        games.worker._obey()
+
+    def reach(version: int, reached: float) -> int:
+        games.push(version)
+        games.play(version, reached)
+        assert len(games.evaluate()) == 1
+        return games.database.tags("policy")["best"]
+
+    games.begin()
+    enter(0)
+    assert [reach(0, 500.0), reach(1, 400.0)] == [0, 0]
+    enter(1)
+    assert [reach(2, 50.0), reach(3, 40.0), reach(4, 60.0)] == [2, 2, 4], "version 0 was better where it was easier"
+    assert games.results(0)["evaluation/stage"] == 1 and games.results(4)["evaluation/stage"] == 2
+    games.begin()
+    enter(1)
+    assert [reach(5, 55.0), reach(6, 65.0)] == [4, 6], "also in a resumed run"
+
+
 def test_a_best_version_that_a_resumed_run_goes_back_behind_is_forgotten(tmp_path: Path) -> None:
     games = Games(tmp_path, games=1)
     games.push(0, 1)
@@ -374,14 +399,14 @@ FACTS = Facts(samples={"evaluation": SampleFacts(1, 0, 1, "concise")})
 def test_actors_that_play_something_else_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     arena = Arena(tmp_path, {"judge": judge(**changes), "evaluation": Evaluation()})
     with pytest.raises(ConfigError, match=f'judge-0: agent spec "red_0".*{message}'):
-        arena.build("evaluation-0")._configure(FACTS)
+        Evaluation().check(arena.experiment)
 
 
 def test_episodes_come_from_actors_alone(tmp_path: Path) -> None:
     between = Buffers(samples="gathered", into="evaluation", process=())
     arena = Arena(tmp_path, {"judge": judge(samples="gathered"), "buffers": between, "evaluation": Evaluation()})
     with pytest.raises(ConfigError, match='buffers-0 fills sample stream "evaluation"'):
-        arena.build("evaluation-0")._configure(FACTS)
+        Evaluation().check(arena.experiment)
 
 
 @pytest.mark.parametrize(
@@ -395,8 +420,17 @@ def test_episodes_come_from_actors_alone(tmp_path: Path) -> None:
 def test_two_evaluations_do_not_share_tags_or_names(tmp_path: Path, other: Evaluation, message: str) -> None:
     more = judge(samples="more", parameters=Drawn(tag=other.tag))
     arena = Arena(tmp_path, {"judge": judge(), "more": more, "evaluation": Evaluation(), "second": other})
-    with pytest.raises(ConfigError, match=message):
-        arena.build("evaluation-0")._configure(FACTS)
+    with pytest.raises(ConfigError, match=f"evaluation and second {message}"):
+        Evaluation().check(arena.experiment)
+
+
+def test_evaluations_of_different_policies_share_names_and_tags(tmp_path: Path) -> None:
+    more, second = judge(samples="more", policy="other"), Evaluation(samples="more", policy="other")
+    arena = Arena(tmp_path, {"judge": judge(), "more": more, "evaluation": Evaluation(), "second": second})
+    second.check(arena.experiment)
+    assert arena.experiment.told_by_several() == {*second.measures()}
+    for policy in ("policy", "other"):
+        assert arena.experiment.recorded(policy) == {"version", "age", *Evaluation().records()}
 
 
 def test_evaluation_needs_a_folder(tmp_path: Path) -> None:
@@ -409,7 +443,16 @@ def test_evaluation_needs_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"count": 2}, "one worker evaluates"), ({"games": 0}, "games = 0 must be at least 1"), ({"tag": "best"}, 'tag and best are both "best"')],
+    [
+        ({"count": 2}, "one worker evaluates"),
+        ({"games": 0}, "games = 0 must be at least 1"),
+        ({"tag": "best"}, 'tag and best are both "best"'),
+        ({"tag": "12"}, 'tag "12" is not a name'),
+        ({"best": "latest"}, 'the tag "latest" moves by itself'),
+        ({"name": "my evaluation"}, '"my evaluation/return" cannot name metadata'),
+        ({"name": ""}, '"/return" cannot name metadata'),
+        ({"drawn": float("nan")}, "drawn = nan is no return of a drawn game"),
+    ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

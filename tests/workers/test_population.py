@@ -11,7 +11,7 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 from tests.workers.world import KnownPolicy
 
-from tidemill import PPO, Experiment, Gymnasium, Limits, Population, Scripted, Trainer, WorkerConfig, populate
+from tidemill import PPO, AgentSpec, Drawn, Evaluation, Experiment, Gymnasium, Limits, Population, Scripted, Trainer, WorkerConfig, populate
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
 from tidemill.api.edges import Port
@@ -335,7 +335,8 @@ def population_of(**settings: Any) -> Experiment:
         ({"explore": {"learning_rate_schedule": (1, 2)}}, 'PPO has no number "learning_rate_schedule"'),
         ({"explore": {"gamma": (0.9, 2.0)}}, "gamma = 2.0 is not between 0 and 1"),
         ({"explore": {"gamma": (0.9, 0.8)}}, "the bounds 0.9 and 0.8 of gamma must be positive, the lower one first"),
-        ({"metric": "training_retrun"}, '"training_retrun", which no version has; did you mean "training_return"'),
+        ({"explore": {"gamma": (0.9,)}}, "of gamma must be two numbers, its lower and its upper bound"),
+        ({"metric": "training_retrun"}, 'metric = "training_retrun" is not recorded of member "policy-0"; did you mean "training_return"'),
         ({"quantile": 0.6}, "quantile = 0.6 must be above 0 and at most 0.5"),
         ({"factors": ()}, "must be positive numbers"),
         ({"resample": 2.0}, "resample = 2.0 is a probability"),
@@ -386,13 +387,37 @@ def test_members_in_different_spaces_are_refused(tmp_path: Path) -> None:
         train(made, launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
 
 
+def test_a_policy_is_a_member_of_one_population() -> None:
+    made = population_of()
+    with pytest.raises(ConfigError, match='policy "policy-0" is a member of the populations population and second'):
+        made.replace(workers={**made.workers, "second": made.workers["population"]}).check()
+
+
+def test_members_are_compared_by_their_evaluations(tmp_path: Path) -> None:
+    judge = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
+    single = one(database_seconds=0.03)
+    judges = {"judge": single.workers["actor"].replace(agents=(judge,), lanes=2), "evaluation": Evaluation(games=2)}
+    starts = [{"amount": 1.0}, {"amount": 2**-10}]
+    made = populate(single.replace(workers={**single.workers, **judges}), starts, explore={}, steps=200, metric="evaluation/return")
+    better = made.workers["judge-0"].replace(environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0}))
+    made = made.replace(workers={**made.workers, "judge-0": better}, limits=Limits(until="population/1/version > 0"))
+    train(made, launch="inline", run_dir=tmp_path, source=__file__, quiet=True)
+    assert {source for source, _, _ in lineage(tmp_path)} == {0}
+    records = read_metrics(tmp_path)
+    for number, reached in ((0, 10.0), (1, 5.0)):
+        assert {r[name] for r in records if (name := f"evaluation-{number}/evaluation/return") in r} == {reached}
+    assert {r["population/mean"] for r in records if "population/mean" in r} == {7.5}
+    with pytest.raises(ConfigError, match=r'"evaluation/return", which nobody measures; .*evaluation-\d/evaluation/return'):
+        made.replace(limits=Limits(until="evaluation/return > 3")).check()
+
+
 def test_what_populate_cannot_multiply_is_refused() -> None:
     single = one()
     with pytest.raises(ConfigError, match="at least two different policies"):
         populate(single, [{}], explore={})
     with pytest.raises(ConfigError, match='Adding has no number "amont"; did you mean "amount"'):
         populate(single, [{"amont": 1.0}, {}], explore={})
-    with pytest.raises(ConfigError, match="one policy, one group of actors and one trainer"):
+    with pytest.raises(ConfigError, match="one policy, one trainer, actors and evaluations"):
         populate(populate(single, [{}, {}], explore={}), [{}, {}], explore={})
 
 

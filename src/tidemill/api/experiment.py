@@ -118,8 +118,8 @@ class WorkerConfig(Config):
         """Return the names of what the worker has the parameter database know of versions."""
         return ()
 
-    def queries(self) -> tuple[Query, ...]:
-        """Return what the worker asks of the parameter database."""
+    def queries(self) -> tuple[tuple[str, Query], ...]:
+        """Return what the worker asks of the parameter database, as (policy, query)."""
         return ()
 
     def check(self, experiment: "Experiment") -> None:
@@ -214,12 +214,24 @@ class Experiment(Config):
 
         return arriving(worker, stream)
 
+    def recorded(self, policy: str) -> set[str]:
+        """Return the names of all that the parameter database gets to know of versions of `policy`."""
+        groups = {group_of(holder) for role in ("store", "draw") for holder in self.holders(policy, role)}
+        return {*RESERVED, *(name for group in groups for name in self.workers[group].records())}
+
+    def told_by_several(self) -> set[str]:
+        """Return the names of what several groups of workers measure, trainers aside: in the metrics the group stands before them."""
+        told = Counter(name for config in self.workers.values() if not config.limited for name in set(config.measures() or ()))
+        return {name for name, count in told.items() if count > 1}
+
     def check_conditions(self, updates: Collection[str] | None = None) -> None:
         """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures (see `tidemill.api.curriculum`). Where nobody
         knows that before the first update, it is looked at with what `updates` return."""
         limited = [name for name, config in self.workers.items() if config.limited]
-        told = [config.measures() for name, config in self.workers.items() if limited == [name] or not config.limited]
-        known = None if None in told and updates is None else {*PROGRESS, *(updates or ()), *(name for names in told for name in names or ())}
+        told = {group: config.measures() for group, config in self.workers.items() if limited == [group] or not config.limited}
+        several = self.told_by_several()
+        names = {f"{group}/{name}" if name in several else name for group, measures in told.items() for name in measures or ()}
+        known = None if None in told.values() and updates is None else {*PROGRESS, *(updates or ()), *names}
         check_curriculum(self.curriculum, known)
         check_measured("limits.until", self.limits.until, known)
 
@@ -240,10 +252,9 @@ class Experiment(Config):
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
         self.check_conditions()
-        recorded = {*RESERVED, *(name for config in self.workers.values() for name in config.records())}
         for config in self.workers.values():
-            for query in config.queries():
-                query.check(recorded)
+            for policy, query in config.queries():
+                query.check(self.recorded(policy))
         self.edges()
         self.forwarders()
         for config in self.workers.values():

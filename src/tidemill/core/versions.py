@@ -231,7 +231,7 @@ class ParameterDatabase:
 
     def tag(self, policy: str, tag: str, which: int | str) -> int:
         """Let `tag` point to a version, which is not collected while it does, and return the version's number. A tag that exists moves."""
-        _check_tag(tag)
+        check_tag(tag)
         with self._transaction("write") as db:
             version, _ = _find(db, policy, which)
             _point(db, policy, tag, version)
@@ -239,7 +239,7 @@ class ParameterDatabase:
 
     def untag(self, policy: str, tag: str) -> None:
         """Remove a tag; the version that it pointed to stays until it is collected."""
-        _check_tag(tag)
+        check_tag(tag)
         with self._transaction("write") as db:
             _find(db, policy, tag)
             db.execute("DELETE FROM tags WHERE policy = ? AND tag = ?", (policy, tag))
@@ -432,7 +432,8 @@ def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
     return None if policy in known else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
 
 
-def _check_tag(tag: str) -> None:
+def check_tag(tag: str) -> None:
+    """Raise `ConfigError` unless `tag` is a name that a user may let point to a version."""
     if not _TAG.fullmatch(tag):
         raise ConfigError(f'tag "{tag}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", beginning with a letter')
     if tag == LATEST:

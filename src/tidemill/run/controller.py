@@ -78,6 +78,7 @@ class Controller:
         """The signal that ended the run, 0 for none."""
         self._interrupts = interrupts or Interrupts()
         self._facts = Facts()
+        self._several = job.experiment.told_by_several()
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
         self._patience = 0.1  # seconds that the launcher gives workers
@@ -287,9 +288,11 @@ class Controller:
                 else:
                     member.told_regularly(message)
             case Measured():
-                self._record({"step": float(message.step), **message.values})
+                group = name.rpartition("-")[0]
+                values = {f"{group}/{metric}" if metric in self._several else metric: value for metric, value in message.values.items()}
+                self._record({"step": float(message.step), **values})
                 if message.stage == self.progress.stage:  # else it was on its way when the stage changed
-                    self.progress.measured |= message.values
+                    self.progress.measured |= values
                     self._advance()
             case Episodes():
                 self.progress.count_episodes(message.returns, message.stage)

@@ -144,8 +144,8 @@ class Actors(WorkerConfig):
             ports += spec.parameters.ports(spec.policy) if spec.inference == INLINE else (Port(spec.inference, "ask", policy=spec.policy),)
         return tuple(dict.fromkeys(ports))
 
-    def queries(self) -> tuple[Query, ...]:
-        return tuple(query for spec in self.agents for query in spec.parameters.queries())
+    def queries(self) -> tuple[tuple[str, Query], ...]:
+        return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
 
     def check(self, experiment: Experiment) -> None:
         for spec in self.agents:

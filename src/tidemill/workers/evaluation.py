@@ -22,6 +22,8 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
@@ -31,9 +33,10 @@ import numpy as np
 from tidemill.api.algorithm import Sample
 from tidemill.api.control import Facts, Measured
 from tidemill.api.edges import Port, group_of
-from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone
-from tidemill.core.versions import PARAMETERS, Mean, ParameterDatabase, Version
+from tidemill.core.query import check_field
+from tidemill.core.versions import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors
@@ -52,14 +55,16 @@ class Evaluation(WorkerConfig):
     samples    the stream of the evaluation actors' episodes
     games      episodes per version, at least: every seat of the evaluation actors plays the same number
     tag        points to the version that is being evaluated: what the actors play
-    best       points to the version with the highest mean return so far
+    best       points to the version with the highest mean return so far, of those that were evaluated in the curriculum's present stage
     drawn      the return of a drawn game: a higher one is a win, a lower one a loss. None: nothing is won
     name       of the metrics: ``evaluation/return`` (mean), ``/return_low`` and ``/return_high`` (its 95 % confidence interval), ``/length``,
                ``/version``, ``/games`` and ``/discarded`` (episodes of other versions so far); where games are won ``/win_rate`` (a draw counts ½)
                and ``/elo`` (see `tidemill.workers.rating`)
 
     The database gets to know of the version its ``NAME/return``, ``/length``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share
-    of games that they won against those that were evaluated.
+    of games that they won against those that were evaluated. In a curriculum ``NAME/stage`` is the stage (from 1) in which it was evaluated.
+
+    Evaluations of different policies may have one name: in the metrics each one's worker group then stands before it, ``GROUP/evaluation/return``.
 
     While there is no new version to be evaluated, its actors wait: no episode is taken from them.
     """
@@ -80,6 +85,11 @@ class Evaluation(WorkerConfig):
             raise ConfigError(f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and the actors a higher count")
         if self.games < 1:
             raise ConfigError(f"games = {self.games} must be at least 1")
+        for tag in (self.tag, self.best):
+            check_tag(tag)
+        check_field(f"{self.name}/return")
+        if self.drawn is not None and not isfinite(self.drawn):
+            raise ConfigError(f"drawn = {self.drawn} is no return of a drawn game; give a finite number, or None where nothing is won")
         if self.tag == self.best:
             raise ConfigError(f'tag and best are both "{self.tag}"; give them different names')
 
@@ -92,7 +102,36 @@ class Evaluation(WorkerConfig):
 
     def records(self) -> tuple[str, ...]:
         won = () if self.drawn is None else ("win_rate", "elo", "beats")
-        return tuple(f"{self.name}/{what}" for what in ("return", "length", *won))
+        return tuple(f"{self.name}/{what}" for what in ("return", "length", "stage", *won))
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise `ConfigError` unless those who fill the stream are actors that play what is evaluated, and for two evaluations that go by one name or
+        move one tag."""
+        for worker in experiment.holders(self.samples, "produce"):
+            self._check_judge(worker, experiment.workers[group_of(worker)])
+        evaluations = [(group, config) for group, config in experiment.workers.items() if isinstance(config, Evaluation)]
+        for (group, one), (other_group, other) in combinations(evaluations, 2):
+            if one.policy != other.policy:
+                continue
+            if one.name == other.name:
+                raise ConfigError(f'{group} and {other_group} both have name = "{one.name}"; their metrics need different names')
+            if same := {one.tag, one.best} & {other.tag, other.best}:
+                raise ConfigError(f'{group} and {other_group} both move the tag "{min(same)}"; give each its own tag and best')
+
+    def _check_judge(self, worker: str, judge: WorkerConfig) -> None:
+        if not isinstance(judge, Actors):
+            raise ConfigError(f'{worker} fills sample stream "{self.samples}", but evaluation takes episodes from actors alone; let them fill it')
+        (spec,) = (spec for spec in judge.agents if self.samples in spec.streams)
+        for what, is_so, cure in (
+            (f'mode = "{spec.mode}"', spec.mode == "concise", 'mode = "concise"'),
+            (f'policy = "{spec.policy}"', spec.policy == self.policy, f'policy = "{self.policy}"'),
+            (f"parameters = {spec.parameters}", spec.parameters == Drawn(tag=self.tag), f'parameters = Drawn(tag="{self.tag}")'),
+        ):
+            if not is_so:
+                raise ConfigError(
+                    f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream "{self.samples}", where evaluation takes one row of '
+                    f'each episode of the version of "{self.policy}" that it points to; set {cure}'
+                )
 
     def build(self, context: Context) -> "EvaluationWorker":
         return EvaluationWorker(context, self)
@@ -119,44 +158,15 @@ class EvaluationWorker(Worker):
         if context.folder is None:
             raise ConfigError("evaluation takes versions from the run's parameter database, but the run keeps no folder")
         edges = context.edges(f"samples/{config.samples}/")
-        judges = [self._judge(edge.source) for edge in edges]
-        self._check_alone()
+        judges = [judge for edge in edges if isinstance(judge := context.experiment.workers[group_of(edge.source)], Actors)]
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
         self._seats = sum(judge.lanes for judge in judges) * facts.samples[config.samples].seats_per_lane
         self._each = -(-config.games // self._seats)  # games of every seat
-        self._return, self._elo, self._beats = (f"{config.name}/{what}" for what in ("return", "elo", "beats"))
+        self._return, self._elo, self._beats, self._in = (f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage"))
         return Facts()
-
-    def _judge(self, worker: str) -> Actors:
-        """Return the configuration of those who fill the stream. Raises `ConfigError` unless they play what is evaluated."""
-        config, judge = self._config, self.context.experiment.workers[group_of(worker)]
-        if not isinstance(judge, Actors):
-            raise ConfigError(f'{worker} fills sample stream "{config.samples}", but evaluation takes episodes from actors alone; let them fill it')
-        (spec,) = (spec for spec in judge.agents if config.samples in spec.streams)
-        for what, is_so, cure in (
-            (f'mode = "{spec.mode}"', spec.mode == "concise", 'mode = "concise"'),
-            (f'policy = "{spec.policy}"', spec.policy == config.policy, f'policy = "{config.policy}"'),
-            (f"parameters = {spec.parameters}", spec.parameters == Drawn(tag=config.tag), f'parameters = Drawn(tag="{config.tag}")'),
-        ):
-            if not is_so:
-                raise ConfigError(
-                    f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream "{config.samples}", where evaluation takes one row of '
-                    f'each episode of the version of "{config.policy}" that it points to; set {cure}'
-                )
-        return judge
-
-    def _check_alone(self) -> None:
-        """Raise `ConfigError` when another evaluation would move the same tags, or go by the same name."""
-        for group, other in self.context.experiment.workers.items():
-            if group == group_of(self.name) or not isinstance(other, Evaluation):
-                continue
-            if other.name == self._config.name:
-                raise ConfigError(f'{group} and {group_of(self.name)} both have name = "{other.name}"; their metrics need different names')
-            if same := {other.tag, other.best} & {self._config.tag, self._config.best} if other.policy == self._config.policy else None:
-                raise ConfigError(f'{group} and {group_of(self.name)} both move the tag "{min(same)}"; give each its own tag and best')
 
     def _versions(self) -> list[Version]:
         return self._database.versions(self._config.policy)
@@ -245,6 +255,8 @@ class EvaluationWorker(Worker):
             rated = self._rate()
             won = {"win_rate": float(np.mean(results["win_rate"])), **rated}
             results |= {name: [value] for name, value in rated.items()}
+        if self.context.experiment.curriculum:
+            results["stage"] = [self.stage + 1]
         self._database.record(config.policy, frozen.version, {f"{config.name}/{what}": values for what, values in results.items()})
         reached = Mean().add(np.array(self._returns))
         margin = reached.margin or 0.0
@@ -264,5 +276,7 @@ class EvaluationWorker(Worker):
         self._frozen = None
 
     def _is_best(self, reached: float) -> bool:
-        best = [version for version in self._versions() if self._config.best in version.tags and self._return in version.means]
-        return not best or best[0].means[self._return].mean < reached
+        best = [version.means for version in self._versions() if self._config.best in version.tags and self._return in version.means]
+        if best and self.context.experiment.curriculum and (self._in not in best[0] or best[0][self._in].mean != self.stage + 1):
+            return True  # what it has reached was easier
+        return not best or best[0][self._return].mean < reached

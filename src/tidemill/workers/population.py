@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay
-from tidemill.api.edges import Port, group_of
+from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
 from tidemill.core.query import Query
@@ -25,6 +25,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.records import field_of, with_settings
 from tidemill.workers.trainer_config import Trainer
 
@@ -71,15 +72,15 @@ class Population(WorkerConfig):
             raise ConfigError(f"factors = {self.factors} must be positive numbers; (0.8, 1.25) is usual")
         if not 0 <= self.resample <= 1:
             raise ConfigError(f"resample = {self.resample} is a probability, between 0 and 1; 0.25 is usual")
-        for name, (low, high) in self.explore.items():
+        for name, bounds in self.explore.items():
+            if len(bounds) != 2:
+                raise ConfigError(f"explore: {bounds} of {name} must be two numbers, its lower and its upper bound")
+            low, high = bounds
             if not 0 < low <= high < float("inf"):
                 raise ConfigError(f"explore: the bounds {low} and {high} of {name} must be positive, the lower one first")
 
     def ports(self) -> tuple[Port, ...]:
         return tuple(Port(member, "draw") for member in self.members)
-
-    def queries(self) -> tuple[Query, ...]:
-        return (Query(order=self.metric),)
 
     def measures(self) -> tuple[str, ...]:
         own = ("from", "from_version", "version", *self.explore)
@@ -87,6 +88,13 @@ class Population(WorkerConfig):
 
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` for members that could not go on from one another, or of which the metric is not recorded."""
+        populations = {name: config for name, config in experiment.workers.items() if isinstance(config, Population)}
+        for member in self.members:
+            managers = [name for name, config in populations.items() if member in config.members]
+            if len(managers) > 1:
+                raise ConfigError(
+                    f'policy "{member}" is a member of the populations {" and ".join(managers)}; one alone can tell it what to go on from'
+                )
         policies = [experiment.policies[member] for member in self.members]
         for member, policy in zip(self.members, policies, strict=True):
             if policy != policies[0]:
@@ -94,9 +102,7 @@ class Population(WorkerConfig):
             trainer = _trainer_of(experiment, member)
             for bounds in zip(*self.explore.values(), strict=True):
                 with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
-            holders = {group_of(holder) for role in ("store", "draw") for holder in experiment.holders(member, role)}
-            recorded = {field for holder in holders for field in experiment.workers[holder].records()}
-            if self.metric not in recorded:
+            if self.metric not in (recorded := experiment.recorded(member)):
                 raise ConfigError(f'metric = "{self.metric}" is not recorded of member "{member}"; {did_you_mean(self.metric, recorded)}')
 
     def build(self, context: Context) -> "PopulationWorker":
@@ -275,25 +281,33 @@ def _trainer_of(experiment: Experiment, policy: str) -> Trainer:
 
 
 def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **population: object) -> Experiment:
-    """Return an experiment with a population: for each of `starts` a copy of the one policy, its actors and its trainer, whose algorithm begins with
-    these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. Limits are each member's, and the first one that reaches
-    them ends the run.
+    """Return an experiment with a population: for each of `starts` a copy of the one policy, its actors, its evaluations, and its trainer, whose
+    algorithm begins with these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. The first member that reaches the
+    limits of steps or updates ends the run; a mean return is that of all members' episodes.
 
-    Raises `ConfigError` for an experiment that is more than one policy, one group of actors and one trainer.
+    Raises `ConfigError` for an experiment that is more than one policy, one trainer, actors and evaluations.
     """
-    actors = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Actors)]
-    trainers = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Trainer)]
-    if (len(experiment.policies), len(experiment.workers), len(actors), len(trainers), experiment.together) != (1, 2, 1, 1, ()):
-        raise ConfigError("populate takes an experiment of one policy, one group of actors and one trainer; write a larger population out by hand")
-    (policy,), ((actor_name, actor),), ((trainer_name, trainer),) = experiment.policies, actors, trainers
+    trainers = [name for name, config in experiment.workers.items() if isinstance(config, Trainer)]
+    others = [name for name, config in experiment.workers.items() if not isinstance(config, (Actors, Trainer, Evaluation))]
+    if (len(experiment.policies), len(trainers), others, experiment.together) != (1, 1, [], ()):
+        raise ConfigError("populate takes an experiment of one policy, one trainer, actors and evaluations; write a larger population out by hand")
+    (policy,) = experiment.policies
     workers: dict[str, WorkerConfig] = {}
     for number, start in enumerate(starts):
-        agents = tuple(_renumbered(spec, number) for spec in actor.agents)
-        own = {"policy": f"{policy}-{number}", "samples": f"{trainer.samples}-{number}", "algorithm": with_settings(trainer.algorithm, start)}
-        workers |= {f"{actor_name}-{number}": actor.replace(agents=agents), f"{trainer_name}-{number}": trainer.replace(**own)}
+        for name, config in experiment.workers.items():
+            workers[f"{name}-{number}"] = _of_member(config, number, start)
     members = tuple(f"{policy}-{number}" for number in range(len(starts)))
     workers["population"] = Population(members=members, **population)  # type: ignore[arg-type]
     return experiment.replace(policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers)
+
+
+def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) -> WorkerConfig:
+    """Return a group of workers of the one policy as that of a member."""
+    if isinstance(config, Actors):
+        return config.replace(agents=tuple(_renumbered(spec, number) for spec in config.agents))
+    assert isinstance(config, (Trainer, Evaluation))
+    own = config.replace(policy=f"{config.policy}-{number}", samples=f"{config.samples}-{number}")
+    return own.replace(algorithm=with_settings(own.algorithm, start)) if isinstance(own, Trainer) else own
 
 
 def _renumbered(spec: AgentSpec, number: int) -> AgentSpec:
