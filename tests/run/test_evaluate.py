@@ -9,12 +9,27 @@ import numpy as np
 import pytest
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, EnvironmentConfig, Experiment, Free, Gymnasium, GymnasiumVector, Limits, Scripted, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    EnvironmentConfig,
+    Experiment,
+    Fixed,
+    Free,
+    Gymnasium,
+    GymnasiumVector,
+    Limits,
+    Scripted,
+    Trainer,
+)
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
 from tidemill.envs.scripted import reward_of
 from tidemill.run.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
+from tidemill.run.folder import RunFolder
 
 
 class Ticker:
@@ -200,6 +215,32 @@ def test_each_spec_is_played_by_its_own_policy(tmp_path: Path) -> None:
     run = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True).folder
     found = evaluate(run, 7, quiet=True)
     assert [(s.policy, s.agents, s.episodes) for s in found.specs] == [("red", "red.*", 14), ("blue", "blue.*", 14)]
+
+
+def test_fixed_opponents_stay_what_they_are(tmp_path: Path) -> None:
+    """An untrained one has no checkpoint; a file's weights are those of its policy's version, not the run's newest."""
+    environment, kept = Scripted(agents=3), tmp_path / "kept.safetensors"
+    specs = (AgentSpec(match="red_0", sample_steps=8), AgentSpec(match="red_1", policy="other", parameters=Fixed(), samples=None))
+    trainer = Trainer(algorithm=PPO(epochs=1, minibatch_size=8))
+    policies = {"policy": ActorCritic(), "other": ActorCritic(hidden=(8,))}
+    first = Experiment(
+        name="first",
+        policies=policies,
+        workers={"actor": Actors(environment=Scripted(), lanes=4, agents=specs[:1]), "trainer": trainer},
+        limits=Limits(updates=1),
+    )
+    trained = tidemill.train(first, launch="inline", run_dir=tmp_path / "first", quiet=True).folder
+    RunFolder.open(trained).database().export("policy", "latest", kept)
+    filed = AgentSpec(parameters=Fixed(file=str(kept)), samples=None)
+    workers = {"actor": Actors(environment=environment, lanes=4, agents=(*specs, filed)), "trainer": trainer}
+    run = tidemill.train(
+        Experiment(name="run", policies=policies, workers=workers, limits=Limits(updates=4)), launch="inline", run_dir=tmp_path / "run", quiet=True
+    ).folder
+    found = evaluate(run, 3, quiet=True)
+    assert [(s.policy, s.update) for s in found.specs] == [("policy", 4), ("other", 0), ("policy", 1)]
+    kept.write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match="holds no weights of a policy"):
+        evaluate(run, 3, quiet=True)
 
 
 def test_what_goes_wrong_in_the_environment_is_said_and_it_is_closed() -> None:

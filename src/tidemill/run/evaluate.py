@@ -22,7 +22,8 @@ from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_yo
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
-from tidemill.run.load import LoadedPolicy, Weights, load_policy
+from tidemill.run.load import LoadedPolicy, Weights, load_fixed, load_policy
+from tidemill.streams.sources import Fixed
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import build_environment
 
@@ -252,12 +253,13 @@ def evaluate(
     experiment, _ = folder.experiment(Path(file) if file is not None else None)
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
-    policies = load_policies(folder, experiment, actors, Weights(checkpoint, version), derive_seed(root, "evaluate"))
+    weights = Weights(checkpoint, version)
     lanes = min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
     environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
+        policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "evaluate"))
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
@@ -291,11 +293,22 @@ def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]
     return next(iter(known.items()))
 
 
-def load_policies(folder: RunFolder, experiment: Experiment, actors: Actors, weights: Weights, seed: int) -> list[LoadedPolicy]:
-    """Return the policy of each agent spec; specs that share one get the same."""
-    names = dict.fromkeys(spec.policy for spec in actors.agents)
-    loaded = {name: load_policy(folder, experiment, name, weights, derive_seed(seed, "policy", name)) for name in names}
-    return [loaded[spec.policy] for spec in actors.agents]
+def load_policies(
+    folder: RunFolder, experiment: Experiment, actors: Actors, environment: Environment, weights: Weights, seed: int
+) -> list[LoadedPolicy]:
+    """Return the policy of each agent spec: with these `weights`, or with those that it is fixed to. Specs that share both get the same."""
+    loaded: dict[tuple[str, Fixed | None], LoadedPolicy] = {}
+    groups = match_agents(environment.agents, actors.agents)
+    for spec, group in zip(actors.agents, groups, strict=True):
+        name, fixed = spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None
+        own = derive_seed(seed, "policy", name)
+        if (name, fixed) in loaded:
+            continue
+        if fixed is None:
+            loaded[name, fixed] = load_policy(folder, experiment, name, weights, own)
+        else:
+            loaded[name, fixed] = load_fixed(experiment, name, fixed, environment.agents[group[0]].spaces, own)
+    return [loaded[spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None] for spec in actors.agents]
 
 
 def _play(player: Player, shares: NDArray[np.int64], quiet: bool) -> list[Played]:

@@ -21,6 +21,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_file
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
+from tidemill.streams.sources import Fixed, read_weights
 
 
 class LoadedPolicy:
@@ -240,6 +241,16 @@ def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights:
         raise CheckpointError(f"checkpoint {path} does not hold a policy: {type(error).__name__}: {error}") from None
     except SchemaError as error:
         raise CheckpointError(f"checkpoint {path} does not fit the run's configuration: {error}") from None
+
+
+def load_fixed(experiment: Experiment, policy: str, fixed: Fixed, spaces: Spaces, seed: int) -> LoadedPolicy:
+    """Return the policy called `policy` with the parameters that it is fixed to; an untrained one is built anew, from `seed`."""
+    config = experiment.policies[policy]
+    parameters, version = (config.build(spaces, seed).parameters(), 0) if fixed.file is None else read_weights(Path(fixed.file))
+    try:
+        return LoadedPolicy(policy, config, spaces, {k: v.copy() for k, v in parameters.items()}, {"updates": version, "steps": 0}, seed)
+    except SchemaError as error:
+        raise ConfigError(f'file = {fixed.file} is of another policy than "{policy}": {error}') from None
 
 
 def _only_policy(folder: RunFolder, experiment: Experiment) -> str:

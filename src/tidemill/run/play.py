@@ -70,11 +70,12 @@ def play(
     experiment, _ = folder.experiment(Path(file) if file is not None else None)
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
-    policies = load_policies(folder, experiment, actors, Weights(checkpoint, version), derive_seed(root, "play"))
+    weights = Weights(checkpoint, version)
     environment = build_environment(actors, 1, derive_seed(root, "play", group), render=True)
     returns: list[float] = []
     frames = 0
     try:
+        policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "play"))
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
