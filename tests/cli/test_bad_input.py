@@ -73,6 +73,11 @@ def raises(): return {}["missing"]
 def unmatched(): return made(agents=(AgentSpec(match="robot_.*"),))
 def two_missing(): return made(agents=(AgentSpec(policy="polcy"),))
 def fixed_missing(): return made(agents=(AgentSpec(policy="polcy", parameters=Fixed()),))
+def one_spec(): return made(agents=AgentSpec())
+def one_name(): return made(trainers={"server": PolicyWorkers(stream="i", policies=("policy"))})
+def one_post(): return made(agents=(AgentSpec(mode="full", post=GAE()),))
+def a_class(): return made(trainers={"trainer": Trainer(algorithm=PPO)})
+def no_name(): return made(agents=(AgentSpec(inference=None),))
 def two_kinds(env="CartPole-v1", **spec):
     e = made()
     return e.replace(workers={**e.workers, "other": Actors(environment=Gymnasium(id=env), lanes=2, agents=(AgentSpec(**spec),))})
@@ -186,7 +191,12 @@ NEVER_BEGAN = {
     "no such file": (["absent.py:f"], ["absent.py"]),
     "no such function": (["bad.py:goood"], ['"goood"', 'did you mean "good"?']),
     "a function of something else": (["bad.py:nothing"], ["gives a int", "Experiment"]),
-    "a function that raises": (["bad.py:raises"], ["bad.py:raises raised KeyError", "missing"]),
+    "a function that raises": (["bad.py:raises"], ["bad.py:raises raised KeyError", "missing", "(line "]),
+    "one spec without a comma": (["bad.py:one_spec"], ["agents = AgentSpec(", "must be a tuple", "agents=(…,)"]),
+    "one policy without a comma": (["bad.py:one_name"], ["policies = 'policy'", "policies=(…,)"]),
+    "one post-processor without a comma": (["bad.py:one_post"], ["post = GAE(", "post=(…,)"]),
+    "a class in place of its settings": (["bad.py:a_class"], ["workers.trainer.algorithm is the class PPO", "write PPO(…)"]),
+    "a name that is no text": (["bad.py:no_name"], ["agents[0].inference = None", "expected `str`"]),
     "a lambda": (["bad.py:a_lambda"], ["workers.actor.environment.kwargs.at", "lambda", "plain data", "FILE.py:NAME"]),
     "a spec that matches nothing": (["bad.py:unmatched"], ["robot_.*", "agent"]),
     "a missing policy": (["bad.py:two_missing"], ['"polcy"', 'did you mean "policy"?']),

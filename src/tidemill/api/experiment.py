@@ -25,7 +25,7 @@ from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curr
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
-from tidemill.core.config import Config, check_name
+from tidemill.core.config import Config, check_name, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
 from tidemill.core.versions import RESERVED
@@ -151,6 +151,8 @@ class Experiment(Config):
 
     def __post_init__(self) -> None:
         check_name("experiment", self.name)
+        check_several("together", self.together)
+        check_several("curriculum", self.curriculum)
         for name in self.policies:
             check_name("policy", name)
         for name in self.workers:

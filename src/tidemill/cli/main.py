@@ -80,8 +80,9 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
         except TidemillError:
             raise
         except Exception as error:
-            line = extract_tb(error.__traceback__)[-1].lineno
-            raise ConfigError(f"{what} raised {type(error).__name__}: {error} (line {line}); it is called without arguments") from error
+            lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == Path(source).name]
+            where = f" (line {lines[-1]})" if lines else ""
+            raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
         if not isinstance(experiment, Experiment):
             raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
         if env_args:

@@ -34,6 +34,12 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+def check_several(setting: str, value: object) -> None:
+    """Raise `ConfigError` unless `value` is a tuple (or a list, which is read as one), as where its comma was forgotten."""
+    if not isinstance(value, (tuple, list)):
+        raise ConfigError(f"{setting} = {value!r} must be a tuple; write {setting}=(…,), with the comma, where it has one member only")
+
+
 C = TypeVar("C", bound=Config)
 
 
@@ -59,6 +65,8 @@ def encode(value: Any, path: str = "experiment") -> Any:
         return [encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, type) and issubclass(value, Config):
+        raise ConfigError(f"{path} is the class {value.__name__} itself; write {value.__name__}(…), with its settings")
     what = "a function" if callable(value) else f"a {type(value).__name__}"
     raise ConfigError(
         f"{path} is {what} ({value!r}); an experiment is plain data that other processes must be able to read. "

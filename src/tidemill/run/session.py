@@ -66,8 +66,8 @@ def train(
     Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a final checkpoint (status "interrupted").
     """
     launcher = make_launcher(launch)
-    experiment.check()
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
+    experiment.check()
     path = Path(run_dir) if run_dir is not None else _new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else _own_source(experiment)
     with Interrupts() as interrupts:

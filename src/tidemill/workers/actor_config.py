@@ -9,7 +9,7 @@ from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
-from tidemill.core.config import Config
+from tidemill.core.config import Config, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
@@ -85,6 +85,7 @@ class AgentSpec(Config):
             if asked and self.mode not in modes:
                 known = " or ".join(f'"{mode}"' for mode in modes)
                 raise ConfigError(f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out')
+        check_several("post", self.post)
         if len(set(self.streams)) < len(self.streams):
             raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
         names = [name for post in self.post for name in post.fields()]
@@ -131,6 +132,7 @@ class Actors(WorkerConfig):
         for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
+        check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
         streams = [stream for spec in self.agents for stream in spec.streams]

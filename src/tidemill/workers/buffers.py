@@ -16,6 +16,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays, Schema, layout
@@ -49,6 +50,7 @@ class Buffers(WorkerConfig):
         super().__post_init__()
         if self.into == self.samples:
             raise ConfigError(f'samples and into are both "{self.into}"; give the stream that the buffer workers fill another name')
+        check_several("process", self.process)
         needy = [type(config).__name__ for config in self.process if config.needs_policy]
         if needy and self.policy is None:
             raise ConfigError(f"{needy[0]} needs a policy; set the policy of the buffer workers")

@@ -19,6 +19,7 @@ from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import Requests
+from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.core.seeding import derive_seed
@@ -52,6 +53,7 @@ class PolicyWorkers(WorkerConfig):
         super().__post_init__()
         if self.most_rows < 1:
             raise ConfigError(f"most_rows = {self.most_rows} must be at least 1")
+        check_several("policies", self.policies)
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError(f"policies = {self.policies}: name at least one policy, and each of them once")
         check_device(self.device)
