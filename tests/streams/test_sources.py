@@ -225,8 +225,19 @@ def test_a_misspelt_field_is_refused_at_the_start(source: Drawn, message: str) -
 
 def test_what_nobody_records_is_refused_at_the_start() -> None:
     experiment(Drawn(), evaluated=False).check()
-    with pytest.raises(ConfigError, match='asks for "evaluation/beats", which no version has'):
+    with pytest.raises(
+        ConfigError, match=r'draws versions of policy .* asks for "evaluation/beats", which no version has; .* with `drawn` NAME/win_rate'
+    ):
         experiment(Drawn(how="prioritised"), evaluated=False).check()
+
+
+def test_what_is_recorded_of_another_policy_cannot_be_asked_for() -> None:
+    made = experiment(Drawn())
+    other = Trainer(algorithm=PPO(), policy="other", samples="others")
+    specs = AgentSpec(match="red_0", policy="other", samples="others"), AgentSpec(policy="other", parameters=Drawn(how="prioritised"), samples=None)
+    more = {"other": Actors(environment=Scripted(agents=2), agents=specs), "other-trainer": other}
+    with pytest.raises(ConfigError, match=r'other draws versions of policy "other": .* asks for "evaluation/beats"'):
+        made.replace(policies={**made.policies, "other": ActorCritic()}, workers={**made.workers, **more}).check()
 
 
 def test_a_draw_from_a_policy_whose_versions_nobody_keeps_is_refused_at_the_start() -> None:

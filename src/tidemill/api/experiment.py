@@ -254,9 +254,13 @@ class Experiment(Config):
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
         self.check_conditions()
-        for config in self.workers.values():
+        for group, config in self.workers.items():
             for policy, query in config.queries():
-                query.check(self.recorded(policy))
+                try:
+                    query.check(self.recorded(policy))
+                except ConfigError as error:
+                    cure = "An Evaluation of the policy adds NAME/return and NAME/length, and with `drawn` NAME/win_rate, NAME/elo and NAME/beats"
+                    raise ConfigError(f'{group} draws versions of policy "{policy}": {error}. {cure}') from None
         self.edges()
         self.forwarders()
         for config in self.workers.values():
