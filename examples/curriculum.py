@@ -26,4 +26,5 @@ def experiment() -> Experiment:
         },
         curriculum=(*stages, Stage(options={"low": -ranges[-1], "high": ranges[-1]})),
         limits=Limits(steps=1_000_000, until="evaluation/return >= 475 and step > 200000"),
+        seed=2,  # untrained, that of seed 1 happens to balance for as long as it may
     )

@@ -11,6 +11,7 @@ import tidemill
 from tidemill.algorithms.batch import gae_of, gather
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.source import load_attribute
+from tidemill.run.folder import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SPACES = Spaces(Box((4,), "float32"), Discrete(2))
@@ -69,6 +70,18 @@ def test_the_population_is_compared_and_its_members_can_be_played(tmp_path):
     for member in experiment.policies:
         policy = tidemill.load(tmp_path / "run", policy=member)
         assert policy.act(np.zeros(4, np.float32)) in range(2)
+
+
+def test_the_curriculum_s_stages_end_by_evaluation_and_the_best_version_is_of_the_last_one(tmp_path):
+    file = EXAMPLES / "curriculum.py"
+    experiment = load_attribute(f"{file}:experiment", "experiment")()
+    stages = [stage.replace(until="evaluation/return >= 20" if stage.until else "") for stage in experiment.curriculum]
+    limits = tidemill.Limits(until="evaluation/return >= 20 and step > 20000", steps=200_000)
+    experiment = experiment.replace(curriculum=tuple(stages), limits=limits)
+    result = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
+    assert result.summary["stage"] == "3 of 3" and result.summary["reason"] == limits.until
+    (best,) = (v for v in RunFolder.open(tmp_path / "run").database().versions("policy") if "best" in v.tags)
+    assert best.means["evaluation/stage"].mean == 3
 
 
 @pytest.mark.parametrize(("name", "function"), OTHERS)
