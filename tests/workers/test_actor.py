@@ -235,7 +235,8 @@ def test_the_first_spec_that_matches_wins_by_name_or_index() -> None:
     ("specs", "wide", "message"),
     [
         ([spec(match="red.*")], (), 'matches agent 2 "blue_0"'),
-        ([spec(), spec(match="blue.*")], (), 'agent spec "blue.*" matches no agent that an earlier spec left'),
+        ([spec(), spec(match="blue.*")], (), 'agent spec "blue.*" matches no agent that an earlier spec left; ".*" stands before it'),
+        ([spec(match="rde_0"), spec()], (), 'agent spec "rde_0" matches no agent that an earlier spec left; did you mean "red_0"?'),
         ([spec()], ("blue_0",), 'agents "red_0" and "blue_0" have different spaces'),
     ],
 )

@@ -164,9 +164,13 @@ class Actors(WorkerConfig):
 def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> list[list[int]]:
     """Return for each spec the indices of its agents. Raises `ConfigError` for an agent or a spec without a match, or unequal spaces in one spec."""
     groups: list[list[int]] = [[] for _ in specs]
+
+    def matches(spec: AgentSpec, index: int) -> bool:
+        return bool(re.fullmatch(spec.match, agents[index].name) or re.fullmatch(spec.match, str(index)))
+
     for index, agent in enumerate(agents):
         for spec, group in zip(specs, groups, strict=True):
-            if re.fullmatch(spec.match, agent.name) or re.fullmatch(spec.match, str(index)):
+            if matches(spec, index):
                 group.append(index)
                 break
         else:
@@ -174,7 +178,12 @@ def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> lis
             raise ConfigError(f'no agent spec ({patterns}) matches agent {index} "{agent.name}"; widen one, or add AgentSpec(match="{agent.name}")')
     for spec, group in zip(specs, groups, strict=True):
         if not group:
-            hint = did_you_mean(spec.match, (a.name for a in agents))
+            taken = [other.match for other, theirs in zip(specs, groups, strict=True) if any(matches(spec, index) for index in theirs)]
+            hint = (
+                f'"{taken[0]}" stands before it and takes them all; let it stand first'
+                if taken
+                else did_you_mean(spec.match, (a.name for a in agents))
+            )
             raise ConfigError(f'agent spec "{spec.match}" matches no agent that an earlier spec left; {hint}')
         first = agents[group[0]]
         for index in group:
