@@ -36,7 +36,8 @@ class PolicyWorkers(WorkerConfig):
     share its askers; an asker is served by one of them for each policy.
 
     most_rows   rows of a batch at most
-    threaded    compute and respond in threads of their own (worth it with a GPU, or with a second core to spare)
+    threaded    compute and respond in threads of their own (worth it with a GPU, or with a second core to spare). Which requests share a batch is
+                then a matter of time, under the launcher "inline" too: runs of one seed differ
     device      what computes: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there is
                 one. An MLP of the usual size should be answered faster by a CPU (benchmarks/device.py tells)
     """
