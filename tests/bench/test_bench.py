@@ -5,21 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.console import Console
+from tests.run.watching import wait_until
 from typer.testing import CliRunner
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, PolicyWorkers, Scripted, Trainer
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, Impala, PolicyWorkers, Scripted, Trainer
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
+from tidemill.bench import measure
 from tidemill.bench.advice import Advice, WorkerShares
-from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, run_of
+from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, notes_of, run_of
 from tidemill.bench.reference import Network, Plain, log_prob_entropy, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
 from tidemill.nets.encoders import ObservationEncoder
 
@@ -165,3 +168,69 @@ def test_what_cannot_be_measured_is_refused() -> None:
         bench(experiment(Gymnasium(id="CartPole-v1")), seconds=0)
     with pytest.raises(ConfigError, match="no environment"):
         bench(experiment(Gymnasium(id="CartPoll-v1")), seconds=1)
+
+
+BROKEN = """
+import subprocess
+from pathlib import Path
+
+import gymnasium
+
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        server = subprocess.Popen(["sleep", "600"])
+        with open(Path(__file__).with_name("servers"), "a") as file:
+            print(server.pid, file=file)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        raise ValueError("the ball is lost")
+"""
+
+
+def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    with pytest.raises(RunError, match=r"bare costs ended with status 1: ValueError: the ball is lost$"):
+        bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
+    servers = [int(line) for line in (tmp_path / "servers").read_text().split()]
+    assert servers
+    wait_until(lambda: not any(lives(server) for server in servers), 20, "its servers ended")
+
+
+def lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    for place, why in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "there is no folder")):
+        result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--json", str(place)])
+        assert result.exit_code == 1 and why in result.output
+
+
+def test_a_bound_of_cores_beside_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "choose_device", lambda device, _: "cpu" if device == "cpu" else "cuda:0")
+    made, facts = experiment(Gymnasium(id="CartPole-v1")), {"network": "mlp 8 tanh"}
+    cost = Cost(1e-6, 1e-6, (1e-6,), {})
+    costs, run = dict.fromkeys(("env", "infer", "train"), cost), Run(1.0, 1.0, 100, 0.0, ())
+    assert notes_of(made, facts, costs, run) == ()
+    on_gpu = made.replace(workers={**made.workers, "trainer": made.workers["trainer"].replace(device="cuda")})
+    (note,) = notes_of(on_gpu, facts, costs, run)
+    assert "GPU" in note and "cores alone" in note
+
+
+def test_another_algorithm_is_told_to_be_counted_as_ppo() -> None:
+    made = experiment(Gymnasium(id="CartPole-v1"))
+    impala = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=Impala())})
+    costs = dict.fromkeys(("env", "infer", "train"), Cost(1e-6, 1e-6, (1e-6,), {}))
+    (note,) = notes_of(impala, {"network": "mlp 8 tanh", "epochs": 4}, costs, Run(1.0, 1.0, 100, 0.0, ()))
+    assert note == "the reference knows PPO alone: Impala is counted as 4 epochs of that"

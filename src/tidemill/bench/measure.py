@@ -13,17 +13,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tidemill.algorithms.ppo import PPO
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.launchers.processes import kill_session
+from tidemill.nets.device import choose_device
 from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train
 from tidemill.workers.actor import Actors
 from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.trainer_config import Trainer
 
 PARTS = ("env", "infer", "train")
 ROUNDS = 3  # before the run, and as many after it: what the machine does meanwhile is in the medians
@@ -125,7 +129,7 @@ class _Copies:
         self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None})
         self._cores = cores
         self._processes: list[subprocess.Popen[str]] = []
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by __exit__
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by __exit__
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> "_Copies":
@@ -138,6 +142,7 @@ class _Copies:
                 stderr=self._log,
                 text=True,
                 env={**os.environ, **threads},
+                start_new_session=True,  # so that what its environment starts ends with it
             )
             self._processes.append(process)
         try:
@@ -149,7 +154,7 @@ class _Copies:
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            process.kill()
+            kill_session(process.pid)
             process.communicate()
         self._log.close()
 
@@ -171,7 +176,8 @@ class _Copies:
             text = process.stdout.readline()
             if not text:
                 self._log.seek(0)
-                raise RunError(f"the process that measures bare costs ended (status {process.wait()}): {self._log.read()[-2000:].strip()}")
+                (*_, why) = ["no word of why", *filter(None, map(str.strip, self._log))]  # of a traceback: what was raised
+                raise RunError(f"the process that measures bare costs ended with status {process.wait()}: {why[:500]}")
             answers.append(json.loads(text))
             if "error" in answers[-1]:
                 raise ConfigError(answers[-1]["error"])
@@ -240,8 +246,14 @@ def notes_of(experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cos
             f"the environment waits: a step takes {costs['env'].wall * 1e6:,.0f} µs, of which {costs['env'].core * 1e6:,.1f} on a core; "
             "the bound knows cores alone"
         )
+    devices = {str(getattr(config, "device", "cpu")) for config in experiment.workers.values()}
+    if any(choose_device(device, 0) != "cpu" for device in devices):
+        notes.append("part of this runs on a GPU; the costs, and the bound that they make, are those of cores alone")
     if facts["network"] == "own":
         notes.append("the reference has no network like this policy's: inference and training are measured with the policy's own code")
+    others = sorted({type(c.algorithm).__name__ for c in experiment.workers.values() if isinstance(c, Trainer) and not isinstance(c.algorithm, PPO)})
+    if others:
+        notes.append(f"the reference knows PPO alone: {', '.join(others)} is counted as {facts['epochs']} epoch{'s' * (facts['epochs'] > 1)} of that")
     if sum(isinstance(c, Actors) for c in experiment.workers.values()) + sum(c.limited for c in experiment.workers.values()) > 2:
         notes.append("the bound is that of the first group of actors and its trainer alone")
     if run.updates < 5:

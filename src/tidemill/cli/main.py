@@ -369,6 +369,8 @@ def bench(
     experiment.check()
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a folder; name a file in it")
     arranged = arrange(experiment, source, layout, pairs("--set", set_ or []))
     if arranged.told:
         print(arranged.told, file=sys.stderr)
