@@ -34,6 +34,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
+from tidemill.run import layout as laying_out
 from tidemill.run.arrange import arrange, cache, costs_of
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, parse, promises, why_given
 from tidemill.run.probe import threads_serve
@@ -268,6 +269,15 @@ def test_what_the_user_says_is_left_alone() -> None:
     ):
         assert why in why_given(other)
         assert arrange(other, None).experiment == other and why in arrange(other, None).told
+
+
+def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = experiment(device="auto")
+    monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cpu")
+    assert why_given(made) == ""
+    monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cuda:0")
+    assert why_given(made) == "workers.trainer.device is cuda:0"
+    assert why_given(experiment(device="cuda")) == "workers.trainer.device is cuda"
 
 
 def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

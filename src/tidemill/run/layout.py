@@ -1,6 +1,6 @@
 """Layouts: how many actors and trainers there are, which of them share processes, and how many environments each actor steps.
 
-`choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here measures or reads anything: `run.arrange` does.
+`choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here measures anything: `run.arrange` does.
 """
 
 import re
@@ -12,6 +12,7 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.nets.device import choose_device
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
 
@@ -263,7 +264,9 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
         return f"workers.{parts.actor}.environment.threads is {parts.threads}"
     if parts.trainers.batch_size is not None:
         return f"workers.{parts.trainer}.batch_size is set"
-    device = str(getattr(parts.trainers, "device", "cpu"))
+    device = parts.trainers.device
+    if device == "auto":
+        device = choose_device(device, 0)
     if device != "cpu":  # costs are measured on cores
         return f"workers.{parts.trainer}.device is {device}"
     if not isinstance(getattr(parts.trainers.algorithm, "minibatch_size", None), int):
