@@ -1,5 +1,8 @@
 """Updates on a device: an MLP learns in torch what it learns in numpy, nothing is read before the end, and what is not finite changes nothing."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +58,15 @@ def test_updates_in_torch_are_those_in_numpy(spaces, settings):
             assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
         for name, array in plain.policy.parameters().items():
             np.testing.assert_allclose(other.policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_learning_in_torch_does_not_import_its_compiler():
+    code = (
+        "import sys\nfrom tests.algorithms.test_device import BOXES, NORMALISED, both, sample_of\n"
+        "learner = both(BOXES, NORMALISED)[1]\nassert learner.update([sample_of(both()[0], BOXES, 0)], 0.0)['rows']\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_checkpoint_goes_on_with_either():

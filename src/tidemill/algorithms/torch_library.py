@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim.adam import adam
 
 from tidemill.algorithms.adam import BETAS, Optimiser
 from tidemill.algorithms.library import Library
@@ -68,31 +69,48 @@ class TorchLibrary(Library):
 
 
 class TorchAdam(Optimiser):
-    """Torch's fused Adam, over as many tensors as the policy has."""
+    """Torch's fused Adam, over as many tensors as the policy has. The function, since the class imports torch's compiler, which takes a second."""
 
     def __init__(self, policy: TrainablePolicy, gradient: Tensor, epsilon: float) -> None:
-        self._parameters = policy.trainable_parameters()
-        self._gradient = gradient
-        bind(self._parameters, gradient)  # as `backward` does, which a trainer without rows never calls
-        self._adam: Any = torch.optim.Adam(self._parameters, betas=BETAS, eps=epsilon, fused=True)
-        for p in self._parameters:  # made now, not at the first step, so that `state` always has them
-            step = torch.zeros((), device=p.device)
-            self._adam.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        self._gradient, self._epsilon = gradient, epsilon
+        parameters = policy.trainable_parameters()
+        self._gradients = bind(parameters, gradient)  # as `backward` does, which a trainer without rows never calls
+        self._parameters = [p.detach() for p in parameters]  # the same memory
+        self._state: dict[str, list[Tensor]] = {
+            "step": [torch.zeros((), device=p.device) for p in parameters],
+            "exp_avg": [torch.zeros_like(p) for p in self._parameters],
+            "exp_avg_sq": [torch.zeros_like(p) for p in self._parameters],
+        }
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(self._gradient) / share
         # What the fused step reads on the device itself: it divides by the one, and leaves everything as it is where the other is not 0.
-        self._adam.grad_scale = share * (norm / limit).clamp(min=1) if limit is not None else norm.new_full((), share)
-        self._adam.found_inf = (norm + loss).isfinite().logical_not().to(norm.dtype)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        self._adam.step()
+        scale = share * (norm / limit).clamp(min=1) if limit is not None else norm.new_full((), share)
+        unusable = (norm + loss).isfinite().logical_not().to(norm.dtype)
+        adam(
+            self._parameters,
+            self._gradients,
+            self._state["exp_avg"],
+            self._state["exp_avg_sq"],
+            [],
+            self._state["step"],
+            fused=True,
+            grad_scale=scale,
+            found_inf=unusable,
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=rate,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            maximize=False,
+        )
         return norm
 
     def state(self) -> Arrays:
-        return {f"{i}.{k}": v.detach().cpu().numpy().copy() for i, p in enumerate(self._parameters) for k, v in self._adam.state[p].items()}
+        return {f"{i}.{key}": tensor.cpu().numpy().copy() for key, tensors in self._state.items() for i, tensor in enumerate(tensors)}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        for i, p in enumerate(self._parameters):
-            for key, tensor in self._adam.state[p].items():
+        for key, tensors in self._state.items():
+            for i, tensor in enumerate(tensors):
                 tensor.copy_(torch.from_numpy(np.array(state[f"{i}.{key}"])))

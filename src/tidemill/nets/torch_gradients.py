@@ -20,12 +20,14 @@ def leaf(weights: Tensor) -> Tensor:
     return tensor
 
 
-def bind(parameters: Sequence[Tensor], gradient: Tensor) -> None:
-    """Make `.grad` of each parameter a view of `gradient` [sum of their sizes], one after the other."""
-    start = 0
+def bind(parameters: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
+    """Make `.grad` of each parameter a view of `gradient` [sum of their sizes], one after the other, and return these views."""
+    views, start = [], 0
     for parameter in parameters:
         parameter.grad = gradient[start : start + parameter.numel()].view(parameter.shape)
+        views.append(parameter.grad)
         start += parameter.numel()
+    return views
 
 
 def detached(evaluation: Evaluation) -> Evaluation:
