@@ -199,7 +199,20 @@ def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(t
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(RunError, match=r"bare costs ended with status 1: ValueError: the ball is lost$"):
         bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
-    servers = [int(line) for line in (tmp_path / "servers").read_text().split()]
+    await_end(tmp_path)
+
+
+def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "QUIET", 3.0)
+    (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)"))
+    with pytest.raises(RunError, match=r"3 s after it was told .* does not return"):
+        bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
+    await_end(tmp_path)
+
+
+def await_end(folder: Path) -> None:
+    """Wait until all that `BROKEN` has started there is gone."""
+    servers = [int(line) for line in (folder / "servers").read_text().split()]
     assert servers
     wait_until(lambda: not any(lives(server) for server in servers), 20, "its servers ended")
 

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from select import select
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from tidemill.algorithms.ppo import PPO
@@ -31,6 +33,7 @@ from tidemill.workers.trainer_config import Trainer
 
 PARTS = ("env", "infer", "train")
 ROUNDS = 3  # before the run, and as many after it: what the machine does meanwhile is in the medians
+QUIET = 180.0  # seconds in which a copy must answer: building an environment, or a second of each part with a slow step
 MOST_DROPPED = 0.01  # share of steps; more, and steps/s is not what the experiment is meant to reach
 MOST_LOAD = 1.15  # wall seconds per processor second of computing; more, and somebody else uses the cores
 
@@ -163,7 +166,7 @@ class _Copies:
         return {part: self._ask(f"{seconds} {part}") for part in self.facts["parts"]}
 
     def _ask(self, line: str) -> list[dict[str, Any]]:
-        answers = []
+        answers, deadline = [], monotonic() + QUIET
         for process in self._processes:
             assert process.stdin is not None
             try:
@@ -173,6 +176,11 @@ class _Copies:
                 pass  # it died: it will not answer
         for process in self._processes:
             assert process.stdout is not None
+            if not select([process.stdout], [], [], max(deadline - monotonic(), 0))[0]:
+                raise RunError(
+                    f"{QUIET:g} s after it was told what to measure, the process that measures bare costs has not answered: a step or a reset of the "
+                    "environment does not return, or it takes longer to build than that"
+                )
             text = process.stdout.readline()
             if not text:
                 self._log.seek(0)
