@@ -1,0 +1,1 @@
+"""The simulator bridge: engines in any language join over shared memory (docs/simulators.md)."""
