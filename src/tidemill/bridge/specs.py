@@ -86,16 +86,23 @@ class _Rows:
 class DecisionSteps(_Rows):
     """Agents of a group that ask for a decision. Every array is a copy of the caller's own.
 
-    obs          per observation float32 [n, *shape]
-    reward       float32 [n], since the agent's last decision
-    agent_id     int32 [n]
-    action_mask  per branch bool [n, branch size], True: forbidden; None without branches
+    obs        per observation float32 [n, *shape]
+    reward     float32 [n], since the agent's last decision
+    agent_id   int32 [n]
+    forbidden  bool [n, sum of the branch sizes], branches side by side; None without branches
+    branches   their sizes
     """
 
     obs: Sequence[Floats]
     reward: Floats
     agent_id: Ints
-    action_mask: Sequence[Bools] | None = None
+    forbidden: Bools | None = None
+    branches: tuple[int, ...] = ()
+
+    @property
+    def action_mask(self) -> list[Bools] | None:
+        """What is forbidden, by branch: bool [n, branch size] each; None without branches."""
+        return None if self.forbidden is None else np.split(self.forbidden, np.cumsum(self.branches)[:-1], axis=1)
 
 
 @dataclass

@@ -80,6 +80,11 @@ class Layout:
         """Size of the header."""
         return sum(field.bytes({}) for field in self.header)
 
+    @property
+    def queries(self) -> bool:
+        """Whether side channels may be exchanged without a step."""
+        return any(field.name == "query" for field in self.header)
+
     def offset(self, name: str) -> int:
         """Return where a field of the header lies."""
         place = 0
@@ -104,6 +109,7 @@ SPEC_NUMBERS = 7  # of an observation in layout 0.3.2: shape, a property per dim
 
 STEP, RESET, CHANGE_FILE, CLOSE = range(4)
 COMMANDS = ("step", "reset", "change_file", "close")
+QUERY = 4  # no command of layout 0: a flag of layout 0.3.2
 TRAINER, SIMULATOR = 0, 1  # the turn byte of layout 0: whose turn it is
 
 _SIDE_CHANNEL = (

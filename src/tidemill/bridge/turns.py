@@ -1,7 +1,7 @@
 """Taking turns: wait until the other side has handed over, without burning a core while it thinks.
 
-A wait spins briefly, if that paid lately, and then sleeps on a futex on the four bytes that hold the turn. A peer that wakes nobody (it does not
-know of the futex) is waited for in naps. Between sleeps it is asked whether the other side still lives and whether time is up.
+A wait spins briefly, if that paid lately, and then sleeps on a futex on the four bytes that hold the turn. A peer that never woke us (it does not
+know of the futex) is waited for in naps. Between sleeps somebody looks whether the other side still lives and whether time is up.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import mmap
 import platform
 import time
 from collections.abc import Callable
+from math import inf
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if platform.system() == "Linux" else None
 _WAIT, _WAKE = 0, 1  # of futex(2), shared between processes
@@ -38,15 +39,15 @@ class Futex:
         self._wait_arguments = (number, address, ctypes.c_int(_WAIT), self._expected, ctypes.byref(self._timeout), none, ctypes.c_int())
         self._wake_arguments = (number, address, ctypes.c_int(_WAKE), ctypes.c_int(1), none, none, ctypes.c_int())
 
-    def sleep(self, expected: int, seconds: float) -> None:
-        """Sleep until somebody wakes us, at most so long; return at once where the four bytes are not `expected` (or not any more)."""
+    def sleep(self, expected: int, seconds: float) -> bool:
+        """Sleep until somebody wakes us (True), at most so long; return at once where the four bytes are not `expected` (or not any more)."""
         if _SYSCALL is None:
             time.sleep(min(seconds, _LONGEST_NAP))
-            return
+            return False
         self._expected.value = expected
         self._timeout.seconds = int(seconds)
         self._timeout.nanoseconds = int(seconds % 1 * 1e9)
-        self._wait(*self._wait_arguments)
+        return bool(self._wait(*self._wait_arguments) == 0)
 
     def wake(self) -> None:
         """Wake who sleeps on it."""
@@ -64,7 +65,8 @@ class Turns:
 
     def __init__(self, word: int, turn: int, mine: int, closed: int | None = None) -> None:
         self._word, self._turn, self._mine, self._closed = word, turn, mine, closed
-        self.wakes = False  # whether the other side wakes us
+        self._woken = False  # whether the other side ever woke us
+        self._next_look = 0.0
         self._spin = _LONGEST_SPIN
         self._idle = self._pause = _TRY_AGAIN  # waits without a spin, and how many there may be
 
@@ -77,14 +79,14 @@ class Turns:
         """Wake the other side; after the turn byte was written."""
         self._futex.wake()
 
-    def wait(self, look: Callable[[float], None]) -> None:
-        """Return once it is this side's turn, or the other side has closed.
+    def wait(self, look: Callable[[], None], seconds: float = inf) -> bool:
+        """Return once it is this side's turn, or the other side has closed; False where so many seconds were not enough.
 
-        `look` is called every 0.2 s with the seconds waited, and raises to end the wait.
+        `look` is called every 0.2 s, and raises to end the wait.
         """
         memory, turn, mine = self._memory, self._turn, self._mine
         if memory[turn] == mine:
-            return
+            return True
         clock = time.perf_counter
         begun = clock()
         spin = self._budget()
@@ -93,9 +95,9 @@ class Turns:
             while clock() < end:
                 if memory[turn] == mine or memory[turn] == mine or memory[turn] == mine or memory[turn] == mine:
                     self._spin, self._pause = _LONGEST_SPIN, _TRY_AGAIN
-                    return
+                    return True
             self._spin = spin / 2 if spin > _LONGEST_SPIN / 8 else 0.0
-        self._sleep(look, begun)
+        return self._sleep(look, begun, seconds)
 
     def _budget(self) -> float:
         """Return how long to spin this time: less and less where that did not pay, and now and then once more."""
@@ -107,15 +109,20 @@ class Turns:
         self._idle, self._pause = 0, min(2 * self._pause, _RAREST)
         return _LONGEST_SPIN / 8
 
-    def _sleep(self, look: Callable[[float], None], begun: float) -> None:
+    def _sleep(self, look: Callable[[], None], begun: float, seconds: float) -> bool:
         memory, word, clock = self._memory, self._word, time.perf_counter
-        nap, next_look = _SHORTEST_NAP, begun + _LOOK
+        nap = _SHORTEST_NAP
         while True:
             seen = memory[word : word + 4]
             if seen[self._turn - word] == self._mine or (self._closed is not None and seen[self._closed - word]):
-                return
-            if (now := clock()) >= next_look:
-                look(now - begun)
-                next_look = now + _LOOK
-            self._futex.sleep(int.from_bytes(seen, "little"), _LOOK if self.wakes else nap)
+                return True
+            now = clock()
+            if now - begun > seconds:
+                return False
+            if now >= self._next_look:
+                look()
+                self._next_look = now + _LOOK
+            longest = min(_LOOK if self._woken else nap, seconds)
+            if self._futex.sleep(int.from_bytes(seen, "little"), longest):
+                self._woken = True
             nap = min(nap * 1.5, _LONGEST_NAP)

@@ -1,17 +1,24 @@
-"""The simulator's end in Python: worlds in which agents request decisions, and the bridge that exchanges them for actions."""
+"""The simulator's end in Python: worlds, in which agents request decisions, and their answers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from tidemill.bridge.specs import ActionTuple, Floats, Ints, ObservationSpec, RawChannels
+from tidemill.bridge.image import check_spec
+from tidemill.bridge.requests import Requests
+from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, Floats, Ints, ObservationSpec
+from tidemill.bridge.tables import LAYOUTS
+from tidemill.core.errors import SchemaError
+
+Heuristic = Callable[[Ints, list[Floats]], ActionTuple]
 
 
 @dataclass(frozen=True)
 class ActionEvent:
-    """The action of one agent. continuous: float32 [continuous_size]; discrete: int32 [branches]. Copies, of the receiver's own."""
+    """The action of one agent. continuous: float32 [continuous_size]; discrete: int32 [branches]."""
 
     agent_id: int
     continuous: Floats
@@ -19,29 +26,56 @@ class ActionEvent:
 
 
 class Request:
-    """A row of a world that is being filled. All methods return it, so that calls chain."""
+    """A row of a world that is being filled. Its methods return it, so that calls chain; what is not set is zero, and nothing is forbidden."""
+
+    __slots__ = ("_row", "_world")
+
+    def __init__(self, world: "World", row: int) -> None:
+        self._world, self._row = world, row
 
     def set_reward(self, reward: float) -> "Request":
-        """Set the reward since the agent's last decision; 0 without it."""
-        raise NotImplementedError
+        """Set the reward since the agent's last decision."""
+        self._world.requests.reward[self._row] = reward
+        return self
 
     def set_observation(self, index: int, values: ArrayLike) -> "Request":
-        """Set an observation, as numbers or an array of its shape or size; zeros without it."""
-        raise NotImplementedError
+        """Set an observation, by numbers or an array of its shape or size."""
+        target = _at(self._world.requests.obs, index, self._world.name, "observation")[self._row]
+        try:
+            target[...] = np.asarray(values, np.float32).reshape(target.shape)
+        except ValueError:
+            raise SchemaError(
+                f'world "{self._world.name}": observation {index} takes numbers of shape {list(target.shape)}, not {list(np.shape(values))}'
+            ) from None
+        return self
 
     def set_action_mask(self, branch: int, forbidden: ArrayLike) -> "Request":
-        """Forbid actions of a branch: a bool per action, or the numbers of the forbidden ones. All are allowed without it."""
-        raise NotImplementedError
+        """Forbid actions of a branch: a bool per action."""
+        world = self._world
+        size = _at(world.spec.action_spec.branches, branch, world.name, "branch")
+        flags = np.asarray(forbidden, bool)
+        if flags.shape != (size,):
+            raise SchemaError(f'world "{world.name}": the mask of branch {branch} is a bool for each of {size} actions, not {list(flags.shape)}')
+        start = sum(world.spec.action_spec.branches[:branch])
+        world.requests.masks[self._row, start : start + size] = flags
+        return self
+
+
+def _at(items: Sequence[Any], index: int, world: str, what: str) -> Any:
+    if not 0 <= index < len(items):
+        raise SchemaError(f'world "{world}" has no {what} {index}; it has {len(items)}, counted from 0')
+    return items[index]
 
 
 class World:
-    """A group of agents. Threads may request decisions at once; `Bridge.exchange` is called when they are done.
+    """A group of agents. Threads may make requests at once; `Bridge.exchange` is called when they are done.
 
-    name          at most 63 ASCII characters
-    max_agents    rows per exchange, those of ended episodes included
+    name          1 to 63 ASCII characters
+    max_agents    requests per exchange, those of ended episodes included
     observations  shapes, of one to three numbers each
-    continuous_size, branches  what an agent does; both at once need a trainer with layout 0.3.2
-    heuristic     without a trainer: given (agent_ids, observations) of n agents it returns their `ActionTuple`; None: zeros
+    continuous_size, branches  what an agent does: floats, and a choice per branch; both at once need a trainer with layout 0.3.2
+    heuristic     acts where there is no trainer: given agent ids [n] and observations [n, *shape] each, it returns n agents' actions; None: zeros
+    on_action     called with every `ActionEvent` at the end of an exchange
     """
 
     def __init__(
@@ -51,79 +85,94 @@ class World:
         observations: Sequence[tuple[int, ...] | ObservationSpec],
         continuous_size: int = 0,
         branches: Sequence[int] = (),
-        heuristic: Callable[[Ints, list[Floats]], ActionTuple] | None = None,
+        heuristic: Heuristic | None = None,
+        on_action: Callable[[ActionEvent], None] | None = None,
     ) -> None:
-        raise NotImplementedError
+        specs = tuple(one if isinstance(one, ObservationSpec) else ObservationSpec(tuple(one)) for one in observations)
+        self.name, self.spec = name, BehaviorSpec(specs, ActionSpec(continuous_size, tuple(branches)), max_agents)
+        check_spec(LAYOUTS["0.3.2"], name, self.spec)
+        self.requests = Requests(name, self.spec)
+        self._heuristic, self._on_action = heuristic, on_action
+        self._none()
 
     def request_decision(self, agent_id: int) -> Request:
         """Ask for an action; the row's other values follow by the request's methods."""
-        raise NotImplementedError
+        return Request(self, self.requests.take(agent_id))
 
     def end_episode(self, agent_id: int) -> Request:
-        """Say that the agent's episode ended; final reward and observation follow by the request's methods. No action comes."""
-        raise NotImplementedError
+        """Say that the agent's episode ended; its last reward and observation follow by the request's methods. No action comes."""
+        return Request(self, self.requests.take(agent_id, done=True))
 
     def interrupt_episode(self, agent_id: int) -> Request:
         """Say that the agent's episode was cut, by a limit of steps; likewise."""
-        raise NotImplementedError
+        return Request(self, self.requests.take(agent_id, done=True, cut=True))
 
-    def request_decisions(
-        self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], masks: Sequence[ArrayLike] | None = None
-    ) -> None:
-        """Ask for the actions of n agents at once: ids [n], rewards [n], observations [n, *shape] each, masks bool [n, branch size] each."""
-        raise NotImplementedError
+    def request_decisions(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], masks: Sequence[ArrayLike] = ()) -> None:
+        """Ask for the actions of n agents: ids [n], rewards [n], observations [n, *shape] each, masks bool [n, branch size] each, or none.
+
+        One thread at a time.
+        """
+        rows = self._fill(agent_ids, rewards, observations, done=False)
+        if masks:
+            self.requests.masks[rows] = np.concatenate([np.asarray(mask, bool) for mask in masks], axis=1)
 
     def end_episodes(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], interrupted: ArrayLike = False) -> None:
-        """End n episodes at once."""
-        raise NotImplementedError
+        """End the episodes of n agents; `interrupted` is a bool for all or one for each. One thread at a time."""
+        rows = self._fill(agent_ids, rewards, observations, done=True)
+        self.requests.cut[rows] = interrupted
 
     def actions(self) -> Iterator[ActionEvent]:
-        """Yield the actions that the last exchange brought, in the order of the requests; none after a reset."""
-        raise NotImplementedError
+        """Yield what the last exchange brought, agents in the order of their requests; nothing after a reset."""
+        for agent, continuous, discrete in zip(self._agents.tolist(), self._continuous, self._discrete, strict=True):
+            yield ActionEvent(agent, continuous, discrete)
 
     def action_arrays(self) -> tuple[Ints, Floats, Ints]:
-        """Return them as arrays: agent ids [n], continuous [n, size], discrete [n, branches]."""
-        raise NotImplementedError
+        """Return it as arrays: agent ids [n], continuous [n, size], discrete [n, branches]."""
+        return self._agents, self._continuous, self._discrete
 
+    def _fill(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], done: bool) -> slice:
+        requests = self.requests
+        if len(observations) != len(requests.obs):
+            raise SchemaError(f'world "{self.name}" has {len(requests.obs)} observations, not {len(observations)}')
+        rows = requests.take_many(agent_ids, done)
+        requests.reward[rows] = rewards
+        for target, values in zip(requests.obs, observations, strict=True):
+            target[rows] = values
+        return rows
 
-class Bridge:
-    """Joins worlds and a trainer, where there is one.
+    # What the bridge does with it.
 
-    memory_path  the file at which the two meet; None: what follows `--memory-path` on the command line, else the editor's default file if a
-                 trainer waits there, else no trainer: heuristics act
-    channels     stands for this end's side channels
-    on_reset     called when the trainer resets; pending requests of all worlds were dropped
-    """
+    def act_alone(self) -> None:
+        """Answer all requests without a trainer."""
+        rows = self.requests.asking()
+        agents = self.requests.agent_id[rows]
+        action = ActionTuple()
+        if self._heuristic is not None and len(rows):
+            action = self._heuristic(agents, [array[rows] for array in self.requests.obs])
+        zeros = self.spec.action_spec.zeros(len(rows))
+        continuous = zeros.continuous if action.continuous is None else np.asarray(action.continuous, np.float32)
+        discrete = zeros.discrete if action.discrete is None else np.asarray(action.discrete, np.int32)
+        assert continuous is not None and discrete is not None and zeros.continuous is not None and zeros.discrete is not None
+        if continuous.shape != zeros.continuous.shape or discrete.shape != zeros.discrete.shape:
+            raise SchemaError(
+                f'world "{self.name}": its heuristic returned actions of shapes {list(continuous.shape)} and {list(discrete.shape)}, not '
+                f"{list(zeros.continuous.shape)} and {list(zeros.discrete.shape)}"
+            )
+        self.answer(agents, continuous, discrete)
 
-    def __init__(
-        self,
-        memory_path: str | Path | None = None,
-        *,
-        channels: RawChannels | None = None,
-        on_reset: Callable[[], None] | None = None,
-    ) -> None:
-        raise NotImplementedError
+    def answer(self, agents: NDArray[Any], continuous: Floats, discrete: Ints) -> None:
+        """Take the actions, and be ready for new requests."""
+        self.requests.clear()
+        self._agents, self._continuous, self._discrete = agents, continuous, discrete
+        if self._on_action is not None:
+            for event in self.actions():
+                self._on_action(event)
 
-    @property
-    def has_trainer(self) -> bool:
-        """Whether a trainer acts, and not heuristics."""
-        raise NotImplementedError
+    def drop(self) -> None:
+        """Drop all requests and actions."""
+        self.requests.clear()
+        self._none()
 
-    def add(self, world: World) -> World:
-        """Register a world; the trainer sees it at the next exchange. At any time."""
-        raise NotImplementedError
-
-    def world(self, name: str) -> World:
-        """Return the world of that name."""
-        raise NotImplementedError
-
-    def exchange(self) -> bool:
-        """Hand all requests over, wait for the actions. Without any request it returns at once, and the trainer goes on waiting.
-
-        Returns False once the trainer has closed or died; `reason` says which. Heuristics act from then on.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Tell the trainer that this simulator ends."""
-        raise NotImplementedError
+    def _none(self) -> None:
+        spec = self.spec.action_spec
+        self.answer(np.zeros(0, np.int32), np.zeros((0, spec.continuous_size), np.float32), np.zeros((0, len(spec.branches)), np.int32))
