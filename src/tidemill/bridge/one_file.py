@@ -41,7 +41,7 @@ class OneFile(SharedMemory):
 
     def _fixed(self) -> bytes:
         """The bytes of the header that never change in a file."""
-        return self.data[: self._turn] + self.data[self._command + 1 : self.layout.header_bytes]
+        return self.data[: self._turn] + self.data[self._command + 1 : self._channel]
 
     def hand_over(self, command: int) -> None:
         self.data[self._command] = command

@@ -17,7 +17,7 @@ from tidemill.bridge.join import create_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.process import SimulatorProcess, check_executable
 from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, RawChannels, TerminalSteps
-from tidemill.bridge.steps import clear_actions, complete, read_steps, write_action, write_actions
+from tidemill.bridge.steps import StepReader, clear_actions, complete, write_action, write_actions
 from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
@@ -29,6 +29,7 @@ class _State:
     """A group at this step: its steps once they were read, and whether actions were set."""
 
     group: Group
+    reader: StepReader
     steps: tuple[DecisionSteps, TerminalSteps] | None = None
     asks: NDArray[np.intp] | None = None  # the rows that ask for decisions, where they are not the first ones
     acted: bool = False
@@ -118,7 +119,7 @@ class Simulator:
         state = self._state(name)
         if state.steps is None:
             memory = self._open()
-            decisions, terminals, state.asks = read_steps(memory.layout, memory.data, state.group)
+            decisions, terminals, state.asks = state.reader.read(memory.data)
             state.steps = decisions, terminals
         return state.steps
 
@@ -259,13 +260,19 @@ class Simulator:
         self._waiting = False
         data = memory.take_side_channel()
         if memory.generation != self._generation:
-            known, self._generation = self._states, memory.generation
-            self._states = {group.name: replace(known[group.name], group=group) if group.name in known else _State(group) for group in memory.groups}
+            self._generation = memory.generation
+            self._states = {group.name: self._renewed(memory, group) for group in memory.groups}
         if self._command != QUERY:
             for state in self._states.values():
                 state.steps, state.asks, state.acted = None, None, False
         if data and self._channels is not None:
             self._channels.incoming(data)
+
+    def _renewed(self, memory: SharedMemory, group: Group) -> _State:
+        """A group of another place in memory, or a new one."""
+        reader = StepReader(memory.layout, group)
+        known = self._states.get(group.name)
+        return _State(group, reader) if known is None else replace(known, group=group, reader=reader)
 
     def _look(self) -> None:
         """Look after the simulator while waiting for it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Protocol
 
@@ -35,7 +36,7 @@ class ObservationSpec:
     properties: tuple[int, ...] = ()
     kind: int = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Floats of one agent's observation."""
         return prod(self.shape)

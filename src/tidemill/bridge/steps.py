@@ -7,35 +7,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bridge.image import Group, Memory, read_int
-from tidemill.bridge.specs import ActionSpec, ActionTuple, Bools, DecisionSteps, Floats, Ints, TerminalSteps
+from tidemill.bridge.specs import ActionTuple, Bools, DecisionSteps, Floats, Ints, TerminalSteps
 from tidemill.bridge.tables import Layout
 from tidemill.core.errors import EnvironmentFault, ImageError, SchemaError
 
 
-def read_steps(layout: Layout, memory: Memory, group: Group) -> tuple[DecisionSteps, TerminalSteps, NDArray[np.intp] | None]:
-    """Return copies of a group's rows, and which rows ask for decisions; None where these are the first ones, as they come.
+class StepReader:
+    """Reads a group's rows. What depends on the group alone is worked out once."""
 
-    Raises ImageError where a count cannot be, EnvironmentFault where an observation or reward is NaN or infinite.
-    """
-    rows = _Block(memory, group, "agents", "")
-    masks = rows.masks()
-    branches = group.spec.action_spec.branches
-    if layout.files == 2:
-        ended = _Block(memory, group, "ended", "ended_")
-        interrupted = ended.flags("interrupted")
-        decisions = DecisionSteps(rows.observations, rows.reward, rows.agent_id, masks, branches)
-        return decisions, TerminalSteps(ended.observations, ended.reward, ended.agent_id, np.frombuffer(interrupted, np.uint8) != 0), None
-    done = rows.flags("done")
-    if not any(done):
-        return DecisionSteps(rows.observations, rows.reward, rows.agent_id, masks, branches), no_terminals(group), None
-    over = np.frombuffer(done, np.uint8) != 0
-    cut = np.frombuffer(rows.flags("max_step"), np.uint8) != 0
-    asks = np.flatnonzero(~over)
-    decisions = DecisionSteps(
-        [array[asks] for array in rows.observations], rows.reward[asks], rows.agent_id[asks], None if masks is None else masks[asks], branches
-    )
-    terminals = TerminalSteps([array[over] for array in rows.observations], rows.reward[over], rows.agent_id[over], cut[over])
-    return decisions, terminals, asks
+    def __init__(self, layout: Layout, group: Group) -> None:
+        self._group = group
+        self._rows = _Block(group, "agents", "", "agent_id")
+        self._ended = _Block(group, "ended", "ended_", "ended_id") if layout.files == 2 else None
+        self._branches = group.spec.action_spec.branches
+        self._width = sum(self._branches)
+        self._obs = [np.empty((0, *spec.shape), np.float32) for spec in group.spec.observation_specs]
+        self._none = np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool)
+
+    def read(self, memory: Memory) -> tuple[DecisionSteps, TerminalSteps, NDArray[np.intp] | None]:
+        """Return copies of the rows, and which rows ask for decisions; None where these are the first ones, as they come.
+
+        Raises ImageError where a count cannot be, EnvironmentFault where an observation or reward is NaN or infinite.
+        """
+        rows, obs, reward, agent_id = self._rows.read(memory)
+        masks = self._masks(memory, rows)
+        if self._ended is not None:
+            ended, final, last_reward, ended_id = self._ended.read(memory)
+            interrupted = self._flags(memory, "interrupted", ended)
+            terminals = TerminalSteps(final, last_reward, ended_id, np.frombuffer(interrupted, np.uint8) != 0) if ended else self._no_terminals()
+            return DecisionSteps(obs, reward, agent_id, masks, self._branches), terminals, None
+        done = self._flags(memory, "done", rows)
+        if not any(done):
+            return DecisionSteps(obs, reward, agent_id, masks, self._branches), self._no_terminals(), None
+        over = np.frombuffer(done, np.uint8) != 0
+        cut = np.frombuffer(self._flags(memory, "max_step", rows), np.uint8) != 0
+        asks = np.flatnonzero(~over)
+        chosen = None if masks is None else masks[asks]
+        decisions = DecisionSteps([array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches)
+        return decisions, TerminalSteps([array[over] for array in obs], reward[over], agent_id[over], cut[over]), asks
+
+    def _no_terminals(self) -> TerminalSteps:
+        return TerminalSteps(list(self._obs), *self._none)
+
+    def _flags(self, memory: Memory, name: str, rows: int) -> bytes:
+        place = self._group.places[name]
+        return bytes(memory[place : place + rows])
+
+    def _masks(self, memory: Memory, rows: int) -> Bools | None:
+        if not self._branches:
+            return None
+        place = self._group.places["masks"]
+        forbidden: Bools = np.frombuffer(memory[place : place + rows * self._width], np.uint8) != 0
+        return forbidden.reshape(rows, self._width)
 
 
 def count(memory: Memory, group: Group, name: str) -> int:
@@ -46,54 +69,39 @@ def count(memory: Memory, group: Group, name: str) -> int:
     return rows
 
 
-def no_terminals(group: Group) -> TerminalSteps:
-    """Return terminal steps of no agent."""
-    return TerminalSteps(
-        [np.empty((0, *spec.shape), np.float32) for spec in group.spec.observation_specs], np.empty(0, np.float32), np.empty(0, np.int32)
-    )
-
-
 class _Block:
-    """Copies of the first n rows of a block of fields, whose names begin with `prefix`."""
+    """A block of fields whose first n rows are read; `counter` holds n."""
 
-    def __init__(self, memory: Memory, group: Group, counter: str, prefix: str) -> None:
-        self._memory, self._group, self._prefix = memory, group, prefix
-        self._rows = rows = count(memory, group, counter)
-        self.agent_id: Ints = self._copy(group.places[prefix + "agent_id" if not prefix else prefix + "id"], rows, np.int32)
-        self.reward: Floats = self._copy(group.places[prefix + "reward"], rows, np.float32)
-        self.observations: list[Floats] = []
+    def __init__(self, group: Group, counter: str, prefix: str, agent_id: str) -> None:
+        self._group, self._counter = group, counter
+        self._reward, self._agent_id = group.places[prefix + "reward"], group.places[agent_id]
+        self._obs = []
         place = group.places[prefix + "obs"]
         for spec in group.spec.observation_specs:
-            values = self._copy(place, rows * spec.size, np.float32)
-            self.observations.append(values.reshape(rows, *spec.shape))
+            self._obs.append((place, spec.size, spec.shape))
             place += 4 * group.spec.max_agents * spec.size
-        self._check()
 
-    def _copy(self, place: int, items: int, dtype: Any) -> NDArray[Any]:
-        return np.frombuffer(bytearray(self._memory[place : place + 4 * items]), dtype)
+    def read(self, memory: Memory) -> tuple[int, list[Floats], Floats, Ints]:
+        """Return n, and copies: observations, rewards, agent ids."""
+        rows = count(memory, self._group, self._counter)
+        reward: Floats = np.frombuffer(bytearray(memory[self._reward : self._reward + 4 * rows]), np.float32)
+        agent_id: Ints = np.frombuffer(bytearray(memory[self._agent_id : self._agent_id + 4 * rows]), np.int32)
+        obs: list[Floats] = []
+        for place, size, shape in self._obs:
+            values = np.frombuffer(bytearray(memory[place : place + 4 * rows * size]), np.float32)
+            if not np.isfinite(values).all():
+                self._complain(f"observation {len(obs)}", values.reshape(rows, size), agent_id)
+            obs.append(values.reshape(rows, *shape))
+        if not np.isfinite(reward).all():
+            self._complain("reward", reward.reshape(rows, 1), agent_id)
+        return rows, obs, reward, agent_id
 
-    def flags(self, name: str) -> bytes:
-        """Return the first rows of a field of bytes."""
-        place = self._group.places[name]
-        return bytes(self._memory[place : place + self._rows])
-
-    def masks(self) -> Bools | None:
-        """Return the masks, branches side by side; None without branches."""
-        if not self._group.spec.action_spec.branches:
-            return None
-        place, width = self._group.places["masks"], self._group.symbols["B"]
-        forbidden: Bools = np.frombuffer(self._memory[place : place + self._rows * width], np.uint8) != 0
-        return forbidden.reshape(self._rows, width)
-
-    def _check(self) -> None:
-        for index, array in (("reward", self.reward), *enumerate(self.observations)):
-            if not np.isfinite(array).all():
-                row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
-                field = "reward" if index == "reward" else f"observation {index}"
-                raise EnvironmentFault(
-                    f'group "{self._group.name}": {field} of agent {self.agent_id[row]} is not finite: {np.array2string(array[row], threshold=8)}. '
-                    "Tidemill trains on finite numbers only; find where the simulator divides by zero or overflows"
-                )
+    def _complain(self, field: str, values: Floats, agent_id: Ints) -> None:
+        row = int(np.argmin(np.isfinite(values).all(axis=1)))
+        raise EnvironmentFault(
+            f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: {np.array2string(values[row], threshold=8)}. '
+            "Tidemill trains on finite numbers only; find where the simulator divides by zero or overflows"
+        )
 
 
 def write_actions(memory: mmap.mmap, group: Group, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int) -> None:
@@ -118,19 +126,15 @@ def clear_actions(memory: mmap.mmap, group: Group) -> None:
     """Write zeros for all rows there may be now."""
     rows = count(memory, group, "agents")
     actions = group.spec.action_spec
-    for name, width in _widths(group, actions):
-        place = group.places[name]
-        memory[place : place + 4 * rows * width] = bytes(4 * rows * width)
-
-
-def _widths(group: Group, actions: ActionSpec) -> list[tuple[str, int]]:
-    if "actions" in group.places:
-        return [("actions", group.symbols["a"])]
-    return [("continuous_actions", actions.continuous_size), ("discrete_actions", len(actions.branches))]
+    widths = {"actions": group.symbols.get("a", 0), "continuous_actions": actions.continuous_size, "discrete_actions": len(actions.branches)}
+    for name, width in widths.items():
+        if name in group.places:
+            place = group.places[name]
+            memory[place : place + 4 * rows * width] = bytes(4 * rows * width)
 
 
 def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]:
-    """Return the arrays that are written, and where the first row of each lies."""
+    """Return where the first row of each array lies, and the array."""
     assert action.continuous is not None and action.discrete is not None
     places = group.places
     if "actions" in places:
@@ -143,10 +147,10 @@ def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
     spec = group.spec.action_spec
     continuous = _array(group, "continuous", action.continuous, (agents, spec.continuous_size), np.float32)
     discrete = _array(group, "discrete", action.discrete, (agents, len(spec.branches)), np.int32)
-    if not np.isfinite(continuous).all():
+    if spec.continuous_size and not np.isfinite(continuous).all():
         row, column = np.argwhere(~np.isfinite(continuous))[0]
         raise SchemaError(f'group "{group.name}": continuous action {column} in row {row} is {continuous[row, column]}')
-    if discrete.size and ((discrete < 0) | (discrete >= spec.branches)).any():
+    if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
         row, branch = np.argwhere((discrete < 0) | (discrete >= spec.branches))[0]
         raise SchemaError(
             f'group "{group.name}": branch {branch} has {spec.branches[branch]} actions from 0 on, and row {row} has action {discrete[row, branch]}'

@@ -6,6 +6,7 @@ docs/simulator-memory.md and the digests (`generate`). Everything is little-endi
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Kind = Literal["u8", "i32", "f32", "word"]
@@ -75,7 +76,7 @@ class Layout:
         """All fields of a group."""
         return self.spec + self.agents + self.terminations + self.actions
 
-    @property
+    @cached_property
     def header_bytes(self) -> int:
         """Size of the header."""
         return sum(field.bytes({}) for field in self.header)
