@@ -57,8 +57,10 @@ class SimulatorProcess:
                 return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    def output(self) -> str:
-        """Return the end of its output, as the last part of an error; all of it that there is once it has ended."""
+    def output(self, seconds: float = 0.0) -> str:
+        """Return the end of its output, as the last part of an error; all of it that there is once it has ended, for which this waits so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         if self._process.poll() is not None:
             self._reader.join(0.5)  # something that it started itself may still hold the pipe
         text = b"".join(self._lines).decode(errors="replace").strip()

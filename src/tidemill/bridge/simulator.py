@@ -22,6 +22,7 @@ from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
+_LAST_WORDS = 1.0  # seconds that one which closed has for saying why
 
 
 @dataclass
@@ -204,7 +205,7 @@ class Simulator:
             if self._failure is not None:
                 raise self._failure
             if self._answer == CLOSE:
-                raise PeerLost(f"{self._what} closed the bridge{self._output()}")
+                raise PeerLost(f"{self._what} closed the bridge{self._output(_LAST_WORDS)}")
             memory = self._open()
             self._exchanges += 1
             self._take(memory)
@@ -295,5 +296,5 @@ class Simulator:
             return self._process.ended() or (None if self._watch is None else "left the bridge without a word, and its process goes on")
         return None if self._watch is None else f"died (process {self._watch.owner})"
 
-    def _output(self) -> str:
-        return "" if self._process is None else self._process.output()
+    def _output(self, seconds: float = 0.0) -> str:
+        return "" if self._process is None else self._process.output(seconds)
