@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.bridge.images import image_of, rows_of, spec_of
+
 from tidemill.bridge.image import check_spec, group_bytes, layout_of, read_image
 from tidemill.bridge.steps import StepReader
 from tidemill.bridge.tables import LAYOUTS
@@ -153,7 +153,7 @@ def test_more_agents_than_there_is_room_for_are_refused_by_name():
     group = read_image(LAYOUTS["0"], image).groups[0]
     changed = bytearray(image)
     struct.pack_into("<i", changed, group.places["agents"], 4)
-    with pytest.raises(ImageError, match='group "x": 4 agents .* max_agents = 3'):
+    with pytest.raises(ImageError, match=r'group "x": 4 agents .* max_agents = 3'):
         StepReader(LAYOUTS["0"], group).read(bytes(changed))
 
 

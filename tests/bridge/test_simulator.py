@@ -1,9 +1,12 @@
 """Both ends together, by every layout: what worlds request reaches the trainer, and what it sets reaches them."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
-
 from tests.bridge.ends import both_ends
+
 from tidemill.bridge import ActionTuple, Simulator, World
 from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, PeerLost, SchemaError, SimulatorError
@@ -223,12 +226,12 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good[:2])), r"shape \[3, 2\]"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(float))), "int32"),
             (lambda: simulator.set_actions("count", ActionTuple(np.zeros((3, 1), np.float32))), "continuous actions of shape"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=good + [3, 0])), "branch 0 has 3 actions"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=good - [0, 1])), "branch 1 .* action -1"),
+            (lambda: simulator.set_actions("count", ActionTuple(discrete=good + np.array([3, 0]))), "branch 0 has 3 actions"),
+            (lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))), "branch 1 .* action -1"),
         ):
             with pytest.raises(SchemaError, match=says):
                 call()
-        simulator.set_actions("count", ActionTuple(discrete=good + [2, 1]))
+        simulator.set_actions("count", ActionTuple(discrete=good + np.array([2, 1])))
         simulator.step()
         assert simulator.get_steps("count")[0].reward.tolist() == [3, 3, 3]
 
@@ -276,8 +279,9 @@ def test_a_simulator_that_closes_is_told_as_that_and_nothing_stays(tmp_path, lay
         if tick == 2:
             bridge.close()
 
-    with pytest.raises(PeerLost, match="closed the bridge"), both_ends(tmp_path, layout, plan=plan) as (simulator, _):
-        for _ in range(5):
+    with both_ends(tmp_path, layout, plan=plan) as (simulator, _):
+        simulator.step()
+        with pytest.raises(PeerLost, match="closed the bridge"):
             simulator.step()
     with pytest.raises(SimulatorError, match="is closed"):
         simulator.step()
@@ -295,7 +299,7 @@ def test_nothing_stays_behind(tmp_path, layout):
 
 def test_a_second_trainer_at_one_file_is_refused_and_the_first_goes_on(tmp_path):
     with both_ends(tmp_path) as (simulator, _):
-        with pytest.raises(ConfigError, match="another trainer .* holds"):
+        with pytest.raises(ConfigError, match=r"another trainer .* holds"):
             Simulator(memory_path=tmp_path / "memory")
         simulator.step()
 
@@ -307,9 +311,6 @@ def test_a_deadline_names_itself_and_what_was_awaited(tmp_path):
 
 
 def test_who_thinks_for_long_is_waited_for_without_a_deadline_and_without_a_core(tmp_path):
-    import threading
-    import time
-
     def plan(tick, bridge, world):
         if tick == 3:
             threading.Event().wait(0.8)
