@@ -64,7 +64,7 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
 
 def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
     meeting = Meeting.at(tmp_path / "sub" / "default")
-    for name in ("default", "default_", "default___", "default.simulator", "default2", "default_x", "xdefault"):
+    for name in ("default", "default_", "default___", "default.simulator", "default.new", "default2", "default_x", "xdefault"):
         (tmp_path / "sub" / name).touch()
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
         Meeting.at(tmp_path / "sub" / "default")

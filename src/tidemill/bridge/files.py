@@ -18,6 +18,7 @@ from pathlib import Path
 from tidemill.core.errors import ConfigError, ImageError, SimulatorError
 
 TRAINER_SUFFIX, SIMULATOR_SUFFIX = ".trainer", ".simulator"
+NEW_SUFFIX = ".new"  # of the first file, while it is being made
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = "tidemill-"
@@ -164,7 +165,7 @@ class Meeting:
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
-        self._remove_memory()  # of a dead owner
+        remove_memory(self.path)  # of a dead owner
 
     @classmethod
     def own(cls, layout_files: int) -> "Meeting":
@@ -197,17 +198,19 @@ class Meeting:
 
     def leave(self) -> None:
         """Remove all files."""
-        self._remove_memory()
+        remove_memory(self.path)
         self._lock.release()
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
-    def _remove_memory(self) -> None:
-        name = self.path.name
-        for entry in self.path.parent.iterdir():
-            if (entry.name.rstrip("_") == name.rstrip("_") and entry.name.startswith(name)) or entry.name == name + SIMULATOR_SUFFIX:
-                entry.unlink(missing_ok=True)
+
+def remove_memory(path: Path) -> None:
+    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion."""
+    for entry in path.parent.iterdir():
+        rest = entry.name.removeprefix(path.name)
+        if entry.name.startswith(path.name) and (not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)):
+            entry.unlink(missing_ok=True)
 
 
 def remove_dead(path: Path) -> None:
