@@ -108,3 +108,12 @@ def test_a_simulator_tidies_up_only_where_no_other_trainer_may_meet(tmp_path):
         (tmp_path / name / "memory").touch()
         remove_dead(tmp_path / name / "memory")
     assert [path.name for path in tmp_path.iterdir()] == ["ml-agents"]
+
+
+def test_looking_for_the_dead_leaves_no_descriptors_open(root):
+    living = Meeting.own(1)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Meeting.own(1).leave()
+    assert len(os.listdir("/proc/self/fd")) == before
+    living.leave()

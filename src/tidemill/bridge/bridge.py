@@ -61,7 +61,12 @@ class Bridge:
             if memory_path is None:
                 return
             raise SimulatorError(f"the trainer of {path} (process {owner}) is dead; a living one has to start this simulator")
-        self._join(path)
+        try:
+            self._join(path)
+        except BaseException:
+            if self._watch is not None:
+                self._watch.close()
+            raise
 
     def _join(self, path: Path) -> None:
         self._memory = join_memory(path)

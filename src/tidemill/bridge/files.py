@@ -160,8 +160,7 @@ class Meeting:
         try:
             self._lock = Lock(Path(f"{path}{TRAINER_SUFFIX}"))
         except BlockingIOError:
-            watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
-            owner = watch.owner if watch else "?"
+            owner = _owner(Path(f"{path}{TRAINER_SUFFIX}"))
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
@@ -203,6 +202,16 @@ class Meeting:
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
+
+
+def _owner(path: Path) -> str:
+    """Return the process id of a companion's owner, as text."""
+    watch = Watch.find(path)
+    if watch is None:
+        return "?"
+    owner = watch.owner
+    watch.close()
+    return owner
 
 
 def remove_memory(path: Path) -> None:
