@@ -28,7 +28,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     engine         engine settings: width, height, quality_level, time_scale, target_frame_rate, capture_frame_rate
     channels       side channels of one's own: "module:NAME" or "FILE.py:NAME" of callables that return a `SideChannel`, called for each lane
     groups         groups that may appear late; those that are there after the first reset need not be declared
-    seats          by group: how many agents may be alive at a time, where that is more than ask for a decision in one exchange
+    seats          by group: how many agents may be alive at a time, where that is not the rows that it may have in an exchange
     same_step      an agent may begin an episode in the exchange that ends one. False, where that never happens, costs less
     restarts       how often a simulator that died, or exceeded its deadline, is started again; its open episodes are cut. 0: the run ends
     start_seconds  how long a simulator may take until its groups are there
@@ -83,10 +83,8 @@ class SimulatorEnvironment(EnvironmentConfig):
             for name, count in self.seats.items():
                 if name not in specs:
                     raise ConfigError(f'seats names group "{name}"; {did_you_mean(name, specs)}')
-                if count < specs[name].max_agents:
-                    raise ConfigError(
-                        f'seats: group "{name}" may have {specs[name].max_agents} agents in an exchange, so that {count} seats are too few'
-                    )
+                if count < 1:
+                    raise ConfigError(f'seats: group "{name}" needs at least 1 seat, not {count}')
             environment = SimulatorLanes(made, specs, [group.name for group in self.groups], self.seats, self.same_step)
             environment.max_episode_steps = self.max_episode_steps
             return environment

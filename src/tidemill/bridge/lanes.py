@@ -147,6 +147,7 @@ class Lane:
     gone       it died in this tick, when episodes were open, and another one is being started
     resetting  the exchange under way begins episodes
     empty      exchanges in a row in which nobody asked for a decision
+    known      how many groups it had when they were last looked at
     """
 
     def __init__(self, number: int, start: Start, channels: Sequence[SideChannel], framing: Framing, restarts: int) -> None:
@@ -155,7 +156,7 @@ class Lane:
         self._own, self._framing = channels, framing
         self.tally = Tally()
         self.crowds: list[Crowd] = []
-        self.gone, self.resetting, self.empty = False, True, 0
+        self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
         self._simulator: Simulator | None = None
         self._starting: Future[Simulator] | None = None
         self._closed = False
@@ -208,6 +209,7 @@ class Lane:
         if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
             raise EnvironmentFault(f"simulator {self.number}: {error}") from error
         self._restarts -= 1
+        self.known = 0
         self.tally.add("simulator/restarts", 1.0, "sum")
         self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
         self.resetting = True
@@ -336,7 +338,7 @@ class SimulatorLanes(Environment):
     def _compare(self, lane: Lane) -> None:
         """Look at groups that have appeared."""
         specs = lane.simulator.behavior_specs
-        if len(specs) == len(self._specs) or all(self._specs.get(name) == spec for name, spec in specs.items()):
+        if len(specs) == lane.known:
             return
         for name, spec in specs.items():
             known = self._specs.get(name)
@@ -350,6 +352,7 @@ class SimulatorLanes(Environment):
                     f'simulator {lane.number}: group "{name}" is {describe([(name, spec)])}, but {describe([(name, known)])} was '
                     f"{'declared' if name in self._declared else 'what another simulator has, or it had at the start'}"
                 )
+        lane.known = len(specs)
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         for lane in self._lanes:

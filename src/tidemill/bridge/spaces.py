@@ -6,7 +6,7 @@ Discrete (one branch), a MultiDiscrete (several), or a Dict of ``continuous`` an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,8 @@ class Form:
     observations: list[str]
     branches: tuple[int, ...]
     continuous: int
-    starts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.starts = np.cumsum([0, *self.branches]).tolist()
         self.hybrid = bool(self.branches) and self.continuous > 0
 
     def observe(self, steps: DecisionSteps | TerminalSteps, which: Any, target: Arrays, rows: Any) -> None:
@@ -78,12 +76,10 @@ class Form:
             target[name][rows] = seen[which]
         if not self.branches:
             return
-        if isinstance(steps, TerminalSteps) or steps.action_mask is None:
+        if isinstance(steps, TerminalSteps) or steps.forbidden is None:
             target[MASK][rows] = 1
-            return
-        allowed = target[MASK]
-        for mask, start, end in zip(steps.action_mask, self.starts, self.starts[1:], strict=False):
-            allowed[rows, start:end] = ~mask[which]
+        else:
+            target[MASK][rows] = ~steps.forbidden[which]
 
     def empty(self, agents: int) -> ActionTuple:
         """Return actions of so many agents, zeros."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.bridge import Bridge
+from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.world import World
 
 Ints = NDArray[np.int64]
