@@ -94,7 +94,7 @@ class Form:
             out.continuous[which] = np.clip(actions["action.continuous" if self.hybrid else "action"][rows], -1, 1)
         if out.discrete is not None:
             chosen: NDArray[Any] = actions["action.discrete" if self.hybrid else "action"][rows]
-            out.discrete[which] = chosen.reshape(len(chosen), -1)
+            out.discrete[which] = chosen.reshape(len(chosen), len(self.branches))
 
 
 def form_of(spec: BehaviorSpec) -> Form:
