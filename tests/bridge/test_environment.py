@@ -117,7 +117,7 @@ def test_an_agent_whose_next_episode_must_take_its_seat_is_restarted():
 def test_same_step_false_refuses_what_it_says_never_happens():
     with (
         Played(simulator("episodes", same_step=False, seats={"group": 3})) as played,
-        pytest.raises(EnvironmentFault, match=r'simulator 0: group "group".*same_step = False'),
+        pytest.raises(EnvironmentFault, match=r'simulator 0 \(simulators.py\): group "group".*same_step = False'),
     ):
         played.play(12)
 
@@ -189,7 +189,10 @@ def test_more_agents_than_seats_are_named_with_the_cure():
 
 
 def test_the_end_of_a_simulator_is_an_error_with_the_tail_of_its_output():
-    with Played(simulator("mortal")) as played, pytest.raises(EnvironmentFault, match=r"(?s)simulator 0: .*3.*the sky fell"):
+    with (
+        Played(simulator("mortal")) as played,
+        pytest.raises(EnvironmentFault, match=r"(?s)simulator 0 \(simulators.py\): .*exit code 3.*the sky fell"),
+    ):
         played.play(20)
 
 

@@ -94,16 +94,17 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _lane(self, number: int, seed: int) -> Lane:
         own = (seed + number) % SEEDS
+        name = f"simulator {number} ({'an editor' if self.path is None else Path(self.path).name})"
 
         def start(lane: int, channels: Channels) -> Simulator:
             command, arguments = self._command(lane, own)
             return Simulator(command, arguments, layout=self.layout, channels=channels, start_seconds=self.start_seconds, deadline=self.deadline)
 
-        lane = Lane(number, start, [self._channel(name) for name in self.channels], self.framing, self.restarts)
+        lane = Lane(number, name, start, [self._channel(channel) for channel in self.channels], self.framing, self.restarts)
         lane.engine.set(**self.engine)
         lane.parameters.set("seed", own)
-        for name, value in self.parameters.items():
-            lane.parameters.set(name, parameter(name, value), seed=own)
+        for key, value in self.parameters.items():
+            lane.parameters.set(key, parameter(key, value), seed=own)
         return lane
 
     def _command(self, lane: int, seed: int) -> tuple[str | None, Sequence[str]]:

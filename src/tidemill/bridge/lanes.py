@@ -144,14 +144,15 @@ class Crowd:
 class Lane:
     """One simulator, and what is between it and the environment.
 
+    number     which lane it is; `name` is what messages call it
     gone       it died in this tick, when episodes were open, and another one is being started
     resetting  the exchange under way begins episodes
     empty      exchanges in a row in which nobody asked for a decision
     known      how many groups it had when they were last looked at
     """
 
-    def __init__(self, number: int, start: Start, channels: Sequence[SideChannel], framing: Framing, restarts: int) -> None:
-        self.number, self._start, self._restarts = number, start, restarts
+    def __init__(self, number: int, name: str, start: Start, channels: Sequence[SideChannel], framing: Framing, restarts: int) -> None:
+        self.number, self.name, self._start, self._restarts = number, name, start, restarts
         self.engine, self.parameters, self.statistics = EngineSettings(), EnvironmentParameters(), Statistics()
         self._own, self._framing = channels, framing
         self.tally = Tally()
@@ -207,7 +208,7 @@ class Lane:
             self._simulator.close()
             self._simulator = None
         if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
-            raise EnvironmentFault(f"simulator {self.number}: {error}") from error
+            raise EnvironmentFault(f"{self.name}: {error}") from error
         self._restarts -= 1
         self.known = 0
         self.tally.add("simulator/restarts", 1.0, "sum")
@@ -216,7 +217,7 @@ class Lane:
         self.engine.repeat()
         self.parameters.repeat()
         self._starting = Future()
-        Thread(target=self._start_again, args=(self._starting,), name=f"start of simulator {self.number}", daemon=True).start()
+        Thread(target=self._start_again, args=(self._starting,), name=f"start of {self.name}", daemon=True).start()
 
     def _start_again(self, starting: "Future[Simulator]") -> None:
         try:
@@ -318,7 +319,7 @@ class SimulatorLanes(Environment):
                     try:
                         crowd.observe(decisions, terminals, ticks, self.same_step)
                     except EnvironmentFault as error:
-                        raise EnvironmentFault(f"simulator {lane.number}: {error}") from None
+                        raise EnvironmentFault(f"{lane.name}: {error}") from None
 
     def _take(self, lane: Lane) -> bool:
         """Take the answer of a lane. False when it needs another exchange before there is something to tell."""
@@ -331,7 +332,7 @@ class SimulatorLanes(Environment):
             return True
         lane.empty += 1
         if lane.empty >= MOST_EMPTY:
-            raise EnvironmentFault(f"simulator {lane.number}: no agent asked for a decision in {MOST_EMPTY:,} exchanges; let one begin an episode")
+            raise EnvironmentFault(f"{lane.name}: no agent asked for a decision in {MOST_EMPTY:,} exchanges; let one begin an episode")
         lane.begin(STEP)
         return False
 
@@ -344,12 +345,12 @@ class SimulatorLanes(Environment):
             known = self._specs.get(name)
             if known is None:
                 raise EnvironmentFault(
-                    f'simulator {lane.number}: group "{name}" appeared after the start, and streams of samples cannot change under way; '
+                    f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot change under way; '
                     f"declare it: groups=({describe([(name, spec)])},), and give it an agent spec"
                 )
             if known != spec:
                 raise EnvironmentFault(
-                    f'simulator {lane.number}: group "{name}" is {describe([(name, spec)])}, but {describe([(name, known)])} was '
+                    f'{lane.name}: group "{name}" is {describe([(name, spec)])}, but {describe([(name, known)])} was '
                     f"{'declared' if name in self._declared else 'what another simulator has, or it had at the start'}"
                 )
         lane.known = len(specs)
@@ -412,23 +413,23 @@ def start_all(lanes: Sequence[Lane], seconds: float, declared: bool) -> Mapping[
         found = list(pool.map(lambda lane: _start(lane, seconds, declared), lanes))
     for lane, specs in zip(lanes, found, strict=True):
         if specs != found[0]:
-            raise ConfigError(
-                f"simulator {lane.number} has other groups than simulator 0: {describe([*specs.items()])} and {describe([*found[0].items()])}"
-            )
+            raise ConfigError(f"{lane.name} has other groups than {lanes[0].name}: {describe([*specs.items()])} and {describe([*found[0].items()])}")
     return found[0]
 
 
 def _start(lane: Lane, seconds: float, declared: bool) -> dict[str, BehaviorSpec]:
     deadline = monotonic() + seconds
-    simulator = lane.start()
-    simulator.reset()
-    while not simulator.behavior_specs and not declared:
-        if monotonic() > deadline:
-            raise EnvironmentFault(
-                f"simulator {lane.number}: no group of agents appeared within {seconds:g} s (start_seconds); let it register its worlds, or declare "
-                "them by groups=(…)"
-            )
-        simulator.step()
+    try:
+        simulator = lane.start()
+        simulator.reset()
+        while not simulator.behavior_specs and not declared:
+            if monotonic() > deadline:
+                raise DeadlineError(
+                    f"no group of agents appeared within {seconds:g} s (start_seconds); let it register its worlds, or declare them by groups=(…)"
+                )
+            simulator.step()
+    except (SimulatorError, DeadlineError) as error:
+        raise EnvironmentFault(f"{lane.name}: {error}") from error
     return dict(simulator.behavior_specs)
 
 
