@@ -48,14 +48,17 @@ class RawTrainer:
         self.memory[13] = 1
         self.memory[12] = 0
 
-    def wait(self, alive: Callable[[], bool], *, follow: bool = True) -> bool:
-        """Wait for the turn, or the simulator's end (False). In layout 0 it goes over to larger files, unless `follow` is False."""
+    def wait(self, alive: Callable[[], bool]) -> bool:
+        """Wait for the turn, or the simulator's end (False). It goes over to larger files."""
         while True:
             while self.memory[8] == 1 if self.layout == "0" else self.memory[13] and not self.memory[15]:
                 if not alive():
                     return False
                 time.sleep(1e-3)
-            if self.layout != "0" or self.memory[9] != 2 or not follow:
+            if self.layout != "0":
+                for old in range(1, self.memory[16]):
+                    Path(f"{self.path}{'_' * old}").unlink(missing_ok=True)
+            if self.layout != "0" or self.memory[9] != 2:
                 return True
             self.current.unlink()
             self.current = Path(f"{self.current}_")

@@ -16,6 +16,7 @@ from tests.bridge.raw import RawTrainer
 from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics, Uniform
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.specs import ActionTuple
+
 from tidemill.core.errors import PeerLost, SimulatorError
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"
@@ -244,73 +245,76 @@ def test_a_trainer_of_another_make_is_served_in_naps(start: Start, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-# Layout 0 before the first turn: offset, form, value, part of the message. In layout 0.3.2 likewise.
-HOSTILE_0 = [
-    (0, "i", 21, "length 21"),
-    (0, "i", 2**31 - 1, "length 2147483647"),
-    (4, "i", 1, "no layout"),
-    (10, "i", 3, "capacity 3"),
-    (10, "i", -1, "capacity -1"),
-    (10, "i", 2**31 - 1, "capacity 2147483647"),
-    (14, "i", 1, "holds 1 bytes"),
-    (14, "i", -1, "holds -1 bytes"),
-    (14, "i", 2**31 - 1, "holds 2147483647 bytes"),
-    (18, "i", 1, "1 groups"),
-    (18, "i", -1, "-1 groups"),
-    (9, "B", 4, "command is 4"),
-    (9, "B", 2, "cannot be opened"),
-]
-HOSTILE_3 = [
-    (4, "i", 4, "no layout"),
-    (8, "i", 3, "no layout"),
-    (16, "i", 0, "names body 0"),
-    (16, "i", -1, "names body -1"),
-    (16, "i", 2, "cannot be opened"),
-    (16, "i", 256, "names body 256"),
-    (20, "i", 5, "says 5"),
-    (20, "i", 2**31 - 1, "says 2147483647"),
-    (24, "i", 1, "groups take 1"),
-    (24, "i", -1, "groups take -1"),
-]
+# Offset, form, value, part of the message, whether it is looked at again at a later turn.
+HOSTILE = {
+    "0": [
+        (0, "i", 21, "length 21", False),
+        (0, "i", 2**31 - 1, "length 2147483647", False),
+        (4, "i", 1, "no layout", False),
+        (10, "i", 3, "capacity 3", False),
+        (10, "i", -1, "capacity -1", False),
+        (10, "i", 2**31 - 1, "capacity 2147483647", False),
+        (14, "i", 1, "holds 1 bytes", True),
+        (14, "i", -1, "holds -1 bytes", True),
+        (14, "i", 2**31 - 1, "holds 2147483647 bytes", True),
+        (18, "i", 1, "1 groups", False),
+        (18, "i", -1, "-1 groups", False),
+        (9, "B", 4, "command is 4", True),
+        (9, "B", 2, "cannot be opened", True),
+    ],
+    "0.3.2": [
+        (4, "i", 4, "no layout", False),
+        (8, "i", 3, "no layout", False),
+        (16, "i", 0, "names body 0", True),
+        (16, "i", -1, "names body -1", True),
+        (16, "i", 200, "cannot be opened", True),
+        (16, "i", 256, "names body 256", True),
+        (20, "i", 5, "says 5", False),
+        (20, "i", 2**31 - 1, "says 2147483647", False),
+        (24, "i", 1, "groups take 1", False),
+        (24, "i", -1, "groups take -1", False),
+    ],
+}
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("layout", "offset", "form", "value", "message"), [*(("0", *h) for h in HOSTILE_0), *(("0.3.2", *h) for h in HOSTILE_3)])
+@pytest.mark.parametrize(
+    ("layout", "offset", "form", "value", "message", "later"),
+    [(layout, *row[:4], later) for layout, rows in HOSTILE.items() for row in rows for later in ((False, True) if row[4] else (False,))],
+)
 def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
-    start: Start, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, after: bool
+    start: Start, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
 ) -> None:
-    """Before the simulator looks at the memory for the first time, and (where it looks again) at a later turn."""
     trainer = RawTrainer(tmp_path, layout)
-    if after:
+    if later:
         process = start("trivial", "--memory-path", trainer.path)
         trainer.give()
         assert trainer.wait(lambda: process.poll() is None)
-        if offset in (0, 4, 10, 18) if layout == "0" else offset in (4, 8, 20, 24):
-            pytest.skip("read when a file is opened only")
     trainer.write(offset, form, value)
-    if offset != 9:
-        trainer.give()
-    else:
-        trainer.memory[8] = 1
-    if not after:
+    trainer.give(value if (layout, offset) == ("0", 9) else 0)
+    if not later:
         process = start("trivial", "--memory-path", trainer.path)
     _, told = process.communicate()
-    assert process.returncode == 1, told
-    assert message in told
+    assert process.returncode == 1 and message in told
 
 
-def test_actions_that_cannot_be_are_told_with_their_agent(start: Start, tmp_path: Path) -> None:
-    for world, bits, message in (("reach", 0x7FC00000, "for agent"), ("corridor", 3, "branch 0, which has 3 actions")):
-        trainer = RawTrainer(tmp_path, "0")
-        process = start(world, "--memory-path", trainer.path)
-        trainer.give()
-        assert trainer.wait(lambda p=process: p.poll() is None)
-        count = 20 if world == "reach" else 2
-        trainer.write(len(trainer.memory) - 80, f"{count}I", *[bits] * count)
-        trainer.write(14, "i", 0)
-        trainer.give()
-        _, told = process.communicate()
-        assert process.returncode == 1 and message in told and f"'{world}'" in told
+@pytest.mark.parametrize(
+    ("world", "bits", "message"),
+    [
+        ("reach", 0x7FC00000, "for agent"),
+        ("reach", 0x7F800000, "for agent"),
+        ("corridor", 3, "branch 0, which has 3 actions"),
+        ("corridor", 2**32 - 1, "is -1"),
+    ],
+)
+def test_actions_that_cannot_be_are_told_with_their_agent(start: Start, tmp_path: Path, world: str, bits: int, message: str) -> None:
+    trainer = RawTrainer(tmp_path, "0")
+    process = start(world, "--memory-path", trainer.path)
+    trainer.give()
+    assert trainer.wait(lambda: process.poll() is None)
+    trainer.write(len(trainer.memory) - 80, "2I", bits, bits)  # actions of the first of ten rows lie last
+    trainer.give()
+    _, told = process.communicate()
+    assert process.returncode == 1 and message in told and f"'{world}'" in told
 
 
 def test_a_file_that_the_trainer_changed_is_checked_again(start: Start, tmp_path: Path) -> None:

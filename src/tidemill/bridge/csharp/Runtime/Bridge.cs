@@ -37,16 +37,13 @@ namespace Tidemill
             trainer = new Trainer(path);
             try
             {
-                image = Image.Open(path);
                 trainer.Announce();
+                image = Image.Open(path);
             }
             catch
             {
+                trainer.Remove(false);
                 trainer.Dispose();
-                if (image != null)
-                {
-                    image.Dispose();
-                }
                 throw;
             }
         }

@@ -31,7 +31,7 @@ namespace Tidemill
                 {
                     return new Image3(file, third);
                 }
-                if (first == file.Length && second == 0)
+                if (second == 0)
                 {
                     return new Image0(file);
                 }
