@@ -42,7 +42,6 @@ namespace Tidemill
             }
             catch
             {
-                trainer.Remove(false);
                 trainer.Dispose();
                 throw;
             }
@@ -134,9 +133,9 @@ namespace Tidemill
             {
                 command = AnyRequests() ? Swap() : Idle();
             }
-            catch (BridgeException error)
+            catch (BridgeException error) when (image != null)
             {
-                End(error.Message, false);
+                Close(error.Message);
                 throw;
             }
             switch (command)
@@ -169,7 +168,7 @@ namespace Tidemill
         {
             if (image != null)
             {
-                End("this simulator has closed the bridge", false);
+                Close("this simulator has closed the bridge");
             }
         }
 
@@ -264,29 +263,38 @@ namespace Tidemill
 
         private Command TrainerClosed()
         {
-            End("the trainer has closed the bridge", true);
+            if (!trainer.Tidies)
+            {
+                image.Delete();
+            }
+            Leave("the trainer has closed the bridge");
             return Command.Close;
         }
 
         private Command TrainerDied()
         {
-            End("the trainer has died", true);
-            return Command.Close;
-        }
-
-        /// <summary>Leave the trainer: tell it, or remove the files where it has left first.</summary>
-        private void End(string reason, bool trainerLeft)
-        {
-            if (trainerLeft)
+            if (!trainer.Tidies)
             {
                 image.Delete();
             }
             else
             {
-                image.Close();
-                image.Dispose();
+                trainer.RemoveDead();
             }
-            trainer.Remove(trainerLeft);
+            Leave("the trainer has died");
+            return Command.Close;
+        }
+
+        /// <summary>Tell the trainer that nothing more comes.</summary>
+        private void Close(string reason)
+        {
+            image.Close();
+            Leave(reason);
+        }
+
+        private void Leave(string reason)
+        {
+            image.Dispose();
             trainer.Dispose();
             image = null;
             trainer = null;

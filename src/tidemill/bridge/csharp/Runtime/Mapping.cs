@@ -150,6 +150,10 @@ namespace Tidemill
 
         public void Dispose()
         {
+            if (start == IntPtr.Zero)
+            {
+                return;
+            }
             start = IntPtr.Zero;
             view.Dispose();
             file.Dispose();

@@ -2,6 +2,7 @@ using System;
 using System.Diagnostics;
 using System.IO;
 using System.Text;
+using System.Threading;
 
 namespace Tidemill
 {
@@ -16,6 +17,7 @@ namespace Tidemill
         private readonly int parent = Native.Parent();
         private int trainerLock = -1;
         private int ownLock = -1;
+        private bool announced;
 
         /// <summary>Whether it wakes this process at each hand-over.</summary>
         public bool Wakes { get; }
@@ -35,26 +37,54 @@ namespace Tidemill
             {
                 return;
             }
+            for (int attempt = 0; !TryAnnounce(); attempt++)
+            {
+                if (attempt == 3)
+                {
+                    throw new BridgeException("Another simulator is connected to this trainer (" + mark + " is locked). End it, or start a trainer of its own for this one.");
+                }
+                Thread.Sleep(10); // others hold the lock for an instant when they look whether its owner lives
+            }
+        }
+
+        private bool TryAnnounce()
+        {
             try
             {
                 using (var stream = new FileStream(mark, FileMode.CreateNew, FileAccess.Write, FileShare.ReadWrite | FileShare.Delete))
                 {
                     Native.KeepPrivate(mark);
+                    ownLock = Native.OpenForLock(mark);
+                    if (ownLock >= 0 && !Native.TryLock(ownLock, true))
+                    {
+                        ReleaseOwn();
+                        return false;
+                    }
                     byte[] text = Encoding.ASCII.GetBytes(Process.GetCurrentProcess().Id + "\n");
-                    stream.Write(text, 0, text.Length);
+                    stream.Write(text, 0, text.Length); // whoever finds it empty knows that the lock is just being taken
                 }
+                return announced = true;
             }
             catch (IOException) when (File.Exists(mark))
             {
-                // Left by one that died, or held by one that lives: the lock tells.
+                int old = Native.OpenForLock(mark);
+                if (old < 0 || Native.TryLock(old, true))
+                {
+                    Mapping.Remove(mark); // its owner has died
+                }
+                Native.CloseLock(old);
+                return false;
             }
-            ownLock = Native.OpenForLock(mark);
-            if (ownLock >= 0 && !Native.TryLock(ownLock, true))
+            catch (Exception error) when (error is IOException || error is UnauthorizedAccessException)
             {
-                Native.CloseLock(ownLock);
-                ownLock = -1;
-                throw new BridgeException("Another simulator is connected to this trainer (" + mark + " is locked). End it, or start a trainer of its own for this one.");
+                throw new BridgeException("The file " + mark + " cannot be made: " + error.Message, error);
             }
+        }
+
+        private void ReleaseOwn()
+        {
+            Native.CloseLock(ownLock);
+            ownLock = -1;
         }
 
         public bool Alive()
@@ -96,24 +126,36 @@ namespace Tidemill
             }
         }
 
-        /// <summary>Remove this simulator's mark and, where the trainer has ended, the trainer's.</summary>
-        public void Remove(bool ended)
+        /// <summary>Whether the trainer removes the memory files itself when it closes.</summary>
+        public bool Tidies { get { return Wakes; } }
+
+        /// <summary>Remove what a trainer that died has left: the folder, where it made one of its own. Elsewhere the next trainer does it.</summary>
+        public void RemoveDead()
         {
-            if (ownLock >= 0 || (Wakes && ended))
+            string folder = Path.GetDirectoryName(mark);
+            if (!Path.GetFileName(folder).StartsWith("tidemill-", StringComparison.Ordinal))
             {
-                Mapping.Remove(mark);
+                return;
             }
-            if (Wakes && ended)
+            try
             {
-                Mapping.Remove(trainerMark);
+                Directory.Delete(folder, true);
+            }
+            catch (Exception error) when (error is IOException || error is UnauthorizedAccessException)
+            {
+                // The next trainer tries again.
             }
         }
 
         public void Dispose()
         {
+            if (announced)
+            {
+                Mapping.Remove(mark);
+            }
             Native.CloseLock(trainerLock);
-            Native.CloseLock(ownLock);
-            trainerLock = ownLock = -1;
+            trainerLock = -1;
+            ReleaseOwn();
         }
     }
 }
