@@ -6,6 +6,8 @@ namespace Tidemill
     /// <summary>What an agent tells with a request; it can be set until the next exchange. All calls return the request, so that they chain.</summary>
     public readonly struct Request
     {
+        private const int Few = 16; // floats that are copied sooner than the runtime's copying is called
+
         private readonly World world;
         private readonly Rows rows;
         private readonly int row;
@@ -35,7 +37,7 @@ namespace Tidemill
             {
                 throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " has " + size + " values, not " + values.Length + ".");
             }
-            Buffer.BlockCopy(values, 0, rows.Observations[k], 4 * row * size, 4 * size);
+            Copy(values, 0, rows.Observations[k], row * size, size);
             return this;
         }
 
@@ -48,7 +50,7 @@ namespace Tidemill
                 throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " needs " + size + " values from " + first
                     + " on; the array has " + values.Length + ".");
             }
-            Buffer.BlockCopy(values, 4 * first, rows.Observations[k], 4 * row * size, 4 * size);
+            Copy(values, first, rows.Observations[k], row * size, size);
             return this;
         }
 
@@ -86,6 +88,19 @@ namespace Tidemill
                 rows.Masks[start + action] = forbidden[action] ? (byte)1 : (byte)0;
             }
             return this;
+        }
+
+        private static void Copy(float[] source, int first, float[] target, int targetFirst, int count)
+        {
+            if (count > Few)
+            {
+                Buffer.BlockCopy(source, 4 * first, target, 4 * targetFirst, 4 * count);
+                return;
+            }
+            for (int i = 0; i < count; i++)
+            {
+                target[targetFirst + i] = source[first + i];
+            }
         }
 
         private void CheckOpen()

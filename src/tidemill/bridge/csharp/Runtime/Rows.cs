@@ -36,17 +36,27 @@ namespace Tidemill
             return Interlocked.Increment(ref Count) - 1;
         }
 
-        /// <summary>Begin a row with nothing in it of the exchange before.</summary>
+        /// <summary>Begin a row; all else in it is zero.</summary>
         public void Begin(int row, int agentId, byte interrupted)
         {
             Ids[row] = agentId;
             Interrupted[row] = interrupted;
-            Rewards[row] = 0;
-            for (int k = 0; k < observationSizes.Length; k++)
+        }
+
+        /// <summary>Leave nothing for the next exchange.</summary>
+        public void Clear()
+        {
+            int rows = Count;
+            Count = 0;
+            Array.Clear(Rewards, 0, rows);
+            for (int k = 0; k < Observations.Length; k++)
             {
-                Array.Clear(Observations[k], row * observationSizes[k], observationSizes[k]);
+                Array.Clear(Observations[k], 0, rows * observationSizes[k]);
             }
-            Array.Clear(Masks, row * maskSize, maskSize);
+            if (maskSize > 0)
+            {
+                Array.Clear(Masks, 0, rows * maskSize);
+            }
         }
     }
 }

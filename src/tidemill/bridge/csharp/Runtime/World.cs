@@ -175,8 +175,8 @@ namespace Tidemill
 
         private void DropRequests()
         {
-            Decisions.Count = 0;
-            Ends.Count = 0;
+            Decisions.Clear();
+            Ends.Clear();
             requested = 0;
             Exchanges++;
         }
