@@ -1,4 +1,4 @@
-// Generated from tidemill/bridge/tables.py by `python -m tidemill.bridge.generate`. Do not edit.
+// Made by `python -m tidemill.bridge.generate` from src/tidemill/bridge/tables.py. Do not edit.
 namespace Tidemill
 {
     internal static class Layout
@@ -11,6 +11,9 @@ namespace Tidemill
         public const int CommandClose = 3;
         public const int NameSize = 64;
         public const int MaxName = 63;
+        public const string Digest0 = "b08a2094";
+        public const string Digest030 = "6b98c0a3";
+        public const string Digest032 = "9fcd733b";
 
         internal static class V0
         {
@@ -19,8 +22,10 @@ namespace Tidemill
             public const int Turn = 8;
             public const int Command = 9;
             public const int SideCapacity = 10;
+            public const int SideBase = 14;
             public const int SideLength = 14;
             public const int SideData = 18;
+            public const int HeaderSize = 22;
             public const int EmptySize = 22;
         }
 
@@ -37,6 +42,8 @@ namespace Tidemill
             public const int SideBytes = 20;
             public const int RlBytes = 24;
             public const int Query = 28;
+            public const int HeaderSize0 = 28;
+            public const int HeaderSize2 = 29;
         }
     }
 }
