@@ -1,17 +1,17 @@
 """The simulator's end in C#, compiled with Mono: the same behaviour as the others' (test by test), and what is its own."""
 
-import os
-import shutil
+import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import numpy as np
 import psutil
 import pytest
-from tests.bridge.raw import RawTrainer
+from tests.bridge.conftest import Build
+from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
 from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics, Uniform
 from tidemill.bridge.simulator import Simulator
@@ -20,7 +20,6 @@ from tidemill.core.errors import PeerLost, SimulatorError
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"
 LAYOUTS = ("0", "0.3.0", "0.3.2")
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="session")
@@ -37,19 +36,11 @@ def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: 
 
 
 @pytest.fixture
-def start(built: Path) -> Iterator[Start]:
-    """Start a program of `built`; what still runs at the end of the test is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def begin(name: str, *arguments: object) -> "subprocess.Popen[str]":
-        words = [built / name, *map(str, arguments)]
-        running.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return running[-1]
-
-    yield begin
-    for process in running:
-        process.kill()
-        process.communicate()
+def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RawTrainer]:
+    """A trainer by the letter of a layout, "0" unless the test is parametrized."""
+    made = RawTrainer(tmp_path, getattr(request, "param", "0"))
+    yield made
+    made.close()
 
 
 def output(built: Path, name: str, *arguments: object) -> str:
@@ -234,15 +225,14 @@ def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) 
         assert properties.get("tick", -1) >= 2
 
 
-def test_a_trainer_of_another_make_is_served_in_naps(start: Start, tmp_path: Path) -> None:
-    trainer = RawTrainer(tmp_path, "0", marked=False)
-    process = start("trivial", "--memory-path", trainer.path)
-    for command in (1, 0, 0):
-        trainer.give(command)
-        assert trainer.wait(lambda: process.poll() is None)
-    assert not Path(f"{trainer.path}.simulator").exists()
-    trainer.give(3)
-    assert process.wait() == 0
+def test_a_trainer_of_another_make_is_served_in_naps(built: Path, tmp_path: Path) -> None:
+    trainer = RawTrainer(tmp_path, known=False)
+    trainer.start(built / "trivial")
+    for command in (RESET, 0, 0):
+        trainer.step(command)
+    assert [file.name for file in tmp_path.iterdir()] == [trainer.path.name]
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,19 +273,18 @@ HOSTILE = {
     [(layout, *row[:4], later) for layout, rows in HOSTILE.items() for row in rows for later in ((False, True) if row[4] else (False,))],
 )
 def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
-    start: Start, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
+    built: Path, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
 ) -> None:
     trainer = RawTrainer(tmp_path, layout)
     if later:
-        process = start("trivial", "--memory-path", trainer.path)
-        trainer.give()
-        assert trainer.wait(lambda: process.poll() is None)
-    trainer.write(offset, form, value)
+        trainer.start(built / "trivial")
+        trainer.step()
+    struct.pack_into(f"<{form}", trainer.head, offset, value)
     trainer.give(value if (layout, offset) == ("0", 9) else 0)
     if not later:
-        process = start("trivial", "--memory-path", trainer.path)
-    _, told = process.communicate()
-    assert process.returncode == 1 and message in told
+        trainer.start(built / "trivial")
+    code, _, told = trainer.end()
+    assert code == 1 and message in told
 
 
 @pytest.mark.parametrize(
@@ -307,92 +296,111 @@ def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
         ("corridor", 2**32 - 1, "is -1"),
     ],
 )
-def test_actions_that_cannot_be_are_told_with_their_agent(start: Start, tmp_path: Path, world: str, bits: int, message: str) -> None:
-    trainer = RawTrainer(tmp_path, "0")
-    process = start(world, "--memory-path", trainer.path)
+def test_actions_that_cannot_be_are_told_with_their_agent(built: Path, trainer: RawTrainer, world: str, bits: int, message: str) -> None:
+    trainer.start(built / world)
+    actions = trainer.step()[world].actions_at
+    struct.pack_into("<2I", trainer.body, actions, bits, bits)
     trainer.give()
-    assert trainer.wait(lambda: process.poll() is None)
-    trainer.write(len(trainer.memory) - 80, "2I", bits, bits)  # actions of the first of ten rows lie last
-    trainer.give()
-    _, told = process.communicate()
-    assert process.returncode == 1 and message in told and f"'{world}'" in told
+    code, _, told = trainer.end()
+    assert code == 1 and message in told and f"'{world}'" in told
 
 
-def test_a_file_that_the_trainer_changed_is_checked_again(start: Start, tmp_path: Path) -> None:
-    """The trainer's new file has room for a longer side channel, but lost its groups."""
-    trainer = RawTrainer(tmp_path, "0")
-    process = start("trivial", "--memory-path", trainer.path)
+def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: RawTrainer) -> None:
+    """The trainer's new file has room for a longer side channel, and groups that nobody registered."""
+    trainer.start(built / "trivial")
+    trainer.step()
+    trainer.grow(44)
+    struct.pack_into("<i", trainer.head, trainer.groups_at - 4, 2)
     trainer.give()
-    assert trainer.wait(lambda: process.poll() is None)
-    grown = bytearray(trainer.memory)
-    grown[18:18] = bytes(20)
-    grown[0:4] = len(grown).to_bytes(4, "little")
-    grown[10:14] = (24).to_bytes(4, "little")
-    grown[38:42] = (2).to_bytes(4, "little")
-    Path(f"{trainer.current}_").write_bytes(grown)
-    trainer.give(2)
-    _, told = process.communicate()
-    assert process.returncode == 1 and "2 groups" in told
+    code, _, told = trainer.end()
+    assert code == 1 and "2 groups" in told
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_trainers_death_ends_the_simulator_and_its_folder(start: Start, tmp_path: Path, layout: str) -> None:
+def test_the_trainers_death_ends_the_simulator_and_its_folder(built: Path, tmp_path: Path, layout: str) -> None:
     folder = tmp_path / "tidemill-of-a-trainer"
     folder.mkdir()
     trainer = RawTrainer(folder, layout)
-    process = start("trivial", "--memory-path", trainer.path)
-    trainer.give()
-    assert trainer.wait(lambda: process.poll() is None)
+    trainer.start(built / "trivial")
+    trainer.step()
     assert {"memory.trainer", "memory.simulator"} < {file.name for file in folder.iterdir()}
-    os.close(trainer.lock)  # as the kernel does when a process ends
+    trainer.lock.close()  # as the kernel does when a process ends
     since = time.monotonic()
-    assert process.wait() == 0
+    assert trainer.end()[0] == 0
     assert time.monotonic() - since < 5
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(start: Start, tmp_path: Path, layout: str) -> None:
-    for leaves, reason in ((lambda t: t.give(3), "closed"), (lambda t: os.close(t.lock), "died")):
-        trainer = RawTrainer(tmp_path, layout)
-        process = start("probe", "idle", "--memory-path", trainer.path)
-        trainer.give(1)
-        assert process.stdout is not None and process.stdout.readline() == "reset\n"
-        leaves(trainer)
-        told, _ = process.communicate()
-        assert process.returncode == 0 and reason in told
-        shutil.rmtree(tmp_path)
-        tmp_path.mkdir()
+@pytest.mark.parametrize("reason", ["closed", "died"])
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(built: Path, trainer: RawTrainer, reason: str) -> None:
+    trainer.start(built / "probe", "idle")
+    trainer.give(RESET)
+    assert trainer.process is not None and trainer.process.stdout is not None
+    assert trainer.process.stdout.readline() == "reset\n"
+    if reason == "closed":
+        trainer.give(CLOSE)
+    else:
+        trainer.lock.close()
+    code, told, _ = trainer.end()
+    assert code == 0 and reason in told
 
 
-def test_a_second_simulator_at_one_trainer_is_refused(start: Start, tmp_path: Path) -> None:
-    trainer = RawTrainer(tmp_path, "0.3.2")
-    first = start("trivial", "--memory-path", trainer.path)
-    trainer.give()
-    assert trainer.wait(lambda: first.poll() is None)
-    second = start("trivial", "--memory-path", trainer.path)
-    _, told = second.communicate()
-    assert second.returncode == 1 and "Another simulator" in told
-    trainer.give()
-    assert trainer.wait(lambda: first.poll() is None)
+@pytest.mark.parametrize("trainer", ["0", "0.3.2"], indirect=True)
+def test_a_second_simulator_at_one_trainer_is_refused_and_disturbs_nobody(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "trivial")
+    trainer.step()
+    second = subprocess.run([built / "trivial", "--memory-path", trainer.first], capture_output=True, text=True)
+    assert second.returncode == 1 and "Another simulator" in second.stderr
+    assert list(trainer.step()["trivial"].decisions.ids) == list(range(10))
+    assert Path(f"{trainer.first}.simulator").exists()
 
 
-def test_a_simulator_sleeps_while_the_trainer_thinks(start: Start, tmp_path: Path) -> None:
-    trainer = RawTrainer(tmp_path, "0")
-    process = start("trivial", "--memory-path", trainer.path)
-    trainer.give()
-    assert trainer.wait(lambda: process.poll() is None)
-    seen = psutil.Process(process.pid)
+def test_the_mark_of_a_simulator_that_died_is_taken_over(built: Path, trainer: RawTrainer) -> None:
+    mark = Path(f"{trainer.first}.simulator")
+    mark.write_text("1\n")
+    trainer.start(built / "trivial")
+    trainer.step()
+    assert trainer.process is not None and mark.read_text() == f"{trainer.process.pid}\n"
+    assert mark.stat().st_mode & 0o777 == trainer.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_simulator_sleeps_while_the_trainer_thinks(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "trivial")
+    trainer.step()
+    assert trainer.process is not None
+    seen = psutil.Process(trainer.process.pid)
     before = sum(seen.cpu_times()[:2])
     time.sleep(1)
     assert sum(seen.cpu_times()[:2]) - before < 0.2
 
 
-def test_a_deadline_that_was_set_is_told(start: Start, tmp_path: Path) -> None:
-    trainer = RawTrainer(tmp_path, "0")
-    process = start("probe", "deadline", "--memory-path", trainer.path)
-    _, told = process.communicate()
-    assert process.returncode == 3 and told.startswith("DeadlineException: ")
+def test_a_deadline_that_was_set_is_told(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "probe", "deadline")
+    code, _, told = trainer.end()
+    assert code == 3 and told.startswith("DeadlineException: ")
+
+
+@pytest.mark.parametrize("world", ["reach", "corridor"])
+def test_worlds_in_c_and_in_csharp_tell_the_same_for_the_same_actions(built: Path, native: Build, world: str) -> None:
+    def played(program: Path) -> list[list[float]]:
+        rng = np.random.default_rng(3)
+        told = []
+        with Simulator(program, ["--seed", "5"]) as simulator:
+            simulator.reset()
+            for _ in range(120):
+                parts = simulator.get_steps(world)
+                for rows in parts:
+                    told += [[*row] for row in sorted(zip(rows.agent_id.tolist(), rows.reward.tolist(), *rows.obs[0].T.tolist(), strict=True))]
+                for agent in sorted(parts[0].agent_id.tolist()):
+                    action = ActionTuple(rng.uniform(-1, 1, 2).astype(np.float32), rng.integers(0, 2, 2, np.int32))
+                    only = ActionTuple(action.continuous) if world == "reach" else ActionTuple(discrete=action.discrete)
+                    simulator.set_action_for_agent(world, agent, only)
+                simulator.step()
+        return told
+
+    first, second = played(built / world), played(native(world))
+    assert len(first) > 300 and first == second
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

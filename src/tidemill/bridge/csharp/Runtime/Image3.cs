@@ -71,7 +71,7 @@ namespace Tidemill
         {
             this.header = header;
             hybrid = bug == 2;
-            if (header.Length < (hybrid ? Layout.V3.Query + 1 : Layout.V3.RlBytes + 4))
+            if (header.Length < (hybrid ? Layout.V3.HeaderSize2 : Layout.V3.HeaderSize0))
             {
                 throw new CorruptMemoryException("The header " + header.Path + " of layout 0.3." + bug + " has " + header.Length + " bytes, which is too short.");
             }

@@ -10,7 +10,7 @@ namespace Tidemill
     /// </summary>
     internal sealed class Turns
     {
-        private const long LongestSpin = 100; // microseconds
+        private const long LongestSpin = 300; // microseconds
         private const int RarestTrial = 4096; // a spin that did not pay is tried again after so many waits at most
         private const long ShortestNap = 50000; // nanoseconds
         private const long LongestNap = 1000000;

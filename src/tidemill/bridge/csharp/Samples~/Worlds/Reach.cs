@@ -51,7 +51,8 @@ namespace Tidemill.Samples
 
         private void ReadSpeed()
         {
-            speed = Clip(Parameters.Get("speed", 0.1f), 0.01, 1);
+            float given = Parameters.Get("speed", float.NaN);
+            speed = float.IsNaN(given) ? 0.1 : Clip(given, 0.01, 1); // not 0.1f, which is another number
         }
 
         protected override void Tick()
