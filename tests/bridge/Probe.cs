@@ -116,7 +116,7 @@ public static class Probe
             cube[i] = 1000 * tick + 10 * id + i + 0.2f;
         }
         Marshal.Copy(cube, 0, native, 8);
-        request.SetReward(tick + id / 100f).SetObservation(0, last).SetObservation(1, values, 2).SetObservation(2, native);
+        request.SetReward(tick + id / 100f).SetObservation(0, last).SetObservation(1, values, 2).SetObservationPointer(2, native);
     }
 
     /// <summary>World "w0" from the start, and one more at each exchange, until there are as many as asked for; then it goes on.</summary>

@@ -19,19 +19,23 @@ from tidemill.bridge.specs import ActionTuple
 from tidemill.core.errors import PeerLost, SimulatorError
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"
+PAGE = Path(__file__).parents[2] / "docs" / "simulators-csharp.md"
 LAYOUTS = ("0", "0.3.0", "0.3.2")
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: str) -> Path:
-    """The folder with the sample worlds and the tests' probe as programs."""
+    """The folder with the sample worlds, the tests' probe and the page's example as programs."""
     folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run([PACKAGE / "Build~" / "build.sh", folder], check=True)
-    probe = Path(__file__).with_name("Probe.cs")
-    subprocess.run([csharp_compiler, "-langversion:7.2", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/probe.exe", probe], check=True)
-    starter = folder / "probe"
-    starter.write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/probe.exe" "$@"\n')
-    starter.chmod(0o755)
+    subprocess.run(["sh", PACKAGE / "Build~" / "build.sh", folder], check=True)
+    game = folder / "Game.cs"
+    game.write_text(PAGE.read_text().split("```csharp\n")[1].split("```")[0])
+    for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
+        subprocess.run(
+            [csharp_compiler, "-langversion:7.2", "-warnaserror", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/{name}.exe", source], check=True
+        )
+        (folder / name).write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/{name}.exe" "$@"\n')
+        (folder / name).chmod(0o755)
     return folder
 
 
@@ -67,6 +71,19 @@ def test_sample_worlds_run_on_their_heuristic_without_a_trainer(built: Path, wor
     assert float(words[2]) == pytest.approx(mean, abs=0.02)
     assert int(words[4]) >= 200
     assert output(built, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
+
+
+def test_the_example_of_the_page_runs(built: Path) -> None:
+    assert output(built, "game") == ""  # no trainer, and no action yet
+    parameters, statistics = EnvironmentParameters(), Statistics()
+    parameters.set("gravity", 1.5)
+    with Simulator(built / "game", channels=Channels([parameters, statistics])) as simulator:
+        simulator.reset()
+        decisions, terminals = simulator.get_steps("walkers")
+        assert list(decisions.agent_id) == [7] and list(terminals.agent_id) == [8] and decisions.obs[1].shape == (1, 8, 8, 1)
+        assert decisions.obs[0].tolist() == [[1, 2, 3]] and decisions.reward[0] == 0.5 and terminals.reward[0] == 1
+        simulator.step()
+        assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
 
 
 def scripted(name: str, seen: np.ndarray) -> ActionTuple:

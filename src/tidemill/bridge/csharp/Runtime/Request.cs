@@ -55,7 +55,7 @@ namespace Tidemill
         }
 
         /// <summary>Observation `k` from native memory (an engine's array of floats), copied at once; it must hold as many floats as the shape has.</summary>
-        public Request SetObservation(int k, IntPtr values)
+        public Request SetObservationPointer(int k, IntPtr values)
         {
             int size = CheckObservation(k);
             Marshal.Copy(values, rows.Observations[k], row * size, size);

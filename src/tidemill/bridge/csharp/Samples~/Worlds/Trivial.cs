@@ -33,7 +33,7 @@ namespace Tidemill.Samples
             {
                 for (int agent = 0; agent < world.MaxAgents; agent++)
                 {
-                    world.RequestDecision(agent).SetObservation(0, seen);
+                    world.RequestDecision(agent).SetObservationPointer(0, seen);
                 }
             }
         }
