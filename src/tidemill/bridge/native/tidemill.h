@@ -42,15 +42,7 @@ extern "C" {
 #endif
 
 /* BEGIN GENERATED */
-#define TM0_FILE_LENGTH 0
-#define TM0_VERSION 4
-#define TM0_TURN 8
-#define TM0_COMMAND 9
-#define TM0_SIDE_CAPACITY 10
-#define TM0_SIDE_LENGTH 14
-#define TM0_SIDE_DATA 18
-#define TM0_SIDE_BASE 14
-#define TM0_HEADER_SIZE 22
+/* by `python -m tidemill.bridge.generate` from src/tidemill/bridge/tables.py */
 #define TM_TURN_TRAINER 0
 #define TM_TURN_SIMULATOR 1
 #define TM_COMMAND_STEP 0
@@ -59,6 +51,16 @@ extern "C" {
 #define TM_COMMAND_CLOSE 3
 #define TM_NAME_SIZE 64
 #define TM_MAX_NAME 63
+#define TM0_FILE_LENGTH 0
+#define TM0_VERSION 4
+#define TM0_TURN 8
+#define TM0_COMMAND 9
+#define TM0_SIDE_CAPACITY 10
+#define TM0_SIDE_BASE 14
+#define TM0_SIDE_LENGTH 14
+#define TM0_SIDE_DATA 18
+#define TM0_HEADER_SIZE 22
+#define TM0_EMPTY_SIZE 22
 #define TM3_MAJOR 0
 #define TM3_MINOR 4
 #define TM3_BUG 8
@@ -72,6 +74,9 @@ extern "C" {
 #define TM3_QUERY 28
 #define TM3_HEADER_SIZE_0 28
 #define TM3_HEADER_SIZE_2 29
+#define TM_DIGEST_0 "b08a2094"
+#define TM_DIGEST_0_3_0 "6b98c0a3"
+#define TM_DIGEST_0_3_2 "9fcd733b"
 /* END GENERATED */
 
 /* What calls return: 0 or more is good, less is an error that tm_error() describes. */
