@@ -107,10 +107,9 @@ class Crowd:
         seats, new = self.seats.seat(decisions.agent_id, ended)
         if seats is not self.asking:
             self.asking, self._rows = seats, self._rows_of(seats)
-        again = np.intersect1d(ended, seats) if len(ended) and new.any() else ended[:0]
-        if len(again):
-            self._restart(again, ticks, same_step)
         fresh = new.any()
+        if fresh and len(ended) and len(again := ended[self.seats.taken[ended]]):
+            self._restart(again, ticks, same_step)
         for place, which, rows in self._rows:
             tick = ticks[place.tick]
             tick.present[rows] = True
