@@ -180,6 +180,18 @@ class Napping(Simulator):
         self.world.request_decision(0).set_observation(0, [t])
 
 
+class Deaf(Simulator):
+    """Hangs in exchange 3, and hears nothing any more."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t == 3:
+            time.sleep(600)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
 class NotANumber(Simulator):
     """An observation is NaN in exchange 3."""
 
@@ -214,6 +226,7 @@ class Single(Simulator):
 
 if __name__ == "__main__":
     kinds = {
-        kind.__name__.lower(): kind for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, NotANumber, Single)
+        kind.__name__.lower(): kind
+        for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single)
     }
     kinds[KIND]().run()

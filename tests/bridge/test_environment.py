@@ -309,6 +309,18 @@ def test_an_editor_is_one_lane():
     assert SimulatorEnvironment().single and not simulator("rich").single
 
 
+def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
+    before = {child.pid for child in psutil.Process().children()}
+    with Played(simulator("deaf")) as played:
+        played.play(3)
+        played.environment.send(played.actions, np.zeros(1, bool))
+        assert not played.environment.ready()
+    assert {child.pid for child in psutil.Process().children()} <= before
+    with Played(simulator("deaf", deadline=1.0, restarts=1)) as played:
+        told = [played.tick()[0].truncated.tolist() for _ in range(6)]
+        assert told == [[False], [False], [False], [True], [False], [False]]
+
+
 def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypatch):
     """Somebody presses play once the trainer waits: the world finds it without being told where, and a second trainer is refused."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -35,6 +35,7 @@ from tidemill.core.schema import Arrays
 from tidemill.core.tally import Tally, Told
 
 PATIENCE = 0.0005  # seconds that `ready` sleeps for an answer before a thread does; most come sooner, and a thread's waking costs more than they do
+CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
 MOST_EMPTY = 10_000  # exchanges in a row in which no agent of a lane asks for a decision, at the begin of its episodes
 SEEDS = 1 << 24  # a seed travels as a float32
 
@@ -234,9 +235,9 @@ class Lane:
         """End the simulator."""
         self._closed = True
         if self._simulator is not None:
-            self._simulator.close()
+            self._simulator.close(CLOSE_SECONDS)
         elif self._starting is not None and self._starting.done() and self._starting.exception() is None:
-            self._starting.result().close()
+            self._starting.result().close(CLOSE_SECONDS)
 
 
 class SimulatorLanes(Environment):

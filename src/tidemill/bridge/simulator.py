@@ -209,12 +209,15 @@ class Simulator:
             memory = self._open()
             self._exchanges += 1
             self._take(memory)
+        except DeadlineError:
+            self.close(0.0)  # it had its time
+            raise
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Tell the simulator, wait for its end (and end it after 5 s), and remove the files. Does nothing the second time."""
+    def close(self, grace: float = _GRACE) -> None:
+        """Tell the simulator, wait for its end (and end it after `grace` seconds), and remove the files. Does nothing the second time."""
         memory, self._memory = self._memory, None
         if self._closed:
             return
@@ -224,7 +227,7 @@ class Simulator:
             with contextlib.suppress(SimulatorError):
                 memory.hand_over(CLOSE)
         if self._process is not None:
-            self._process.end(_GRACE)
+            self._process.end(grace)
         if memory is not None:
             memory.close()
         if self._watch is not None:
