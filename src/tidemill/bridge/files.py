@@ -238,7 +238,12 @@ def _sweep(root: Path, prefix: str) -> None:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
                 continue
-            if (folder / f"memory{TRAINER_SUFFIX}").exists():
-                Meeting(folder / "memory", folder).leave()
+            watch = Watch.find(folder / f"memory{TRAINER_SUFFIX}")
+            if watch is not None:
+                dead = not watch.alive()
+                watch.close()
+                if dead:
+                    Meeting(folder / "memory", folder).leave()
             elif time.time() - about.st_mtime > _YOUNG:
+                (folder / f"memory{TRAINER_SUFFIX}").unlink(missing_ok=True)
                 folder.rmdir()
