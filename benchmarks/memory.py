@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from tidemill import Actors, AgentSpec, Experiment, PolicyWorkers
-from tidemill.envs.resolve import environment_from
 from tidemill.run.presets import experiment_for
+from tidemill.run.resolve import environment_from
 
 
 def served(name: str) -> Experiment:

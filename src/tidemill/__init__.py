@@ -30,6 +30,7 @@ from tidemill.api.curriculum import Stage
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.errors import TidemillError
 from tidemill.core.query import Query
 from tidemill.envs.atari import Atari
@@ -94,6 +95,7 @@ __all__ = [
     "Returns",
     "Sample",
     "Scripted",
+    "SimulatorEnvironment",
     "Stage",
     "Tick",
     "TidemillError",

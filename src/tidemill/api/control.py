@@ -1,6 +1,7 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`, `Statistics`, `Episodes`, `Measured`, `Relay`, `Notice`.
+Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`, `Statistics`, `Episodes`, `Measured`, `Tallied`,
+`Relay`, `Notice`.
 """
 
 import enum
@@ -11,6 +12,7 @@ import msgspec
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
+from tidemill.core.tally import Told
 
 
 class State(enum.StrEnum):
@@ -129,6 +131,12 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float]
 
 
+class Tallied(msgspec.Struct, frozen=True, tag=True):
+    """What environments measured by themselves since the last message (see `Environment.statistics`)."""
+
+    values: dict[str, Told]
+
+
 class Relay(msgspec.Struct, frozen=True, tag=True):
     """The message is for the trainer of `policy`."""
 
@@ -143,7 +151,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
-Up = Status | Statistics | Episodes | Measured | Relay | Notice
+Up = Status | Statistics | Episodes | Measured | Tallied | Relay | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

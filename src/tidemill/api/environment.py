@@ -23,6 +23,7 @@ from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays, Field, Schema, allocate
+from tidemill.core.tally import Told
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Environment(ABC):
     lanes         L
     same_step     a finished lane begins its next episode within the tick that ends it (two rows in a tick)
     resets_any    any lane can be reset at any time; False for environments that reset a finished lane by themselves on the next tick
+    independent   each agent's episodes begin and end by themselves, so that a lane has none of its own
     info          schema of the environment's own episode statistics, {} when it has none
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
     """
@@ -89,6 +91,7 @@ class Environment(ABC):
     lanes: int
     same_step: bool = False
     resets_any: bool = True
+    independent: bool = False
     info: Mapping[str, Field] = {}
     max_episode_steps: int = 0
 
@@ -120,6 +123,11 @@ class Environment(ABC):
         """Hand `options` (plain data, see `Stage`) to each lane's resets from now on. Raises `ConfigError` where resets take none."""
         raise ConfigError(f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use an environment whose do")
 
+    def statistics(self) -> dict[str, Told]:
+        """Return what the environment measured since the last call, besides rewards and episodes: by name, as `Tally.take` gives it. They become
+        the run's metrics ``environment/NAME``. Most have none."""
+        return {}
+
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0 as [height, width, 3] uint8, or None when the environment has no picture."""
         return None
@@ -127,6 +135,11 @@ class Environment(ABC):
 
 class EnvironmentConfig(Config):
     """Family of environments: how to build one."""
+
+    @property
+    def single(self) -> bool:
+        """There is one of it and no more, which is not built twice (an editor that is open): it has one lane, and nothing is tried out in it."""
+        return False
 
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""

@@ -1,12 +1,10 @@
 """The command line."""
 
 import sys
-from collections.abc import Callable
-from functools import wraps
 from inspect import isfunction, signature
 from pathlib import Path
 from traceback import extract_tb
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,6 +15,8 @@ from rich.text import Text
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
+from tidemill.cli.friendly import friendly
+from tidemill.cli.simulator import simulator
 from tidemill.core.config import set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
@@ -30,23 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-P = ParamSpec("P")
-
-
-def friendly(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that users can mend into one message and status 1."""
-
-    @wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except TidemillError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
-
-    return wrapped
+app.add_typer(simulator, name="simulator")
 
 
 def pairs(what: str, items: list[str]) -> dict[str, str]:
@@ -69,11 +53,11 @@ def _json(text: str) -> Any:
 
 def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | None]:
     """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
-    from tidemill.envs.resolve import environment_from
     from tidemill.run.presets import experiment_for
+    from tidemill.run.resolve import environment_from, is_named
 
     source, colon, _ = what.rpartition(":")
-    if colon and source.endswith(".py") and not what.startswith("pettingzoo:"):
+    if colon and source.endswith(".py") and not is_named(what):
         made = load_attribute(what, "experiment")
         try:
             experiment = made() if callable(made) else made
@@ -324,9 +308,9 @@ def check_env(
 
 def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig]:
     """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
-    from tidemill.envs.resolve import environment_from
+    from tidemill.run.resolve import environment_from, is_named
 
-    if what.rpartition(":")[0].endswith(".py") and not what.startswith("pettingzoo:"):
+    if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")
         if isfunction(made) and not signature(made).parameters:
             made = made()

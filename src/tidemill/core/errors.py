@@ -8,6 +8,9 @@ TidemillError
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
 ├── DatabaseError      a parameter database that is damaged, or cannot be written
 │   └── VersionGone    a version that it does not hold (any more)
+├── SimulatorError     a simulator that cannot start, or does not do its part
+│   ├── ImageError     what it wrote into the shared memory cannot be
+│   └── PeerLost       the other end of the bridge died or closed
 └── RunError           a run that cannot start or ended in failure
 """
 
@@ -45,6 +48,18 @@ class DatabaseError(TidemillError):
 
 class VersionGone(DatabaseError):
     """The parameter database does not hold the version or tag that was asked for: it was collected, or never pushed."""
+
+
+class SimulatorError(TidemillError):
+    """A simulator, or its trainer, cannot be started or joined, or does not do its part."""
+
+
+class ImageError(SimulatorError):
+    """What lies in the shared memory cannot be: a length, count or offset that does not fit, or another version."""
+
+
+class PeerLost(SimulatorError):
+    """The other end of the bridge died, or closed."""
 
 
 class RunError(TidemillError):

@@ -34,12 +34,12 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
     Checks that need what has failed before them are left out. No finding is of level "fail" when the environment can be trained on.
     """
     try:
-        environment = config.build(2, seed)
+        environment = config.build(1 if config.single else 2, seed)
     except Exception as error:
         return [Finding("build", "fail", _said(error), "" if isinstance(error, ConfigError) else "see the error that its constructor raised")]
     try:
         play = Play(environment, seed)
-        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), 2 lanes")]
+        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), {environment.lanes} lane{'s' * (environment.lanes > 1)}")]
         for group in play.groups:
             findings += _spaces([environment.agents[index] for index in group])
         findings += _play(play, seconds)
@@ -47,7 +47,7 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
         environment.close()
     if isinstance(config, Gymnasium):
         findings.append(_dtype(config, seed))
-    if not any(finding.level == "fail" for finding in findings):
+    if not config.single and not any(finding.level == "fail" for finding in findings):
         findings += [_determinism(config, seed, seconds), _speed(config, seed, seconds)]
     return findings
 
@@ -55,7 +55,8 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
 class Play:
     """Plays an environment with random actions and keeps the rules of the contract, as an actor would.
 
-    `over` is [L, A] per group: seats whose episode is finished and whose next one has not begun.
+    `over` is [L, A] per group: seats whose episode is finished and whose next one has not begun. `episodes` and `longest` are of lanes or, where
+    these have none, of seats.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
@@ -80,6 +81,7 @@ class Play:
         self.reset = np.ones(lanes, np.bool_)
         self.lengths = np.zeros(lanes, np.int64)  # of the episodes under way
         self.longest, self.episodes = 0, 0
+        self._seat_lengths = [np.zeros((lanes, len(group)), np.int64) for group in self.groups]  # the same of seats, where they are independent
         self.spent = 0.0  # seconds in the environment
 
     def tick(self, force: NDArray[np.bool_] | None = None) -> None:
@@ -104,17 +106,31 @@ class Play:
             time.sleep(0.0005)
         self.environment.recv(self.ticks)
         self.spent += time.perf_counter() - began
-        self.episodes += finished if self.lengths.any() else 0
-        self.lengths[self.reset] = 0
-        self.lengths[~self.reset] += 1
-        restarted = np.logical_or.reduce([t.restarted.reshape(lanes, -1).any(axis=1) for t in self.ticks])
-        self.episodes += int(restarted.sum())
-        self.longest = max(self.longest, int(self.lengths.max()))
-        self.lengths[restarted] = 0
+        if self.environment.independent:
+            self._count_seats()
+        else:
+            self._count_lanes(finished)
         for over, tick in zip(self.over, self.ticks, strict=True):
             ends = tick.done | tick.truncated
             over |= ends.reshape(over.shape)
             over &= ~((tick.present & ~ends) | tick.restarted).reshape(over.shape)
+
+    def _count_lanes(self, finished: int) -> None:
+        self.episodes += finished if self.lengths.any() else 0
+        self.lengths[self.reset] = 0
+        self.lengths[~self.reset] += 1
+        restarted = np.logical_or.reduce([t.restarted.reshape(len(self.reset), -1).any(axis=1) for t in self.ticks])
+        self.episodes += int(restarted.sum())
+        self.longest = max(self.longest, int(self.lengths.max()))
+        self.lengths[restarted] = 0
+
+    def _count_seats(self) -> None:
+        for lengths, over, tick in zip(self._seat_lengths, self.over, self.ticks, strict=True):
+            ends = (tick.done | tick.truncated).reshape(over.shape)
+            lengths += ~over
+            self.episodes += int(ends.sum())
+            self.longest = max(self.longest, int(lengths.max()))
+            lengths[ends] = 0
 
 
 def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
@@ -216,6 +232,8 @@ def _play(play: Play, seconds: float) -> list[Finding]:
 
 
 def _autoreset(environment: Environment) -> str:
+    if environment.independent:
+        return "agents begin their episodes by themselves"
     if environment.same_step:
         return "finished lanes begin again in the same tick, and tell their final observation"
     return "lanes are reset when told" if environment.resets_any else "finished lanes begin again on the next tick"

@@ -22,6 +22,7 @@ from tidemill.api.control import (
     State,
     Statistics,
     Status,
+    Tallied,
     pack,
     unpack_up,
 )
@@ -296,6 +297,8 @@ class Controller:
                     self._advance()
             case Episodes():
                 self.progress.count_episodes(message.returns, message.stage)
+            case Tallied():
+                self.progress.told.merge(message.values)
             case Relay(policy=policy):
                 for other, told in self.members.items():
                     if any((port.stream, port.role) == (policy, "publish") for port in told.config.ports()):

@@ -80,7 +80,9 @@ class Player:
         self._reset = np.ones(lanes, np.bool_)
         self._lane_steps = np.zeros(lanes, np.int64)
         self.episodes = np.zeros(lanes, np.int64)
-        """Finished episodes of each lane."""
+        """Finished episodes of each lane: of the environment or, where they are independent, of its agents, as many as have ended of those that
+        began first."""
+        self._begun = np.zeros(lanes, np.int64)
         self.steps = 0
         """Steps of all lanes; resets are none."""
 
@@ -107,9 +109,12 @@ class Player:
         over = np.logical_and.reduce([seats.over() for seats in self._seats])
         if not environment.same_step:  # a lane goes on when somebody begins in the tick in which all others finish
             over &= ~np.logical_or.reduce([seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)])
-        self.episodes += over & ~reset
+        if not environment.independent:
+            self.episodes += over & ~reset
         for seats, tick in zip(self._seats, self._ticks, strict=True):
-            seats.begin(tick, self.episodes)
+            seats.begin(tick, self._begun if environment.independent else self.episodes, environment.independent)
+        if environment.independent:
+            self.episodes = np.minimum.reduce([self._begun, *(seats.oldest() for seats in self._seats)])
         self._reset = np.logical_and.reduce([seats.over() for seats in self._seats])
         if environment.same_step:
             self._lane_steps[over] = 0
@@ -158,14 +163,25 @@ class _Seats:
         any_of_lane: NDArray[np.bool_] = np.logical_or.reduce(begins.reshape(-1, self.agents), axis=1)
         return any_of_lane
 
-    def begin(self, tick: Tick, episodes: NDArray[np.int64]) -> None:
-        """Begin the episodes that this tick begins, and ask for the next actions."""
+    def oldest(self) -> NDArray[np.int64]:
+        """Return [L]: the first of the episodes that are open, by number; a large one where none is."""
+        large = np.iinfo(np.int64).max
+        oldest: NDArray[np.int64] = np.minimum.reduce(np.where(self.finished, large, self.episode).reshape(-1, self.agents), axis=1)
+        return oldest
+
+    def begin(self, tick: Tick, episodes: NDArray[np.int64], independent: bool) -> None:
+        """Begin the episodes that this tick begins, and ask for the next actions. `episodes` has the number of each lane's episode or, where they are
+        `independent`, of that which the next agent of the lane begins."""
         present = tick.present & (~self._final | tick.restarted)
         begins = present & self.finished
         if begins.any():
             self.finished[begins] = False
             self._return[begins] = self._length[begins] = 0
             self.episode[begins] = episodes[self._lane[begins]]
+            if independent:
+                of_lane = begins.reshape(-1, self.agents)
+                self.episode[begins] += (of_lane.cumsum(axis=1) - 1)[of_lane]
+                episodes += of_lane.sum(axis=1)
             for state in self._state.values():
                 state[begins] = 0
         seats = present.nonzero()[0]
@@ -254,7 +270,7 @@ def evaluate(
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
-    lanes = min(lanes, episodes)
+    lanes = 1 if actors.environment.single else min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
     environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()

@@ -260,6 +260,8 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
         return f"workers.{parts.actor}.ring is {parts.actors.ring}"
     if parts.actors.one_core or parts.trainers.one_core:
         return f"workers.{parts.actor if parts.actors.one_core else parts.trainer}.one_core is set"
+    if parts.actors.environment.single:
+        return "there is one environment, and no more"
     if parts.threads:
         return f"workers.{parts.actor}.environment.threads is {parts.threads}"
     if parts.trainers.batch_size is not None:

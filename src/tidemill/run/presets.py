@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
+from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.nets.actor_critic import ActorCritic
@@ -110,6 +112,40 @@ def several(name: str, environment: PettingZoo) -> Experiment:
     )
 
 
+def simulated(name: str, environment: SimulatorEnvironment) -> Experiment:
+    """Simulators: a policy for each group of agents, each with a stream and a trainer of its own.
+
+    The simulator is started once, here, to see which groups there are. Of an editor that is not done: its groups are those that are declared, or else
+    one. Up to 4 simulators at a time make 32 seats.
+    """
+    seats = {group.name: group.max_agents for group in environment.groups}
+    if not environment.single:
+        built = environment.build(1, 0)
+        seats = built.groups
+        built.close()
+    lanes = 1 if environment.single or not seats else min(4, -(-32 // min(seats.values())))
+    rows = lanes * min(seats.values(), default=1)
+    sample_steps = max(32, min(512, 4096 // rows))
+    if len(seats) <= 1:
+        return ppo(name, environment, lanes=lanes, sample_steps=sample_steps, steps=1_000_000)
+    names = {group: _policy_name(group, number) for number, group in enumerate(seats)}
+    specs = (AgentSpec(match=f"{re.escape(group)}_\\d+", policy=policy, samples=policy, sample_steps=sample_steps) for group, policy in names.items())
+    return Experiment(
+        name=run_name(name),
+        policies={policy: ActorCritic() for policy in names.values()},
+        workers={
+            "actor": Actors(environment=environment, lanes=lanes, agents=tuple(specs)),
+            **{f"trainer-{policy}": Trainer(policy=policy, samples=policy, algorithm=PPO()) for policy in names.values()},
+        },
+        limits=Limits(steps=1_000_000),
+    )
+
+
+def _policy_name(group: str, number: int) -> str:
+    """Return what to call the policy of a group: as the group, where that may be a name."""
+    return group if re.fullmatch(r"[A-Za-z]\w{0,30}", group) else f"group{number}"
+
+
 def kinds_of(agents: Sequence[AgentInfo]) -> dict[str, str]:
     """Return what to call each kind of agents (those of equal spaces), and the regular expression that matches the names of just these.
 
@@ -148,5 +184,7 @@ def experiment_for(name: str, environment: EnvironmentConfig) -> Experiment:
         return atari(environment).replace(name=run_name(name))
     if isinstance(environment, PettingZoo):
         return several(name.removeprefix("pettingzoo:"), environment)
+    if isinstance(environment, SimulatorEnvironment):
+        return simulated(Path(name.removeprefix("simulator:")).stem or "editor", environment)
     make = TUNED.get(name)
     return make(environment) if make is not None else ppo(name, environment, steps=1_000_000)

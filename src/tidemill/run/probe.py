@@ -136,12 +136,21 @@ class Stepping:
 
     def __init__(self, environment: Environment) -> None:
         self._environment, self._rng = environment, np.random.default_rng(0)
-        environment.bind([[index] for index in range(len(environment.agents))])
         lanes, agents = environment.lanes, environment.agents
-        self._actions = [[sample_actions(agent.spaces.action, self._rng, lanes) for agent in agents] for _ in range(61)]
-        self._ticks = [Tick.allocate(a.spaces.observation, lanes, environment.info, environment.same_step) for a in agents]
+        groups: list[list[int]] = []
+        for index, agent in enumerate(agents):  # those of equal spaces are stepped together, as one agent spec plays them
+            group = next((group for group in groups if agents[group[0]].spaces == agent.spaces), None)
+            if group is None:
+                groups.append([index])
+            else:
+                group.append(index)
+        environment.bind(groups)
+        self._spaces = [agents[group[0]].spaces for group in groups]
+        seats = [lanes * len(group) for group in groups]
+        self._actions = [[sample_actions(s.action, self._rng, n) for s, n in zip(self._spaces, seats, strict=True)] for _ in range(61)]
+        self._ticks = [Tick.allocate(s.observation, n, environment.info, environment.same_step) for s, n in zip(self._spaces, seats, strict=True)]
         self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
-        self._ended = np.ones((len(agents), lanes), np.bool_)  # or not yet begun
+        self._ended = [np.ones(n, np.bool_) for n in seats]  # or not yet begun
         self._bell, self._count = Event(), 0
         environment.on_ready(self._bell.set)
 
@@ -151,9 +160,9 @@ class Stepping:
         steps = environment.lanes - int(np.count_nonzero(self._reset))
         self._count += 1
         actions = self._actions[self._count % len(self._actions)]
-        for given, agent, tick in zip(actions, environment.agents, self._ticks, strict=True):
+        for given, spaces, tick in zip(actions, self._spaces, self._ticks, strict=True):
             if "obs.action_mask" in tick.observation:
-                keep_allowed(given, agent.spaces.action, tick.observation["obs.action_mask"], self._rng)
+                keep_allowed(given, spaces.action, tick.observation["obs.action_mask"], self._rng)
         environment.send(actions, self._reset)
         while not environment.ready():
             self._bell.wait(0.1)
@@ -163,7 +172,7 @@ class Stepping:
             ends = tick.done | tick.truncated
             ended |= ends
             ended &= ~((tick.present & ~ends) | tick.restarted)
-        self._ended.all(axis=0, out=self._reset)
+        self._reset = np.logical_and.reduce([ended.reshape(environment.lanes, -1).all(axis=1) for ended in self._ended])
         return steps
 
 

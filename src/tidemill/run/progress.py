@@ -9,6 +9,7 @@ from tidemill.api.control import State, Statistics
 from tidemill.api.experiment import WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.memory import Need
+from tidemill.core.tally import Tally, summary
 
 
 @dataclass
@@ -84,6 +85,8 @@ class Progress:
     """Of the curriculum; 0: there is none."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
+    told: Tally = field(default_factory=Tally)
+    """What environments measured by themselves since the last record."""
 
     @property
     def mean_return(self) -> float | None:
@@ -143,6 +146,7 @@ class Progress:
             record["return/mean"] = self.mean_return
         if self.stages:
             record["curriculum/stage"] = float(self.stage + 1)
+        record |= {f"environment/{k}": v for k, v in summary(self.told.take()).items()}
         record["time/seconds"] = self.seconds
         record["time/steps_per_second"] = self.steps / max(self.seconds, 1e-9)
         for worker, member in members.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tidemill.api.control import Episodes, Facts, SampleFacts
+from tidemill.api.control import Episodes, Facts, SampleFacts, Tallied
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -211,6 +211,12 @@ class ActorWorker(Worker):
                 client.flush()
                 sent |= client.buffered < buffered
         return sent
+
+    def _stats(self) -> dict[str, float]:
+        for environment in self._environments:
+            if told := environment.statistics():
+                self.report(Tallied(told))
+        return {}
 
     def _report_episodes(self) -> None:
         """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""

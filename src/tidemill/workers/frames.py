@@ -16,6 +16,7 @@ from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
+from tidemill.core.tally import Told
 from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
 
 NOT_STACKED = "action_mask"
@@ -48,7 +49,7 @@ class Stacking(Environment):
     def __init__(self, inner: Environment, counts: Sequence[int]) -> None:
         self._inner, self._counts = inner, counts
         self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
-        self.max_episode_steps = inner.max_episode_steps
+        self.max_episode_steps, self.independent = inner.max_episode_steps, inner.independent
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
             for agent, count in zip(inner.agents, counts, strict=True)
@@ -93,6 +94,9 @@ class Stacking(Environment):
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         self._inner.on_ready(wake)
+
+    def statistics(self) -> dict[str, Told]:
+        return self._inner.statistics()
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._inner.render()

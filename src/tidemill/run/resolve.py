@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
@@ -19,14 +21,21 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     "CartPole-v1", "module:CartPole-v1"        `Gymnasium` by id (the module is imported, and registers it)
     "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name
     "pettingzoo:mpe2.simple_spread_v3"         `PettingZoo`; what follows is its `make`: a module, "module:NAME" or "FILE.py:NAME"
+    "simulator:PATH", "simulator:"             `SimulatorEnvironment`: an executable, or an editor that is open; kwargs are its settings
     """
     given = dict(kwargs or {})
+    if text.startswith("simulator:"):
+        path = text.removeprefix("simulator:")
+        return decode(
+            SimulatorEnvironment, {"kind": "SimulatorEnvironment", "path": str(Path(path).absolute()) if path else None, **given}, "environment"
+        )
     if text.startswith("pettingzoo:"):
         return PettingZoo(make=text.removeprefix("pettingzoo:"), kwargs=given)
     source, _, name = text.rpartition(":")
     if not name:
         raise ConfigError(
-            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME" or "pettingzoo:MODULE"'
+            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME", "pettingzoo:MODULE" or '
+            '"simulator:PATH"'
         )
     if name.startswith("ALE/") and not source:
         return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
@@ -34,3 +43,8 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
         return Gymnasium(id=text, kwargs=given)
     return Gymnasium(make=text, kwargs=given)
+
+
+def is_named(text: str) -> bool:
+    """True when `text` says by its beginning what kind of environment it names, and so is no experiment's file."""
+    return text.startswith(("pettingzoo:", "simulator:"))

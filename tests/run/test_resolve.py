@@ -3,7 +3,7 @@ import pytest
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.resolve import environment_from
+from tidemill.run.resolve import environment_from
 
 
 @pytest.mark.parametrize(

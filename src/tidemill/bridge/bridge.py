@@ -1,0 +1,220 @@
+"""The simulator's end in Python: the bridge, which exchanges the requests of all worlds for actions."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, remove_dead, remove_memory, shared_folder
+from tidemill.bridge.join import join_memory
+from tidemill.bridge.memory import SharedMemory
+from tidemill.bridge.requests import read_actions
+from tidemill.bridge.specs import RawChannels
+from tidemill.bridge.tables import CLOSE, QUERY, RESET, STEP
+from tidemill.bridge.world import World
+from tidemill.core.errors import ConfigError, PeerLost, SchemaError, SimulatorError, did_you_mean
+
+_LOOK = 0.2  # seconds between looks at the trainer, while there are no requests
+
+
+class Bridge:
+    """Joins worlds and a trainer, where there is one.
+
+        bridge = Bridge()
+        world = bridge.add(World("reach", 10, [(4,)], continuous_size=2))
+        while bridge.exchange():
+            for event in world.actions(): ...
+            world.request_decision(0).set_reward(1.0).set_observation(0, [1, 2, 3, 4])
+
+    memory_path  the file at which the two meet; None: what follows `--memory-path` on the command line, else the editor's file if a trainer waits
+                 there, else there is no trainer and heuristics act. Its layout is seen from it
+    channels     stands for this end's side channels
+    on_reset     called when the trainer resets; pending requests of all worlds were dropped then
+    """
+
+    def __init__(
+        self,
+        memory_path: str | Path | None = None,
+        *,
+        channels: RawChannels | None = None,
+        on_reset: Callable[[], None] | None = None,
+    ) -> None:
+        self._channels, self._on_reset = channels, on_reset
+        self._worlds: dict[str, World] = {}
+        self._memory: SharedMemory | None = None
+        self._watch: Watch | None = None
+        self._lock: Lock | None = None
+        self._begun = False
+        self._next_look = 0.0
+        self.reason = "there is no trainer"
+        started = memory_path is None and (memory_path := _argument(sys.argv)) is not None
+        self._parent = os.getppid() if started else None
+        path = editor_path() if memory_path is None else shared_folder() / memory_path
+        self._path = path
+        if memory_path is None and not path.exists():
+            return
+        self._watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
+        if self._watch is not None and not self._watch.alive():
+            owner = self._watch.owner
+            self._watch.close()
+            if memory_path is None:
+                return
+            raise SimulatorError(f"the trainer of {path} (process {owner}) is dead; a living one has to start this simulator")
+        try:
+            self._join(path)
+        except BaseException:
+            if self._watch is not None:
+                self._watch.close()
+            raise
+
+    def _join(self, path: Path) -> None:
+        self._memory = join_memory(path)
+        self.reason = ""
+        if self._watch is not None:
+            try:
+                self._lock = Lock(Path(f"{path}{SIMULATOR_SUFFIX}"))
+            except BlockingIOError:
+                self._memory.close()
+                raise ConfigError(f"another simulator has joined the trainer at {path}; a trainer takes one") from None
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a trainer acts, and not heuristics."""
+        return self._memory is not None
+
+    def add(self, world: World) -> World:
+        """Register a world; the trainer sees it at the next exchange. At any time."""
+        if self._worlds.setdefault(world.name, world) is not world:
+            raise ConfigError(f'there is a world "{world.name}" already')
+        return world
+
+    def world(self, name: str) -> World:
+        """Return the world of that name."""
+        if name not in self._worlds:
+            raise SchemaError(f'there is no world "{name}", {did_you_mean(name, self._worlds)}')
+        return self._worlds[name]
+
+    def exchange(self) -> bool:
+        """Hand all requests over and wait for the actions. Without any request it returns at once, and the trainer goes on waiting.
+
+        Returns False once a trainer has closed or died, with the cause in `reason`; heuristics act from then on, as they do where there was none.
+        Errors: SimulatorError where a new world cannot be added to the shared memory (it is named), or where what the trainer wrote cannot be.
+        """
+        worlds = list(self._worlds.values())
+        if not any(world.requests.rows() for world in worlds):
+            self._idle()
+            for world in worlds:
+                world.drop()
+            return not self._lost
+        if self._memory is not None:
+            try:
+                self._exchange(self._memory, worlds)
+                return True
+            except PeerLost as error:
+                self._lose(str(error))
+        for world in worlds:
+            world.act_alone()
+        return not self._lost
+
+    def close(self) -> None:
+        """Tell the trainer that this simulator ends."""
+        if self._memory is not None:
+            self._memory.hand_over(CLOSE)
+            self._lose("this simulator closed the bridge")
+
+    @property
+    def _lost(self) -> bool:
+        return self._memory is None and self._begun
+
+    def _exchange(self, memory: SharedMemory, worlds: Sequence[World]) -> None:
+        if not self._begun and self._receive(memory) == RESET:  # the trainer's first command; what was asked before a reset is dropped
+            return self._reset(worlds)
+        if memory.peer_closed():
+            raise PeerLost("the trainer closed the bridge")
+        known = {group.name for group in memory.groups}
+        for world in worlds:
+            if world.name not in known:
+                memory.add_group(world.name, world.spec)
+        self._put_channels(memory)
+        groups, generation = {group.name: group for group in memory.groups}, memory.generation
+        for world in worlds:
+            world.requests.write(memory.layout, memory.data, groups[world.name])
+        memory.hand_over(STEP)
+        if self._receive(memory) == RESET:
+            return self._reset(worlds)
+        if memory.generation != generation:
+            groups = {group.name: group for group in memory.groups}
+        for world in worlds:
+            if world.name not in groups:
+                raise SimulatorError(f'the trainer took world "{world.name}" out of the shared memory')
+            asking = world.requests.asking()
+            continuous, discrete = read_actions(memory.data, groups[world.name], len(asking))
+            world.answer(world.requests.agent_id[asking], continuous, discrete)
+
+    def _receive(self, memory: SharedMemory) -> int:
+        """Wait for the trainer's command, STEP or RESET; queries are answered at once."""
+        while True:
+            command = memory.receive(self._look)
+            self._begun = True
+            if command == CLOSE or command is None:
+                raise PeerLost("the trainer closed the bridge")
+            data = memory.take_side_channel()
+            if data and self._channels is not None:
+                self._channels.incoming(data)
+            if command != QUERY:
+                return command
+            self._put_channels(memory)
+            memory.hand_over(STEP)
+
+    def _put_channels(self, memory: SharedMemory) -> None:
+        memory.put_side_channel(b"" if self._channels is None else self._channels.outgoing())
+
+    def _reset(self, worlds: Sequence[World]) -> None:
+        for world in worlds:
+            world.drop()
+        if self._on_reset is not None:
+            self._on_reset()
+
+    def _idle(self) -> None:
+        """Without requests: see now and then whether the trainer is still there."""
+        if self._memory is not None and (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + _LOOK
+            try:
+                if self._memory.peer_closed():
+                    raise PeerLost("the trainer closed the bridge")
+                self._look()
+            except PeerLost as error:
+                self._lose(str(error))
+
+    def _look(self) -> None:
+        if self._watch is not None:
+            if not self._watch.alive():
+                raise PeerLost(f"the trainer (process {self._watch.owner}) died")
+        elif self._parent is not None and os.getppid() != self._parent:
+            raise PeerLost(f"the trainer (process {self._parent}) died")
+
+    def _lose(self, reason: str) -> None:
+        """Go on without a trainer."""
+        memory, self._memory = self._memory, None
+        assert memory is not None
+        self._begun, self.reason = True, reason
+        if self._watch is None:
+            remove_memory(self._path)  # a trainer of another make leaves that to us
+        elif not self._watch.alive():
+            remove_dead(self._path)
+        memory.close()
+        if self._lock is not None:
+            self._lock.release()
+        if self._watch is not None:
+            self._watch.close()
+
+
+def _argument(arguments: Sequence[str]) -> str | None:
+    """Return what follows `--memory-path`."""
+    for i, argument in enumerate(arguments):
+        if argument == "--memory-path" and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith("--memory-path="):
+            return argument.split("=", 1)[1]
+    return None

@@ -1,0 +1,138 @@
+using System;
+using System.Runtime.InteropServices;
+
+namespace Tidemill
+{
+    /// <summary>What an agent tells with a request; it can be set until the next exchange. All calls return the request, so that they chain.</summary>
+    public readonly struct Request
+    {
+        private const int Few = 16; // floats that are copied sooner than the runtime's copying is called
+
+        private readonly World world;
+        private readonly Rows rows;
+        private readonly int row;
+        private readonly int exchange;
+
+        internal Request(World world, Rows rows, int row)
+        {
+            this.world = world;
+            this.rows = rows;
+            this.row = row;
+            exchange = world.Exchanges;
+        }
+
+        /// <summary>What the agent earned since its last request.</summary>
+        public Request SetReward(float reward)
+        {
+            CheckOpen();
+            rows.Rewards[row] = reward;
+            return this;
+        }
+
+        /// <summary>Observation `k`, as many values as its shape has, in C order.</summary>
+        public Request SetObservation(int k, params float[] values)
+        {
+            int size = CheckObservation(k);
+            if (values.Length != size)
+            {
+                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " has " + size + " values, not " + values.Length + ".");
+            }
+            Copy(values, 0, rows.Observations[k], row * size, size);
+            return this;
+        }
+
+        /// <summary>Observation `k` from a part of an array that begins at `first`.</summary>
+        public Request SetObservation(int k, float[] values, int first)
+        {
+            int size = CheckObservation(k);
+            if (first < 0 || first > values.Length - size)
+            {
+                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " needs " + size + " values from " + first
+                    + " on; the array has " + values.Length + ".");
+            }
+            Copy(values, first, rows.Observations[k], row * size, size);
+            return this;
+        }
+
+        /// <summary>Observation `k` from native memory (an engine's array of floats), copied at once; it must hold as many floats as the shape has.</summary>
+        public Request SetObservationPointer(int k, IntPtr values)
+        {
+            int size = CheckObservation(k);
+            Marshal.Copy(values, rows.Observations[k], row * size, size);
+            return this;
+        }
+
+        /// <summary>Forbid (or allow again) one action of a branch.</summary>
+        public Request SetActionMask(int branch, int action, bool forbidden)
+        {
+            int size = CheckBranch(branch);
+            if (action < 0 || action >= size)
+            {
+                throw new BridgeException("The world '" + world.Name + "': branch " + branch + " has " + size + " actions; there is no action " + action + ".");
+            }
+            rows.Masks[row * world.MaskSize + world.BranchStarts[branch] + action] = forbidden ? (byte)1 : (byte)0;
+            return this;
+        }
+
+        /// <summary>Which actions of a branch are forbidden, one value per action.</summary>
+        public Request SetActionMask(int branch, params bool[] forbidden)
+        {
+            int size = CheckBranch(branch);
+            if (forbidden.Length != size)
+            {
+                throw new BridgeException("The world '" + world.Name + "': branch " + branch + " has " + size + " actions, and its mask " + forbidden.Length + " values.");
+            }
+            int start = row * world.MaskSize + world.BranchStarts[branch];
+            for (int action = 0; action < size; action++)
+            {
+                rows.Masks[start + action] = forbidden[action] ? (byte)1 : (byte)0;
+            }
+            return this;
+        }
+
+        private static void Copy(float[] source, int first, float[] target, int targetFirst, int count)
+        {
+            if (count > Few)
+            {
+                Buffer.BlockCopy(source, 4 * first, target, 4 * targetFirst, 4 * count);
+                return;
+            }
+            for (int i = 0; i < count; i++)
+            {
+                target[targetFirst + i] = source[first + i];
+            }
+        }
+
+        private void CheckOpen()
+        {
+            if (world == null || exchange != world.Exchanges)
+            {
+                throw new BridgeException("A request can be set until the next exchange only; make a new one.");
+            }
+        }
+
+        private int CheckObservation(int k)
+        {
+            CheckOpen();
+            if (k < 0 || k >= world.ObservationSizes.Length)
+            {
+                throw new BridgeException("The world '" + world.Name + "' has " + world.ObservationSizes.Length + " observations; there is no observation " + k + ".");
+            }
+            return world.ObservationSizes[k];
+        }
+
+        private int CheckBranch(int branch)
+        {
+            CheckOpen();
+            if (!ReferenceEquals(rows, world.Decisions))
+            {
+                throw new BridgeException("The world '" + world.Name + "': agent " + rows.Ids[row] + " has ended; no action of it can be forbidden.");
+            }
+            if (branch < 0 || branch >= world.BranchCount)
+            {
+                throw new BridgeException("The world '" + world.Name + "' has " + world.BranchCount + " branches; there is no branch " + branch + ".");
+            }
+            return world.BranchSize(branch);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+"""The simulator's process: started, watched, ended, and what it last wrote."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tidemill.core.errors import ConfigError, SimulatorError
+
+_LINES, _LINE_BYTES = 30, 2000  # of its output are kept
+
+
+class SimulatorProcess:
+    """An executable that was started; its output goes nowhere, but its end is kept for errors."""
+
+    def __init__(self, path: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.path = path
+        check_executable(path)
+        try:
+            self._process = subprocess.Popen(
+                [os.path.abspath(path), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # Ctrl-C is ours to handle, and what it starts itself ends with it
+            )
+        except OSError as error:
+            raise SimulatorError(f"{path} cannot be run: {error.strerror}. Does a script name its interpreter in its first line (#!)?") from None
+        self._lines: deque[bytes] = deque(maxlen=_LINES)
+        self._reader = threading.Thread(target=self._read, name=f"output of {path.name}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with stream:
+            while line := stream.readline(_LINE_BYTES):
+                self._lines.append(line)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ended(self, seconds: float = 0.0) -> str | None:
+        """Return how it ended, as part of a sentence; None where it still runs after so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        code = self._process.poll()
+        if code is None:
+            return None
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def output(self, seconds: float = 0.0) -> str:
+        """Return the end of its output, as the last part of an error; all of it that there is once it has ended, for which this waits so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        if self._process.poll() is not None:
+            self._reader.join(0.5)  # something that it started itself may still hold the pipe
+        text = b"".join(self._lines).decode(errors="replace").strip()
+        return f". The end of its output:\n{text}" if text else ". It wrote nothing"
+
+    def end(self) -> None:
+        """End it where it has not ended, and whatever it started."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+                break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(1.0)
+
+
+def check_executable(path: Path) -> None:
+    """Raise ConfigError where there is nothing to run."""
+    if not path.exists():
+        raise ConfigError(f"there is no simulator at {path}")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name the executable in it")
+    if not os.access(path, os.X_OK):
+        raise ConfigError(f"{path} is not executable; is it the simulator? If so: chmod +x {path}")

@@ -1,0 +1,40 @@
+"""The simulator's ends in other languages, as files that a simulator's author takes along: a C header, a C# package, and example worlds of both."""
+
+import filecmp
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidemill.core.errors import ConfigError
+
+_HERE = Path(__file__).parent
+LANGUAGES = ("native", "csharp")  # folders beside this file
+
+
+def source_files() -> Iterator[Path]:
+    """Yield the files, as paths relative to `sources_folder()`."""
+    for language in LANGUAGES:
+        for path in sorted((_HERE / language).rglob("*")):
+            if path.is_file():
+                yield path.relative_to(_HERE)
+
+
+def sources_folder() -> Path:
+    """Return where they lie in the installed package: `native/tidemill.h` and the C examples, `csharp/` and its examples."""
+    return _HERE
+
+
+def copy_sources(folder: Path) -> list[Path]:
+    """Copy the files into `folder` (made if need be), as folders `native` and `csharp`; return the copies' paths.
+
+    Files that are there already and equal stay; a ConfigError names one that differs, and then nothing was copied.
+    """
+    files = list(source_files())
+    for file in files:
+        target = folder / file
+        if target.exists() and not (target.is_file() and filecmp.cmp(_HERE / file, target, shallow=False)):
+            raise ConfigError(f"{target} exists and differs from the file of this version; move it away, or choose another folder")
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_HERE / file, folder / file)
+    return [folder / file for file in files]

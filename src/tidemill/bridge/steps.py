@@ -1,0 +1,176 @@
+"""A group's rows as the trainer reads and answers them. Nothing here hands out memory that the simulator writes."""
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.bridge.image import Group, Memory, read_int
+from tidemill.bridge.specs import ActionTuple, Bools, DecisionSteps, Floats, Ints, TerminalSteps
+from tidemill.bridge.tables import Layout
+from tidemill.core.errors import EnvironmentFault, ImageError, SchemaError
+
+
+class StepReader:
+    """Reads a group's rows. What depends on the group alone is worked out once."""
+
+    def __init__(self, layout: Layout, group: Group) -> None:
+        self._group = group
+        self._rows = _Block(group, "agents", "", "agent_id")
+        self._ended = _Block(group, "ended", "ended_", "ended_id") if layout.files == 2 else None
+        self._branches = group.spec.action_spec.branches
+        self._width = sum(self._branches)
+        self._obs = [np.empty((0, *spec.shape), np.float32) for spec in group.spec.observation_specs]
+        self._none = np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool)
+
+    def read(self, memory: Memory) -> tuple[DecisionSteps, TerminalSteps, NDArray[np.intp] | None]:
+        """Return copies of the rows, and which rows ask for decisions; None where these are the first ones, as they come.
+
+        Raises ImageError where a count cannot be, EnvironmentFault where an observation or reward is NaN or infinite.
+        """
+        rows, obs, reward, agent_id = self._rows.read(memory)
+        masks = self._masks(memory, rows)
+        if self._ended is not None:
+            ended, final, last_reward, ended_id = self._ended.read(memory)
+            interrupted = self._flags(memory, "interrupted", ended)
+            terminals = TerminalSteps(final, last_reward, ended_id, np.frombuffer(interrupted, np.uint8) != 0) if ended else self._no_terminals()
+            return DecisionSteps(obs, reward, agent_id, masks, self._branches), terminals, None
+        done = self._flags(memory, "done", rows)
+        if not any(done):
+            return DecisionSteps(obs, reward, agent_id, masks, self._branches), self._no_terminals(), None
+        over = np.frombuffer(done, np.uint8) != 0
+        cut = np.frombuffer(self._flags(memory, "max_step", rows), np.uint8) != 0
+        asks = np.flatnonzero(~over)
+        chosen = None if masks is None else masks[asks]
+        decisions = DecisionSteps([array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches)
+        return decisions, TerminalSteps([array[over] for array in obs], reward[over], agent_id[over], cut[over]), asks
+
+    def _no_terminals(self) -> TerminalSteps:
+        return TerminalSteps(list(self._obs), *self._none)
+
+    def _flags(self, memory: Memory, name: str, rows: int) -> bytes:
+        place = self._group.places[name]
+        return bytes(memory[place : place + rows])
+
+    def _masks(self, memory: Memory, rows: int) -> Bools | None:
+        if not self._branches:
+            return None
+        place = self._group.places["masks"]
+        forbidden: Bools = np.frombuffer(memory[place : place + rows * self._width], np.uint8) != 0
+        return forbidden.reshape(rows, self._width)
+
+
+def count(memory: Memory, group: Group, name: str) -> int:
+    """Return a number of rows, checked."""
+    rows = int(read_int(memory, group.places[name])[0])
+    if not 0 <= rows <= group.spec.max_agents:
+        raise ImageError(f'group "{group.name}": {rows} agents ({name}), and it has room for max_agents = {group.spec.max_agents}')
+    return rows
+
+
+def _copy(memory: Memory, place: int, items: int, dtype: Any) -> NDArray[Any]:
+    """Return an aligned copy of numbers that may lie anywhere."""
+    return np.frombuffer(memory, np.uint8, 4 * items, place).copy().view(dtype)
+
+
+class _Block:
+    """A block of fields whose first n rows are read; `counter` holds n."""
+
+    def __init__(self, group: Group, counter: str, prefix: str, agent_id: str) -> None:
+        self._group, self._counter = group, counter
+        self._reward, self._agent_id = group.places[prefix + "reward"], group.places[agent_id]
+        self._obs = []
+        place = group.places[prefix + "obs"]
+        for spec in group.spec.observation_specs:
+            self._obs.append((place, spec.size, spec.shape))
+            place += 4 * group.spec.max_agents * spec.size
+
+    def read(self, memory: Memory) -> tuple[int, list[Floats], Floats, Ints]:
+        """Return n, and copies: observations, rewards, agent ids."""
+        rows = count(memory, self._group, self._counter)
+        reward: Floats = _copy(memory, self._reward, rows, np.float32)
+        agent_id: Ints = _copy(memory, self._agent_id, rows, np.int32)
+        obs: list[Floats] = []
+        for place, size, shape in self._obs:
+            values = _copy(memory, place, rows * size, np.float32)
+            if not np.isfinite(values).all():
+                self._complain(f"observation {len(obs)}", values.reshape(rows, size), agent_id)
+            obs.append(values.reshape(rows, *shape))
+        if not np.isfinite(reward).all():
+            self._complain("reward", reward.reshape(rows, 1), agent_id)
+        return rows, obs, reward, agent_id
+
+    def _complain(self, field: str, values: Floats, agent_id: Ints) -> None:
+        row = int(np.argmin(np.isfinite(values).all(axis=1)))
+        raise EnvironmentFault(
+            f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: {np.array2string(values[row], threshold=8)}. '
+            "Tidemill trains on finite numbers only; find where the simulator divides by zero or overflows"
+        )
+
+
+def write_actions(memory: mmap.mmap, group: Group, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int) -> None:
+    """Write the actions of all agents that ask; of `rows` rows those in `asks` do, where it is not None. The others get zeros."""
+    for place, array in _placed(group, action):
+        if asks is not None:
+            whole = np.zeros((rows, array.shape[1]), array.dtype)
+            whole[asks] = array
+            array = whole
+        if array.size:
+            memory[place : place + array.nbytes] = array.data
+
+
+def write_action(memory: mmap.mmap, group: Group, action: ActionTuple, row: int) -> None:
+    """Write the action of one row; `action` has arrays of one row."""
+    for place, array in _placed(group, action):
+        if array.size:
+            memory[place + row * array.nbytes : place + (row + 1) * array.nbytes] = array.data
+
+
+def clear_actions(memory: mmap.mmap, group: Group) -> None:
+    """Write zeros for all rows there may be now."""
+    rows = count(memory, group, "agents")
+    actions = group.spec.action_spec
+    widths = {"actions": group.symbols.get("a", 0), "continuous_actions": actions.continuous_size, "discrete_actions": len(actions.branches)}
+    for name, width in widths.items():
+        if name in group.places:
+            place = group.places[name]
+            memory[place : place + 4 * rows * width] = bytes(4 * rows * width)
+
+
+def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]:
+    """Return where the first row of each array lies, and the array."""
+    assert action.continuous is not None and action.discrete is not None
+    places = group.places
+    if "actions" in places:
+        return [(places["actions"], action.discrete if group.spec.action_spec.branches else action.continuous)]
+    return [(places["continuous_actions"], action.continuous), (places["discrete_actions"], action.discrete)]
+
+
+def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
+    """Return the action as arrays of the right shape and type; SchemaError where it is not one for so many agents of the group."""
+    spec = group.spec.action_spec
+    continuous = _array(group, "continuous", action.continuous, (agents, spec.continuous_size), np.float32)
+    discrete = _array(group, "discrete", action.discrete, (agents, len(spec.branches)), np.int32)
+    if spec.continuous_size and not np.isfinite(continuous).all():
+        row, column = np.argwhere(~np.isfinite(continuous))[0]
+        raise SchemaError(f'group "{group.name}": continuous action {column} in row {row} is {continuous[row, column]}')
+    if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
+        row, branch = np.argwhere((discrete < 0) | (discrete >= spec.branches))[0]
+        raise SchemaError(
+            f'group "{group.name}": branch {branch} has {spec.branches[branch]} actions from 0 on, and row {row} has action {discrete[row, branch]}'
+        )
+    return ActionTuple(continuous, discrete)
+
+
+def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+    if given is None:
+        return np.zeros(shape, dtype)
+    array = np.asarray(given)
+    kinds = "f" if dtype is np.float32 else "iu"
+    if array.shape != shape or (array.dtype.kind not in kinds and array.size):
+        raise SchemaError(
+            f'group "{group.name}" takes {what} actions of shape {list(shape)} and type {np.dtype(dtype)} now ([agents that ask for a decision, '
+            f"{'continuous_size' if what == 'continuous' else 'branches'}]), and was given {list(array.shape)} of {array.dtype}"
+        )
+    return np.ascontiguousarray(array, dtype)

@@ -1,0 +1,178 @@
+"""The simulator's end in Python: worlds, in which agents request decisions, and their answers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tidemill.bridge.image import check_spec
+from tidemill.bridge.requests import Requests
+from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, Floats, Ints, ObservationSpec
+from tidemill.bridge.tables import LAYOUTS
+from tidemill.core.errors import SchemaError
+
+Heuristic = Callable[[Ints, list[Floats]], ActionTuple]
+
+
+@dataclass(frozen=True)
+class ActionEvent:
+    """The action of one agent. continuous: float32 [continuous_size]; discrete: int32 [branches]."""
+
+    agent_id: int
+    continuous: Floats
+    discrete: Ints
+
+
+class Request:
+    """A row of a world that is being filled. Its methods return it, so that calls chain; what is not set is zero, and nothing is forbidden."""
+
+    __slots__ = ("_row", "_world")
+
+    def __init__(self, world: "World", row: int) -> None:
+        self._world, self._row = world, row
+
+    def set_reward(self, reward: float) -> "Request":
+        """Set the reward since the agent's last decision."""
+        self._world.requests.reward[self._row] = reward
+        return self
+
+    def set_observation(self, index: int, values: ArrayLike) -> "Request":
+        """Set an observation, by numbers or an array of its shape or size."""
+        target = _at(self._world.requests.obs, index, self._world.name, "observation")[self._row]
+        try:
+            target[...] = np.asarray(values, np.float32).reshape(target.shape)
+        except ValueError:
+            raise SchemaError(
+                f'world "{self._world.name}": observation {index} takes numbers of shape {list(target.shape)}, not {list(np.shape(values))}'
+            ) from None
+        return self
+
+    def set_action_mask(self, branch: int, forbidden: ArrayLike) -> "Request":
+        """Forbid actions of a branch: a bool per action."""
+        world = self._world
+        size = _at(world.spec.action_spec.branches, branch, world.name, "branch")
+        flags = np.asarray(forbidden, bool)
+        if flags.shape != (size,):
+            raise SchemaError(f'world "{world.name}": the mask of branch {branch} is a bool for each of {size} actions, not {list(flags.shape)}')
+        start = sum(world.spec.action_spec.branches[:branch])
+        world.requests.masks[self._row, start : start + size] = flags
+        return self
+
+
+def _at(items: Sequence[Any], index: int, world: str, what: str) -> Any:
+    if not 0 <= index < len(items):
+        raise SchemaError(f'world "{world}" has no {what} {index}; it has {len(items)}, counted from 0')
+    return items[index]
+
+
+class World:
+    """A group of agents. Threads may make requests at once; `Bridge.exchange` is called when they are done.
+
+    name          1 to 63 ASCII characters
+    max_agents    requests per exchange, those of ended episodes included
+    observations  shapes, of one to three numbers each
+    continuous_size, branches  what an agent does: floats, and a choice per branch; both at once need a trainer with layout 0.3.2
+    heuristic     acts where there is no trainer: given agent ids [n] and observations [n, *shape] each, it returns n agents' actions; None: zeros
+    on_action     called with every `ActionEvent` at the end of an exchange
+    """
+
+    def __init__(
+        self,
+        name: str,
+        max_agents: int,
+        observations: Sequence[tuple[int, ...] | ObservationSpec],
+        continuous_size: int = 0,
+        branches: Sequence[int] = (),
+        heuristic: Heuristic | None = None,
+        on_action: Callable[[ActionEvent], None] | None = None,
+    ) -> None:
+        specs = tuple(one if isinstance(one, ObservationSpec) else ObservationSpec(tuple(one)) for one in observations)
+        self.name, self.spec = name, BehaviorSpec(specs, ActionSpec(continuous_size, tuple(branches)), max_agents)
+        check_spec(LAYOUTS["0.3.2"], name, self.spec)
+        self.requests = Requests(name, self.spec)
+        self._heuristic, self._on_action = heuristic, on_action
+        self._none()
+
+    def request_decision(self, agent_id: int) -> Request:
+        """Ask for an action; the row's other values follow by the request's methods."""
+        return Request(self, self.requests.take(agent_id))
+
+    def end_episode(self, agent_id: int) -> Request:
+        """Say that the agent's episode ended; its last reward and observation follow by the request's methods. No action comes."""
+        return Request(self, self.requests.take(agent_id, done=True))
+
+    def interrupt_episode(self, agent_id: int) -> Request:
+        """Say that the agent's episode was cut, by a limit of steps; likewise."""
+        return Request(self, self.requests.take(agent_id, done=True, cut=True))
+
+    def request_decisions(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], masks: Sequence[ArrayLike] = ()) -> None:
+        """Ask for the actions of n agents: ids [n], rewards [n], observations [n, *shape] each, masks bool [n, branch size] each, or none.
+
+        One thread at a time.
+        """
+        rows = self._fill(agent_ids, rewards, observations, done=False)
+        if masks:
+            self.requests.masks[rows] = np.concatenate([np.asarray(mask, bool) for mask in masks], axis=1)
+
+    def end_episodes(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], interrupted: ArrayLike = False) -> None:
+        """End the episodes of n agents; `interrupted` is a bool for all or one for each. One thread at a time."""
+        rows = self._fill(agent_ids, rewards, observations, done=True)
+        self.requests.cut[rows] = interrupted
+
+    def actions(self) -> Iterator[ActionEvent]:
+        """Yield what the last exchange brought, agents in the order of their requests; nothing after a reset."""
+        for agent, continuous, discrete in zip(self._agents.tolist(), self._continuous, self._discrete, strict=True):
+            yield ActionEvent(agent, continuous, discrete)
+
+    def action_arrays(self) -> tuple[Ints, Floats, Ints]:
+        """Return it as arrays: agent ids [n], continuous [n, size], discrete [n, branches]."""
+        return self._agents, self._continuous, self._discrete
+
+    def _fill(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], done: bool) -> slice:
+        requests = self.requests
+        if len(observations) != len(requests.obs):
+            raise SchemaError(f'world "{self.name}" has {len(requests.obs)} observations, not {len(observations)}')
+        rows = requests.take_many(agent_ids, done)
+        requests.reward[rows] = rewards
+        for target, values in zip(requests.obs, observations, strict=True):
+            target[rows] = values
+        return rows
+
+    # What the bridge does with it.
+
+    def act_alone(self) -> None:
+        """Answer all requests without a trainer."""
+        rows = self.requests.asking()
+        agents = self.requests.agent_id[rows]
+        action = ActionTuple()
+        if self._heuristic is not None and len(rows):
+            action = self._heuristic(agents, [array[rows] for array in self.requests.obs])
+        zeros = self.spec.action_spec.zeros(len(rows))
+        continuous = zeros.continuous if action.continuous is None else np.asarray(action.continuous, np.float32)
+        discrete = zeros.discrete if action.discrete is None else np.asarray(action.discrete, np.int32)
+        assert continuous is not None and discrete is not None and zeros.continuous is not None and zeros.discrete is not None
+        if continuous.shape != zeros.continuous.shape or discrete.shape != zeros.discrete.shape:
+            raise SchemaError(
+                f'world "{self.name}": its heuristic returned actions of shapes {list(continuous.shape)} and {list(discrete.shape)}, not '
+                f"{list(zeros.continuous.shape)} and {list(zeros.discrete.shape)}"
+            )
+        self.answer(agents, continuous, discrete)
+
+    def answer(self, agents: NDArray[Any], continuous: Floats, discrete: Ints) -> None:
+        """Take the actions, and be ready for new requests."""
+        self.requests.clear()
+        self._agents, self._continuous, self._discrete = agents, continuous, discrete
+        if self._on_action is not None:
+            for event in self.actions():
+                self._on_action(event)
+
+    def drop(self) -> None:
+        """Drop all requests and actions."""
+        self.requests.clear()
+        self._none()
+
+    def _none(self) -> None:
+        spec = self.spec.action_spec
+        self.answer(np.zeros(0, np.int32), np.zeros((0, spec.continuous_size), np.float32), np.zeros((0, len(spec.branches)), np.int32))

@@ -1,0 +1,26 @@
+"""Errors as people read them on the command line."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import typer
+
+from tidemill.core.errors import TidemillError
+
+P = ParamSpec("P")
+
+
+def friendly(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors that users can mend into one message and status 1."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except TidemillError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return wrapped

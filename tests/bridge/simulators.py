@@ -1,0 +1,232 @@
+"""Simulators for tests, in Python: `python simulators.py KIND --memory-path PATH`. Each does on purpose what others do rarely."""
+
+import sys
+import time
+
+from tidemill.bridge import Bridge, World
+from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
+
+KIND = sys.argv[1]
+
+
+class Simulator:
+    """What they share. `tick` says what happens in exchange `t` (0: the first of all, and the first after each reset)."""
+
+    def __init__(self):
+        self.parameters, self.statistics = EnvironmentParameters(), Statistics()
+        self.t = 0
+        self.resets = 0
+        self.bridge = Bridge(channels=Channels([self.parameters, self.statistics]), on_reset=self.reset)
+        self.worlds()
+
+    def reset(self):
+        self.t = 0
+        self.resets += 1
+
+    def run(self):
+        while True:
+            self.tick(self.t)
+            self.t += 1
+            if not self.bridge.exchange():
+                break
+        self.bridge.close()
+
+    def actions(self, world):
+        return {event.agent_id: (event.continuous.tolist(), event.discrete.tolist()) for event in world.actions()}
+
+
+class Episodes(Simulator):
+    """A world in which agent a's k-th episode takes 2 + (a + k) % 3 steps and the next begins in the same exchange ("again"), or the one after
+    ("after"). Observation: [agent, episode, row]; reward: 100 * agent + 10 * episode + row; every third episode is interrupted."""
+
+    again = True
+    agents = 3
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", self.agents * 2 if self.again else self.agents, [(3,)], continuous_size=1))
+        self.playing = {}
+
+    def reset(self):
+        super().reset()
+        self.playing = {}
+
+    def tick(self, t):
+        for agent in range(self.agents):
+            episode, row = self.playing.get(agent, (-1, -1))
+            over = False
+            if row >= 0:
+                row += 1
+                over = row == 2 + (agent + episode) % 3
+                request = (self.world.interrupt_episode if episode % 3 == 2 else self.world.end_episode) if over else self.world.request_decision
+                request(agent).set_reward(100 * agent + 10 * episode + row).set_observation(0, [agent, episode, row])
+            if row < 0 or (over and self.again):
+                episode, row = episode + 1, 0
+                self.world.request_decision(agent).set_observation(0, [agent, episode, row])
+            elif over:
+                row = -1
+            self.playing[agent] = (episode, row)
+
+
+class After(Episodes):
+    again = False
+
+
+class Alternating(Simulator):
+    """Agent a of 3 asks in exchanges t with t % 2 == a % 2, is paid 1 in each, and lives for 7 exchanges."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 3, [(1,)], branches=(2,)))
+
+    def tick(self, t):
+        for agent in range(3):
+            if t % 7 == 6:
+                if t % 2 == agent % 2 or t > 6:
+                    self.world.end_episode(agent).set_reward(1).set_observation(0, [t])
+            elif t % 2 == agent % 2:
+                self.world.request_decision(agent).set_reward(1).set_observation(0, [t])
+
+
+class Rich(Simulator):
+    """Several observations (one a picture), two branches with masks; tells back what was done."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("rich", 2, [(2,), (2, 3, 1)], branches=(3, 2)))
+
+    def tick(self, t):
+        done = self.actions(self.world)
+        for agent in range(2):
+            request = self.world.request_decision(agent).set_observation(0, [agent, t]).set_observation(1, [agent * 10 + i for i in range(6)])
+            request.set_action_mask(0, [False, agent == 0, True]).set_action_mask(1, [t % 2 == 1, False])
+            if agent in done:
+                first, second = done[agent][1]
+                request.set_reward(10 * first + second)
+
+
+class Hybrid(Simulator):
+    """Continuous and discrete actions at once; the reward is their sum."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("hybrid", 1, [(1,)], continuous_size=2, branches=(4,)))
+
+    def tick(self, t):
+        done = self.actions(self.world).get(0)
+        self.world.request_decision(0).set_observation(0, [t]).set_reward(sum(done[0]) + sum(done[1]) if done else 0)
+
+
+class Late(Simulator):
+    """A second group appears in exchange 5."""
+
+    def worlds(self):
+        self.early, self.late = self.bridge.add(World("early", 1, [(1,)], continuous_size=1)), None
+
+    def tick(self, t):
+        self.early.request_decision(0).set_observation(0, [t])
+        if t == 5 and self.late is None:
+            self.late = self.bridge.add(World("late", 2, [(2,)], branches=(2,)))
+        if self.late is not None:
+            self.late.request_decision(7).set_observation(0, [t, 1])
+
+
+class Slow(Simulator):
+    """Groups appear only after the third exchange; agents after some more, also after a reset."""
+
+    def worlds(self):
+        self.world, self.first = None, self.bridge.add(World("other", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t < 4:
+            self.first.end_episode(0).set_observation(0, [0])
+        else:
+            self.first.request_decision(0).set_observation(0, [t])
+
+
+class Crowd(Simulator):
+    """Never ends an episode of agents that it takes away."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 2, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        for agent in (t, t + 1):
+            self.world.request_decision(agent).set_observation(0, [t])
+
+
+class Mortal(Simulator):
+    """Dies in exchange 12 with a message, in every life; tells its seed and parameters."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(3,)], continuous_size=1))
+
+    def tick(self, t):
+        seen = [t, self.parameters.get("seed", -1), self.parameters.get("level", -1)]
+        if t == 12:
+            print("the sky fell", flush=True)
+            sys.exit(3)
+        over = t % 5 == 4
+        (self.world.end_episode if over else self.world.request_decision)(0).set_reward(t).set_observation(0, seen)
+        self.statistics.add("t", t, "most_recent")
+        self.statistics.add("exchanges", 1, "sum")
+
+
+class Napping(Simulator):
+    """Takes 0.05 s for an exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t:
+            time.sleep(0.05)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
+class Deaf(Simulator):
+    """Hangs in exchange 3, and hears nothing any more."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t == 3:
+            time.sleep(600)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
+class NotANumber(Simulator):
+    """An observation is NaN in exchange 3."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        self.world.request_decision(0).set_observation(0, [float("nan") if t == 3 else t])
+
+
+class Single(Simulator):
+    """One agent, whose episodes have four steps. Observation: [row + parameter `first`, seed]; the reward is made of its action."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("single", 1, [(2,)], branches=(3, 2)))
+        self.row = None
+
+    def reset(self):
+        super().reset()
+        self.row = None
+
+    def tick(self, t):
+        self.row = None if self.row == 4 else self.row
+        done = self.actions(self.world).get(0)
+        self.row = 0 if self.row is None else self.row + 1
+        request = (self.world.end_episode if self.row == 4 else self.world.request_decision)(0)
+        request.set_observation(0, [self.row + self.parameters.get("first", 0), self.parameters.get("seed", 0)])
+        request.set_reward(10 * done[1][0] + done[1][1] if done else 0)
+        if self.row < 4:
+            request.set_action_mask(0, [False, False, True])
+
+
+if __name__ == "__main__":
+    kinds = {
+        kind.__name__.lower(): kind
+        for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single)
+    }
+    kinds[KIND]().run()

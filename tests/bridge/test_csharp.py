@@ -1,0 +1,465 @@
+"""The simulator's end in C#, compiled with Mono: the same behaviour as the others' (test by test), and what is its own."""
+
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import psutil
+import pytest
+from tests.bridge.conftest import Build
+from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
+
+from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics, Uniform
+from tidemill.bridge.simulator import Simulator
+from tidemill.bridge.specs import ActionTuple
+from tidemill.core.errors import PeerLost, SimulatorError
+
+PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"
+PAGE = Path(__file__).parents[2] / "docs" / "simulators-csharp.md"
+LAYOUTS = ("0", "0.3.0", "0.3.2")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: str) -> Path:
+    """The folder with the sample worlds, the tests' probe and the page's example as programs."""
+    folder = tmp_path_factory.mktemp("csharp")
+    subprocess.run(["sh", PACKAGE / "Build~" / "build.sh", folder], check=True)
+    game = folder / "Game.cs"
+    game.write_text(PAGE.read_text().split("```csharp\n")[1].split("```")[0])
+    for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
+        subprocess.run(
+            [csharp_compiler, "-langversion:7.2", "-warnaserror", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/{name}.exe", source], check=True
+        )
+        (folder / name).write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/{name}.exe" "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RawTrainer]:
+    """A trainer by the letter of a layout, "0" unless the test is parametrized."""
+    made = RawTrainer(tmp_path, getattr(request, "param", "0"))
+    yield made
+    made.close()
+
+
+def output(built: Path, name: str, *arguments: object) -> str:
+    return subprocess.run([built / name, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+def steps(simulator: Simulator, count: int) -> None:
+    for _ in range(count):
+        simulator.step()
+
+
+def test_every_asset_of_the_package_has_a_meta_file_with_an_id_of_its_own() -> None:
+    hidden = [path for path in PACKAGE.rglob("*") if any(part.endswith("~") for part in path.relative_to(PACKAGE).parts)]
+    assets = {path for path in PACKAGE.rglob("*") if path not in hidden and path.suffix != ".meta"}
+    metas = {path for path in PACKAGE.rglob("*.meta") if path not in hidden}
+    assert {Path(f"{asset}.meta") for asset in assets} == metas
+    ids = [line for meta in metas for line in meta.read_text().splitlines() if line.startswith("guid: ")]
+    assert len(set(ids)) == len(metas) and all(len(line) == len("guid: ") + 32 for line in ids)
+
+
+@pytest.mark.parametrize(("world", "mean"), [("reach", 1.99), ("corridor", 0.92)])
+def test_sample_worlds_run_on_their_heuristic_without_a_trainer(built: Path, world: str, mean: float) -> None:
+    words = output(built, world, "--episodes", 200).split()
+    assert float(words[2]) == pytest.approx(mean, abs=0.02)
+    assert int(words[4]) >= 200
+    assert output(built, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
+
+
+def test_the_example_of_the_page_runs(built: Path) -> None:
+    assert output(built, "game") == ""  # no trainer, and no action yet
+    parameters, statistics = EnvironmentParameters(), Statistics()
+    parameters.set("gravity", 1.5)
+    with Simulator(built / "game", channels=Channels([parameters, statistics])) as simulator:
+        simulator.reset()
+        decisions, terminals = simulator.get_steps("walkers")
+        assert list(decisions.agent_id) == [7] and list(terminals.agent_id) == [8] and decisions.obs[1].shape == (1, 8, 8, 1)
+        assert decisions.obs[0].tolist() == [[1, 2, 3]] and decisions.reward[0] == 0.5 and terminals.reward[0] == 1
+        simulator.step()
+        assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
+
+
+def scripted(name: str, seen: np.ndarray) -> ActionTuple:
+    """What the worlds' heuristics do, from observations alone."""
+    if name == "reach":
+        return ActionTuple(np.clip(seen[:, :2] / 0.1, -1, 1).astype(np.float32))
+    right = seen[:, 7] > 0
+    there = np.where(right, seen[:, 6], seen[:, 0]) > 0
+    return ActionTuple(discrete=np.stack([np.where(there, 0, np.where(right, 2, 1)), there], axis=1).astype(np.int32))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("world", "mean"), [("reach", 1.99), ("corridor", 0.92)])
+def test_a_scripted_trainer_plays_the_sample_worlds(built: Path, world: str, mean: float, layout: str) -> None:
+    statistics = Statistics()
+    rewards, ends = 0.0, 0
+    with Simulator(built / world, layout=layout, channels=Channels([statistics])) as simulator:
+        simulator.reset()
+        for _ in range(400):
+            decisions, terminals = simulator.get_steps(world)
+            rewards += decisions.reward.sum() + terminals.reward.sum()
+            ends += len(terminals)
+            if world == "corridor":
+                cells = decisions.obs[0]
+                ends_of = cells[:, 0] + cells[:, 6] > 0
+                zero = np.zeros(len(cells), bool)
+                assert np.array_equal(decisions.action_mask[0], np.stack([zero, cells[:, 0] > 0, cells[:, 6] > 0], axis=1))
+                assert np.array_equal(decisions.action_mask[1], np.stack([zero, ~ends_of], axis=1))
+            simulator.set_actions(world, scripted(world, decisions.obs[0]))
+            simulator.step()
+    assert ends >= 200
+    assert rewards / ends == pytest.approx(mean, abs=0.1)
+    if world == "reach":
+        how, total, count = statistics.tally.take()["reach/steps"]
+        assert how == "average" and count >= ends and 1 <= total / count <= 50
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_masks_ends_and_actions_arrive_as_they_were_set(built: Path, layout: str) -> None:
+    hybrid = layout == "0.3.2"
+    with Simulator(built / "probe", ["echo", str(int(hybrid))], layout=layout) as simulator:
+        simulator.reset()
+        names = ["flat", "branchy", "both"][: 2 + hybrid]
+        assert list(simulator.behavior_specs) == names
+        spec = simulator.behavior_specs["branchy"]
+        assert spec.max_agents == 4 and [o.shape for o in spec.observation_specs] == [(2,), (2, 3), (2, 2, 2)]
+        assert tuple(spec.action_spec.branches) == (3, 2) and spec.action_spec.continuous_size == 0
+        last: dict[tuple[str, int], list[float]] = {}
+        for tick in range(7):
+            for name in names:
+                decisions, terminals = simulator.get_steps(name)
+                ended = 5 + tick % 3
+                assert sorted(decisions.agent_id) == sorted({5, 6, 7} - {ended} | {100 + tick})
+                assert list(terminals.agent_id) == [ended] and list(terminals.interrupted) == [tick % 2 == 1]
+                for steps in (decisions, terminals):
+                    for row, agent in enumerate(steps.agent_id):
+                        assert steps.reward[row] == np.float32(tick + np.float32(agent / 100))
+                        assert list(steps.obs[0][row]) == last.get((name, agent), [0, 0])
+                        first = np.float32(1000 * tick + 10 * agent)
+                        assert np.allclose(steps.obs[1][row].ravel(), first + np.arange(6) + 0.1, atol=2e-3, rtol=0)
+                        assert np.allclose(steps.obs[2][row].ravel(), first + np.arange(8) + 0.2, atol=2e-3, rtol=0)
+                sizes = simulator.behavior_specs[name].action_spec.branches
+                for row, agent in enumerate(decisions.agent_id):
+                    if sizes:
+                        forbidden = [a == (tick + agent) % sizes[0] and agent < 100 for a in range(sizes[0])]
+                        assert list(decisions.action_mask[0][row]) == forbidden
+                agents = decisions.agent_id
+                continuous = (agents[:, None] + np.arange(2) / 4 + tick).astype(np.float32)[:, : 2 if name == "flat" else int(name == "both")]
+                discrete = np.stack([(agents + tick) % 2, agents // 2 % 2], axis=1).astype(np.int32)[:, : len(sizes)]
+                simulator.set_actions(name, ActionTuple(continuous, discrete))
+                for row, agent in enumerate(agents):
+                    last[name, agent] = [*continuous[row], *discrete[row]]
+            simulator.step()
+
+
+def test_a_hybrid_world_is_refused_where_the_layout_has_one_kind_of_actions(built: Path) -> None:
+    with pytest.raises(SimulatorError) as caught, Simulator(built / "probe", ["echo", "1"], layout="0") as simulator:
+        simulator.reset()
+    assert "0.3.2" in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_groups_may_appear_at_every_step(built: Path, layout: str) -> None:
+    with Simulator(built / "probe", ["late", "20"], layout=layout) as simulator:
+        simulator.reset()
+        for step in range(25):
+            specs = simulator.behavior_specs
+            assert len(specs) in (min(step + 1, 20), min(step + 2, 20))
+            for number, name in enumerate(specs):
+                assert name == f"w{number}"
+                decisions, _ = simulator.get_steps(name)
+                assert list(decisions.agent_id) == [number] and decisions.obs[0].item() == 1000 + number
+            simulator.step()
+
+
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path, layout: str) -> None:
+    with Simulator(built / "probe", ["late", "300"], layout=layout) as simulator:
+        steps(simulator, 200)
+        assert len(simulator.behavior_specs) >= 200
+        with pytest.raises(SimulatorError, match="cannot grow any more"):
+            steps(simulator, 100)
+
+
+def test_requests_from_eight_threads_each_have_a_row_of_their_own(built: Path) -> None:
+    with Simulator(built / "probe", ["threads", "1000"]) as simulator:
+        simulator.reset()
+        for _ in range(10):
+            decisions, _ = simulator.get_steps("many")
+            order = np.argsort(decisions.agent_id)
+            assert np.array_equal(decisions.agent_id[order], np.arange(1000))
+            assert np.array_equal(decisions.reward, decisions.agent_id)
+            assert np.array_equal(decisions.obs[0], np.repeat(decisions.agent_id[:, None], 3, axis=1))
+            simulator.step()
+
+
+class Text(SideChannel):
+    """A channel of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__("11112222-3333-4444-5555-666677778888", 2000)
+        self.came: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        self.came.append(data)
+
+
+@pytest.mark.parametrize("framing", ["uuid", "type"])
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) -> None:
+    raw, text = RawBytes(UUID("aaaabbbb-cccc-dddd-eeee-ffff00001111"), 7), Text()
+    nobodys = RawBytes(UUID(int=5), 8)
+    engine, parameters, properties, statistics = EngineSettings(), EnvironmentParameters(), FloatProperties(), Statistics()
+    channels = Channels([raw, text, nobodys, engine, parameters, properties, statistics], framing=framing)
+    with Simulator(built / "probe", ["channels", str(int(framing == "type"))], layout=layout, channels=channels) as simulator:
+        simulator.reset()
+        raw.take()
+        long = bytes(range(256)) * 40
+        raw.send(long)
+        nobodys.send(b"?")
+        text.send(b"abc")
+        engine.set(width=640, height=480, quality_level=3, time_scale=2.5, target_frame_rate=60)
+        parameters.set("speed", 0.25)
+        parameters.set("size", Uniform(3.0, 3.0), seed=4)
+        properties.set("gravity", -9.5)
+        simulator.step()
+        told = raw.take()
+        simulator.step()
+        told += raw.take()
+        assert long in told and text.came == [b"cba"]
+        words = told[-1].decode().split()
+        assert words[:4] == ["640x480", "3", "2.5", "60"]
+        assert {"speed=0.25", "size=3", "gravity=-9.5", "unknown=1"} <= set(words)
+        came = statistics.tally.take()
+        assert came["before"] == ("most_recent", 5.0, 1) and came["ticks"][0] == "sum" and came["ticks"][2] >= 3
+        assert properties.get("tick", -1) >= 2
+
+
+def test_a_trainer_of_another_make_is_served_in_naps(built: Path, tmp_path: Path) -> None:
+    trainer = RawTrainer(tmp_path, known=False)
+    trainer.start(built / "trivial")
+    for command in (RESET, 0, 0):
+        trainer.step(command)
+    assert [file.name for file in tmp_path.iterdir()] == [trainer.path.name]
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# Offset, form, value, part of the message, whether it is looked at again at a later turn.
+HOSTILE = {
+    "0": [
+        (0, "i", 21, "length 21", False),
+        (0, "i", 2**31 - 1, "length 2147483647", False),
+        (4, "i", 1, "no layout", False),
+        (10, "i", 3, "capacity 3", False),
+        (10, "i", -1, "capacity -1", False),
+        (10, "i", 2**31 - 1, "capacity 2147483647", False),
+        (14, "i", 1, "holds 1 bytes", True),
+        (14, "i", -1, "holds -1 bytes", True),
+        (14, "i", 2**31 - 1, "holds 2147483647 bytes", True),
+        (18, "i", 1, "1 groups", False),
+        (18, "i", -1, "-1 groups", False),
+        (9, "B", 4, "command is 4", True),
+        (9, "B", 2, "cannot be opened", True),
+    ],
+    "0.3.2": [
+        (4, "i", 4, "no layout", False),
+        (8, "i", 3, "no layout", False),
+        (16, "i", 0, "names body 0", True),
+        (16, "i", -1, "names body -1", True),
+        (16, "i", 200, "cannot be opened", True),
+        (16, "i", 256, "names body 256", True),
+        (20, "i", 5, "says 5", False),
+        (20, "i", 2**31 - 1, "says 2147483647", False),
+        (24, "i", 1, "groups take 1", False),
+        (24, "i", -1, "groups take -1", False),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "offset", "form", "value", "message", "later"),
+    [(layout, *row[:4], later) for layout, rows in HOSTILE.items() for row in rows for later in ((False, True) if row[4] else (False,))],
+)
+def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
+    built: Path, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
+) -> None:
+    trainer = RawTrainer(tmp_path, layout)
+    if later:
+        trainer.start(built / "trivial")
+        trainer.step()
+    struct.pack_into(f"<{form}", trainer.head, offset, value)
+    trainer.give(value if (layout, offset) == ("0", 9) else 0)
+    if not later:
+        trainer.start(built / "trivial")
+    code, _, told = trainer.end()
+    assert code == 1 and message in told
+
+
+@pytest.mark.parametrize(
+    ("world", "bits", "message"),
+    [
+        ("reach", 0x7FC00000, "for agent"),
+        ("reach", 0x7F800000, "for agent"),
+        ("corridor", 3, "branch 0, which has 3 actions"),
+        ("corridor", 2**32 - 1, "is -1"),
+    ],
+)
+def test_actions_that_cannot_be_are_told_with_their_agent(built: Path, trainer: RawTrainer, world: str, bits: int, message: str) -> None:
+    trainer.start(built / world)
+    actions = trainer.step()[world].actions_at
+    struct.pack_into("<2I", trainer.body, actions, bits, bits)
+    trainer.give()
+    code, _, told = trainer.end()
+    assert code == 1 and message in told and f"'{world}'" in told
+
+
+def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: RawTrainer) -> None:
+    """The trainer's new file has room for a longer side channel, and groups that nobody registered."""
+    trainer.start(built / "trivial")
+    trainer.step()
+    trainer.grow(44)
+    struct.pack_into("<i", trainer.head, trainer.groups_at - 4, 2)
+    trainer.give()
+    code, _, told = trainer.end()
+    assert code == 1 and "2 groups" in told
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_trainers_death_ends_the_simulator_and_its_folder(built: Path, tmp_path: Path, layout: str) -> None:
+    folder = tmp_path / "tidemill-of-a-trainer"
+    folder.mkdir()
+    trainer = RawTrainer(folder, layout)
+    trainer.start(built / "trivial")
+    trainer.step()
+    assert {"memory.trainer", "memory.simulator"} < {file.name for file in folder.iterdir()}
+    trainer.lock.close()  # as the kernel does when a process ends
+    since = time.monotonic()
+    assert trainer.end()[0] == 0
+    assert time.monotonic() - since < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reason", ["closed", "died"])
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(built: Path, trainer: RawTrainer, reason: str) -> None:
+    trainer.start(built / "probe", "idle")
+    trainer.give(RESET)
+    assert trainer.process is not None and trainer.process.stdout is not None
+    assert trainer.process.stdout.readline() == "reset\n"
+    if reason == "closed":
+        trainer.give(CLOSE)
+    else:
+        trainer.lock.close()
+    code, told, _ = trainer.end()
+    assert code == 0 and reason in told
+
+
+@pytest.mark.parametrize("trainer", ["0", "0.3.2"], indirect=True)
+def test_a_second_simulator_at_one_trainer_is_refused_and_disturbs_nobody(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "trivial")
+    trainer.step()
+    second = subprocess.run([built / "trivial", "--memory-path", trainer.first], capture_output=True, text=True)
+    assert second.returncode == 1 and "Another simulator" in second.stderr
+    assert list(trainer.step()["trivial"].decisions.ids) == list(range(10))
+    assert Path(f"{trainer.first}.simulator").exists()
+
+
+def test_the_mark_of_a_simulator_that_died_is_taken_over(built: Path, trainer: RawTrainer) -> None:
+    mark = Path(f"{trainer.first}.simulator")
+    mark.write_text("1\n")
+    trainer.start(built / "trivial")
+    trainer.step()
+    assert trainer.process is not None and mark.read_text() == f"{trainer.process.pid}\n"
+    assert mark.stat().st_mode & 0o777 == trainer.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_simulator_sleeps_while_the_trainer_thinks(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "trivial")
+    trainer.step()
+    assert trainer.process is not None
+    seen = psutil.Process(trainer.process.pid)
+    before = sum(seen.cpu_times()[:2])
+    time.sleep(1)
+    assert sum(seen.cpu_times()[:2]) - before < 0.2
+
+
+def test_a_deadline_that_was_set_is_told(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "probe", "deadline")
+    code, _, told = trainer.end()
+    assert code == 3 and told.startswith("DeadlineException: ")
+
+
+@pytest.mark.parametrize("world", ["reach", "corridor"])
+def test_worlds_in_c_and_in_csharp_tell_the_same_for_the_same_actions(built: Path, native: Build, world: str) -> None:
+    def played(program: Path) -> list[list[float]]:
+        rng = np.random.default_rng(3)
+        told = []
+        with Simulator(program, ["--seed", "5"]) as simulator:
+            simulator.reset()
+            for _ in range(120):
+                parts = simulator.get_steps(world)
+                for rows in parts:
+                    told += [[*row] for row in sorted(zip(rows.agent_id.tolist(), rows.reward.tolist(), *rows.obs[0].T.tolist(), strict=True))]
+                for agent in sorted(parts[0].agent_id.tolist()):
+                    action = ActionTuple(rng.uniform(-1, 1, 2).astype(np.float32), rng.integers(0, 2, 2, np.int32))
+                    only = ActionTuple(action.continuous) if world == "reach" else ActionTuple(discrete=action.discrete)
+                    simulator.set_action_for_agent(world, agent, only)
+                simulator.step()
+        return told
+
+    first, second = played(built / world), played(native(world))
+    assert len(first) > 300 and first == second
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_simulator_that_closes_is_told_from_one_that_died(built: Path, layout: str) -> None:
+    with Simulator(built / "probe", ["closes", "3"], layout=layout) as simulator, pytest.raises(PeerLost, match="closed"):
+        steps(simulator, 10)
+
+
+def test_the_heuristic_acts_without_a_trainer(built: Path) -> None:
+    lines = output(built, "probe", "heuristic").splitlines()
+    assert lines == [*["False False there is no trainer"] * 2, "clever 4 3 0", "clever 9 7 1", "still 1 0 0", "4 9 4 9", "0 4"]
+
+
+def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
+    lines = output(built, "probe", "mistakes").splitlines()
+    parts = [
+        *["room for 2 agents"] * 2,
+        "has 3 values, not 2",
+        "no observation 1",
+        "needs 3 values from 2 on",
+        "from -1 on",
+        "no branch 1",
+        "its mask 1 values",
+        "no action 2",
+        "agent 2 has ended",
+        "no world 'smal'; there are: small",
+        "a world 'small' already",
+        *["1 to 63 ASCII characters"] * 3,
+        "maxAgents is 0",
+        "a size of observation 0 is 0",
+        "one to three sizes",
+        "observation 0 is too large",
+        *["2 GiB"] * 2,
+        "continuousSize is -1",
+        "branch 1 has 0 actions",
+        "until the next exchange",
+        "until the next exchange",
+        "from 0 to 0",
+        "--memory-path is the last word",
+        "/nowhere/at/all cannot be opened",
+        "not ASCII",
+    ]
+    assert len(lines) == len(parts)
+    for line, part in zip(lines, parts, strict=True):
+        assert part in line and (line.startswith("BridgeException: ") or part == "from 0 to 0")

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.bridge.seats import Seats
+from tidemill.core.errors import EnvironmentFault
+
+NOBODY = np.zeros(0, np.intp)
+
+
+def ids(*agents):
+    return np.array(agents, np.int32)
+
+
+def test_agents_get_the_first_free_seats_in_the_order_of_their_numbers_and_keep_them():
+    seats = Seats("g", 4)
+    found, new = seats.seat(ids(30, 10, 20), NOBODY)
+    assert found.tolist() == [2, 0, 1] and new.all()
+    found, new = seats.seat(ids(20, 30), NOBODY)  # 10 is absent, and keeps its seat
+    assert found.tolist() == [1, 2] and not new.any()
+    found, new = seats.seat(ids(5, 10, 20, 30), NOBODY)
+    assert found.tolist() == [3, 0, 1, 2] and new.tolist() == [True, False, False, False]
+
+
+def test_the_same_agents_are_found_without_a_search():
+    seats = Seats("g", 3)
+    first, _ = seats.seat(ids(1, 2, 3), NOBODY)
+    second, new = seats.seat(ids(1, 2, 3), NOBODY)
+    assert second is first and not new.any()
+    seats.free(np.array([1]))
+    third, new = seats.seat(ids(1, 2, 3), NOBODY)
+    assert third.tolist() == [0, 1, 2] and new.tolist() == [False, True, False]
+
+
+def test_seats_that_were_just_freed_are_taken_last():
+    seats = Seats("g", 3)
+    seats.seat(ids(1, 2), NOBODY)
+    freed = seats.of(ids(1))
+    seats.free(freed)
+    assert seats.seat(ids(2, 7), freed)[0].tolist() == [1, 2]
+    freed = seats.of(ids(2))
+    seats.free(freed)
+    assert seats.seat(ids(7, 8, 9), freed)[0].tolist() == [2, 0, 1]
+
+
+def test_too_many_agents_and_one_twice_are_refused():
+    seats = Seats("g", 2)
+    seats.seat(ids(1), NOBODY)
+    with pytest.raises(EnvironmentFault, match=r'group "g" has 3 agents alive, and 2 seats.*seats=\{"g": 3\}'):
+        seats.seat(ids(2, 3), NOBODY)
+    with pytest.raises(EnvironmentFault, match="agent 4 asks for two decisions"):
+        seats.seat(ids(4, 4), NOBODY)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(-5, 12), max_size=6), st.sets(st.integers(-5, 12), max_size=4)), max_size=30))
+def test_a_seat_is_one_agents_from_its_first_row_to_its_last(exchanges):
+    """Played against a dict: whoever is alive has one seat, its own, until it ends."""
+    seats, alive = Seats("g", 12), {}
+    for asks, ends in exchanges:
+        ending = sorted(ends & alive.keys())
+        freed = seats.of(ids(*ending))
+        assert freed.tolist() == [alive.pop(agent) for agent in ending]
+        seats.free(freed)
+        if len(asks | alive.keys()) > 12:
+            return
+        found, new = seats.seat(ids(*asks), freed)
+        for agent, seat, fresh in zip(asks, found.tolist(), new.tolist(), strict=True):
+            assert fresh == (agent not in alive) and alive.setdefault(agent, seat) == seat
+        assert len(set(alive.values())) == len(alive) and set(np.flatnonzero(seats.taken)) == set(alive.values())

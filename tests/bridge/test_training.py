@@ -1,0 +1,97 @@
+"""Simulators through the whole system."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import tidemill
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
+from tidemill.bridge.worlds import corridor, reach
+from tidemill.cli.main import app
+from tidemill.core.source import load_attribute
+from tidemill.run.evaluate import evaluate
+from tidemill.run.presets import experiment_for
+from tidemill.run.resolve import environment_from
+
+SIMULATORS = str(Path(__file__).parent / "simulators.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "simulator.py"
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def alive():
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(tmp_path):
+    """Each dies in its twelfth exchange. Rows before and behind the cuts are trained on, and nothing is left."""
+    before, files = alive(), psutil.Process().num_fds()
+    environment = SimulatorEnvironment(path=SIMULATORS, arguments=("mortal",), restarts=20)
+    experiment = Experiment(
+        name="mortal",
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={
+            "actor": Actors(environment=environment, lanes=2, agents=(AgentSpec(sample_steps=8),)),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=8, epochs=1)),
+        },
+        limits=Limits(steps=80),
+    )
+    result = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 80
+    metrics = metrics_of(tmp_path / "run")
+    told = [line for line in metrics if "environment/t" in line]
+    assert told and all(0 <= line["environment/t"] < 12 for line in told)
+    assert sum(line.get("environment/simulator/restarts", 0) for line in metrics) >= 2
+    assert alive() <= before and psutil.Process().num_fds() <= files + 4  # those of the run itself; each restart once left more
+
+
+def test_the_command_line_trains_a_policy_per_group(tmp_path):
+    groups = '[{"name": "late", "max_agents": 2, "observations": [[2]], "branches": [2]}]'
+    settings = ["--env-arg", 'arguments=["late"]', "--env-arg", f"groups={groups}", "--set", "workers.actor.lanes=1"]
+    short = [f"--set=workers.actor.agents.{spec}.sample_steps=16" for spec in (0, 1)]
+    given = ["train", f"simulator:{SIMULATORS}", "--launch", "inline", "--max-steps", "40", "--run-dir", str(tmp_path / "run"), *settings, *short]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    last = metrics_of(tmp_path / "run")[-1]
+    assert {name.partition("/")[0] for name in last if "/entropy" in name} <= {"trainer-early-0", "trainer-late-0"}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 40
+
+
+def test_presets_have_a_policy_for_each_group_and_one_lane_for_an_editor():
+    one = experiment_for("simulator:", environment_from("simulator:"))
+    assert one.name == "editor" and one.workers["actor"].lanes == 1 and list(one.policies) == ["policy"]
+    groups = [{"name": name, "max_agents": 4, "observations": [[2]], "continuous": 1} for name in ("Hunter", "Prey?team=1")]
+    two = experiment_for("simulator:", environment_from("simulator:", {"groups": groups}))
+    assert list(two.policies) == ["Hunter", "group1"]
+    assert [spec.match for spec in two.workers["actor"].agents] == [r"Hunter_\d+", r"Prey\?team=1_\d+"]
+    ten = experiment_for("simulator:reach", environment_from(f"simulator:{reach.__file__}"))
+    assert ten.workers["actor"].lanes == 4 and ten.workers["actor"].environment.path == reach.__file__
+
+
+def test_bad_input_is_told_in_a_line_and_leaves_nothing(tmp_path):
+    for what, said in (
+        (str(tmp_path / "nowhere"), "nowhere"),
+        (str(Path(__file__)), "simulator 0"),  # a program that exits at once
+    ):
+        result = CliRunner().invoke(app, ["train", f"simulator:{what}", "--run-dir", str(tmp_path / "run")])
+        assert result.exit_code == 1 and said in result.output + (result.stderr or ""), result.output
+        assert "Traceback" not in result.output.partition("The end of its output")[0]
+    result = CliRunner().invoke(app, ["train", f"simulator:{reach.__file__}", "--env-arg", "restart=2"])
+    assert result.exit_code == 1 and 'did you mean "restarts"' in result.output + (result.stderr or "")
+
+
+@pytest.mark.parametrize("function", ["reach", "corridor"])
+def test_the_examples_reach_what_their_heuristics_do(function, tmp_path):
+    """0.9 of it is where they end; evaluation counts the episodes of agents."""
+    experiment = load_attribute(f"{EXAMPLE}:{function}", "experiment")()
+    result = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", source=EXAMPLE, quiet=True)
+    assert result.summary["reason"].startswith("mean return")
+    found = evaluate(tmp_path / "run", 60, lanes=2, file=EXAMPLE, quiet=True)
+    assert found.specs[0].episodes == 60
+    assert found.mean >= 0.8 * {"reach": 1.999, "corridor": 0.92}[function]
+    assert corridor.LONGEST < reach.LONGEST and found.specs[0].length_max <= {"reach": 50, "corridor": 30}[function]
