@@ -86,6 +86,12 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
         assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
 
 
+def test_the_short_example_compiles(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
+    short = PAGE.with_name("simulators.md").read_text().split("```csharp\n")[1].split("```")[0]
+    (tmp_path / "Line.cs").write_text(f"using Tidemill; class Line {{ static void Main() {{ {short} }} }}")
+    subprocess.run([csharp_compiler, f"-r:{built}/Tidemill.dll", tmp_path / "Line.cs"], check=True)
+
+
 def scripted(name: str, seen: np.ndarray) -> ActionTuple:
     """What the worlds' heuristics do, from observations alone."""
     if name == "reach":
