@@ -185,9 +185,8 @@ def test_groups_may_appear_at_every_step(built: Path, layout: str) -> None:
             simulator.step()
 
 
-@pytest.mark.parametrize("layout", ["0", "0.3.2"])
-def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path, layout: str) -> None:
-    with Simulator(built / "probe", ["late", "300"], layout=layout) as simulator:
+def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path) -> None:
+    with Simulator(built / "probe", ["late", "300"]) as simulator:
         steps(simulator, 200)
         assert len(simulator.behavior_specs) >= 200
         with pytest.raises(SimulatorError, match="cannot grow any more"):
