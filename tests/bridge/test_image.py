@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.bridge.images import image_of, rows_of, spec_of
+
 from tidemill.bridge.image import check_spec, group_bytes, layout_of, read_image
 from tidemill.bridge.steps import StepReader
 from tidemill.bridge.tables import LAYOUTS
@@ -97,7 +97,9 @@ def test_a_flipped_byte_is_read_or_refused_by_a_typed_error(layout, flip):
         for i in range(len(part)):
             changed = [bytearray(other) for other in files]
             changed[which][i] ^= flip
-            refused += not in_bounds(lambda changed=changed: read_all(LAYOUTS[layout], bytes(changed[0]), bytes(changed[1]) if len(changed) > 1 else None))
+            refused += not in_bounds(
+                lambda changed=changed: read_all(LAYOUTS[layout], bytes(changed[0]), bytes(changed[1]) if len(changed) > 1 else None)
+            )
     assert refused > 40
 
 
@@ -131,7 +133,13 @@ def test_any_bytes_end_in_a_typed_error(layout, first, body):
 
 @pytest.mark.parametrize(
     ("place", "value", "says"),
-    [(18 + 4, -5, "-5 groups"), (26 + 64, 0, "max_agents = 0"), (26 + 69, -1, "action_size = -1"), (26 + 73, -7, "a branch size = -7"), (4, 3, "version")],
+    [
+        (18 + 4, -5, "-5 groups"),
+        (26 + 64, 0, "max_agents = 0"),
+        (26 + 69, -1, "action_size = -1"),
+        (26 + 73, -7, "a branch size = -7"),
+        (4, 3, "version"),
+    ],
 )
 def test_what_cannot_be_is_named(place, value, says):
     image = bytearray(image_of("0", {"x": spec_of([(2,)], branches=(2,))}, capacity=8)[0])
@@ -145,12 +153,14 @@ def test_more_agents_than_there_is_room_for_are_refused_by_name():
     group = read_image(LAYOUTS["0"], image).groups[0]
     changed = bytearray(image)
     struct.pack_into("<i", changed, group.places["agents"], 4)
-    with pytest.raises(ImageError, match='group "x": 4 agents .* max_agents = 3'):
+    with pytest.raises(ImageError, match=r'group "x": 4 agents .* max_agents = 3'):
         StepReader(LAYOUTS["0"], group).read(bytes(changed))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("field", "says"), [("obs", "observation 1 of agent 101"), ("reward", "reward of agent 101"), ("ended_reward", "reward of agent 102")])
+@pytest.mark.parametrize(
+    ("field", "says"), [("obs", "observation 1 of agent 101"), ("reward", "reward of agent 101"), ("ended_reward", "reward of agent 102")]
+)
 def test_numbers_that_are_not_finite_name_group_agent_and_field(bad, field, says):
     layout = LAYOUTS["0.3.0"]
     first, body = image_of("0.3.0", {"x": spec_of([(2,), (3,)], continuous=1, agents=5)}, rows=4)

@@ -98,7 +98,9 @@ class OneFile(SharedMemory):
         self._use(path, new)
         self._changes += 1
         old.close()
-        self._know_groups()
+        self._stale = False
+        if shift:
+            self._know_groups()
         if more:
             write_int(new, self._count_place, len(self.groups) + 1)
 

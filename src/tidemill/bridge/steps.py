@@ -69,6 +69,11 @@ def count(memory: Memory, group: Group, name: str) -> int:
     return rows
 
 
+def _copy(memory: Memory, place: int, items: int, dtype: Any) -> NDArray[Any]:
+    """Return an aligned copy of numbers that may lie anywhere."""
+    return np.frombuffer(memory, np.uint8, 4 * items, place).copy().view(dtype)
+
+
 class _Block:
     """A block of fields whose first n rows are read; `counter` holds n."""
 
@@ -84,11 +89,11 @@ class _Block:
     def read(self, memory: Memory) -> tuple[int, list[Floats], Floats, Ints]:
         """Return n, and copies: observations, rewards, agent ids."""
         rows = count(memory, self._group, self._counter)
-        reward: Floats = np.frombuffer(bytearray(memory[self._reward : self._reward + 4 * rows]), np.float32)
-        agent_id: Ints = np.frombuffer(bytearray(memory[self._agent_id : self._agent_id + 4 * rows]), np.int32)
+        reward: Floats = _copy(memory, self._reward, rows, np.float32)
+        agent_id: Ints = _copy(memory, self._agent_id, rows, np.int32)
         obs: list[Floats] = []
         for place, size, shape in self._obs:
-            values = np.frombuffer(bytearray(memory[place : place + 4 * rows * size]), np.float32)
+            values = _copy(memory, place, rows * size, np.float32)
             if not np.isfinite(values).all():
                 self._complain(f"observation {len(obs)}", values.reshape(rows, size), agent_id)
             obs.append(values.reshape(rows, *shape))

@@ -127,7 +127,8 @@ class TwoFiles(SharedMemory):
         self._header = read_header(self.layout, self._first)
         self.data = new
         old.close()
-        self._know_groups()
+        if shift:
+            self._know_groups()
         write_int(self._first, self._at["groups_bytes"], end - start + more)
         self._header["groups_bytes"] = end - start + more
         self._still = self._fixed()

@@ -1,0 +1,110 @@
+"""Who owns the files of a bridge, and that those of the dead are removed and those of the living are not."""
+
+import os
+
+import pytest
+
+from tidemill.bridge import files
+from tidemill.bridge.files import Lock, Meeting, Watch, create_file, open_file, remove_dead
+from tidemill.core.errors import ConfigError, ImageError, SimulatorError
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MEMORY", tmp_path)
+    return tmp_path
+
+
+def test_a_lock_is_held_by_one_and_says_by_whom(tmp_path):
+    lock = Lock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError):
+        Lock(tmp_path / "lock")
+    watch = Watch.find(tmp_path / "lock")
+    assert watch.alive() and watch.owner == str(os.getpid())
+    lock.release()
+    assert not watch.alive() and not (tmp_path / "lock").exists()
+    assert Watch.find(tmp_path / "lock") is None
+
+
+def test_a_lock_taken_over_from_the_dead_does_not_make_them_live(tmp_path):
+    old = Lock(tmp_path / "lock")
+    watch = Watch.find(tmp_path / "lock")
+    os.close(old._descriptor)  # as the kernel does when a process is killed: the file stays
+    assert not watch.alive()
+    new = Lock(tmp_path / "lock")
+    assert not watch.alive() and Watch.find(tmp_path / "lock").alive()
+    new.release()
+
+
+def test_a_companion_that_is_not_locked_yet_is_not_taken_for_a_dead_owners(tmp_path):
+    (tmp_path / "lock").touch()
+    assert Watch.find(tmp_path / "lock") is None
+
+
+def test_folders_of_the_dead_are_removed_and_others_are_not(root):
+    living, dead = Meeting.own(1), Meeting.own(1)
+    for meeting in (living, dead):
+        create_file(meeting.path, 10).close()
+        create_file(meeting.path.with_name("memory__"), 10).close()
+        (meeting.path.parent / "memory.simulator").touch()
+    os.close(dead._lock._descriptor)
+    young, old, other = (root / name for name in (f"tidemill-{os.getuid()}-young", f"tidemill-{os.getuid()}-old", "else"))
+    for folder in (young, old, other):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    (root / f"tidemill-{os.getuid()}-link").symlink_to(other)
+    third = Meeting.own(1)
+    assert not dead.path.parent.exists() and not old.exists()
+    assert living.path.exists() and third.path.parent.exists() and young.exists() and other.exists()
+    for meeting in (living, third):
+        meeting.leave()
+        assert not meeting.path.parent.exists()
+
+
+def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
+    meeting = Meeting.at(tmp_path / "sub" / "default")
+    for name in ("default", "default_", "default___", "default.simulator", "default2", "default_x", "xdefault"):
+        (tmp_path / "sub" / name).touch()
+    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        Meeting.at(tmp_path / "sub" / "default")
+    meeting.leave()
+    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["default2", "default_x", "xdefault"]
+
+
+def test_where_nothing_can_be_made_that_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="no memory file can be made"):
+        Meeting.at(tmp_path / "file" / "default")
+
+
+def test_files_are_their_owners_alone_and_whole(tmp_path):
+    memory = create_file(tmp_path / "m", 5000)
+    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o600 and memory[:] == bytes(5000)
+    memory[4999] = 7
+    assert open_file(tmp_path / "m")[4999] == 7
+
+
+def test_what_is_no_plain_file_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for name in ("empty", "link", "none"):
+        with pytest.raises(ImageError, match=name):
+            open_file(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ImageError, match="plain file"):
+        open_file(tmp_path / "pipe")
+
+
+def test_more_than_there_is_room_for_is_told(tmp_path):
+    with pytest.raises(SimulatorError, match="no room"):
+        create_file(tmp_path / "m", 1 << 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulator_tidies_up_only_where_no_other_trainer_may_meet(tmp_path):
+    for name in ("tidemill-0-abc", "ml-agents"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "memory").touch()
+        remove_dead(tmp_path / name / "memory")
+    assert [path.name for path in tmp_path.iterdir()] == ["ml-agents"]

@@ -1,0 +1,163 @@
+"""Taking turns: nobody burns a core while the other side thinks, a wake is not lost, spinning is given up where it does not pay."""
+
+import mmap
+import threading
+import time
+
+import pytest
+
+from tidemill.bridge import turns
+from tidemill.bridge.turns import Futex, Turns
+
+WORD, TURN, CLOSED = 8, 8, 11
+
+
+def side(memory, mine, closed=None):
+    made = Turns(WORD, TURN, mine, closed)
+    made.attach(memory)
+    return made
+
+
+def look():
+    """Nothing to be seen."""
+
+
+def test_a_sleeper_is_woken():
+    memory = mmap.mmap(-1, 4096)
+    futex = Futex(memory, WORD)
+    woken = []
+    sleeper = threading.Thread(target=lambda: woken.append(futex.sleep(0, 30.0)))
+    sleeper.start()
+    while sleeper.is_alive():
+        futex.wake()
+        time.sleep(0.001)
+    assert woken == [True]
+
+
+def test_who_looks_at_an_old_word_does_not_sleep():
+    memory = mmap.mmap(-1, 4096)
+    memory[WORD] = 1
+    assert not Futex(memory, WORD).sleep(0, 30.0)
+
+
+def test_a_mapping_can_be_closed_after_it_was_used():
+    memory = mmap.mmap(-1, 4096)
+    one = side(memory, 0)
+    assert one.wait(look)
+    memory.close()
+
+
+def test_turns_are_exchanged_between_two_threads():
+    memory = mmap.mmap(-1, 4096)
+    one, two = side(memory, 0), side(memory, 1)
+    rounds = 500
+
+    def other():
+        for i in range(rounds):
+            two.wait(look)
+            assert memory[0] == i % 256
+            memory[1] = 255 - memory[0]
+            memory[TURN] = 0
+            two.wake()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    for i in range(rounds):
+        memory[0] = i % 256
+        memory[TURN] = 1
+        one.wake()
+        assert one.wait(look)
+        assert memory[1] == 255 - i % 256
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_peer_that_never_wakes_is_noticed_all_the_same():
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN] = 1
+
+    def other():
+        time.sleep(0.05)
+        memory[TURN] = 0
+
+    threading.Thread(target=other).start()
+    begun = time.monotonic()
+    assert side(memory, 0).wait(look)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_wait_ends_when_its_time_is_up_and_goes_on_later():
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN] = 1
+    one = side(memory, 0)
+    assert not one.wait(look, 0.01)
+    memory[TURN] = 0
+    assert one.wait(look, 0.01)
+
+
+def test_a_close_ends_a_wait():
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN], memory[CLOSED] = 1, 1
+    assert side(memory, 0, CLOSED).wait(look)
+
+
+def test_what_looking_finds_ends_a_wait_also_one_in_short_pieces():
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN] = 1
+    one = side(memory, 0)
+
+    def gone():
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        one.wait(gone)
+    looks = []
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        one.wait(lambda: looks.append(1), 0.01)
+    assert 1 <= len(looks) <= 6
+
+
+def test_waiting_burns_no_core():
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN] = 1
+    one = side(memory, 0)
+    used = time.process_time()
+    one.wait(look, 0.5)
+    assert time.process_time() - used < 0.25
+
+
+def test_spinning_that_does_not_pay_is_given_up_and_tried_again_ever_more_rarely(monkeypatch):
+    memory = mmap.mmap(-1, 4096)
+    memory[TURN] = 1
+    one = side(memory, 0)
+    spun = []
+    monkeypatch.setattr(one, "_sleep", lambda *_: True)
+    for _ in range(1000):
+        before = one._budget
+        monkeypatch.setattr(one, "_budget", lambda before=before: spun.append(before()) or spun[-1])
+        one.wait(look)
+        monkeypatch.setattr(one, "_budget", before)
+    assert spun[0] == turns._LONGEST_SPIN and sum(budget > 0 for budget in spun) < 15
+    memory[TURN] = 0
+    assert one.wait(look)
+
+
+def test_spinning_that_pays_once_is_taken_up_again():
+    memory = mmap.mmap(-1, 4096)
+    one = side(memory, 0)
+    one._spin = 0.0
+    one._idle = one._pause = turns._TRY_AGAIN
+
+    class Memory:
+        """A turn that comes while we spin."""
+
+        looks = 0
+
+        def __getitem__(self, _):
+            self.looks += 1
+            return int(self.looks < 4)
+
+    one._memory = Memory()
+    assert one.wait(look)
+    assert one._spin == turns._LONGEST_SPIN
