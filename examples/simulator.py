@@ -6,7 +6,7 @@ tidemill train examples/simulator.py:reach_csharp      # in C#; needs mcs and mo
 tidemill train examples/simulator.py:corridor          # and so on: corridor_c, corridor_csharp
 
 The worlds in C and C# are copied into the folder simulators/ (what `tidemill simulator sources simulators` does) and compiled there, once. Each run
-ends at 0.9 of what the world's own heuristic reaches; that is printed by the world when it is run without a trainer, say simulators/bin/reach.
+ends at 0.95 of what the world's own heuristic reaches, which is printed by the world when it is run without a trainer, say simulators/bin/reach.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ def of(world: str, path: Path, name: str) -> Experiment:
             "actor": Actors(environment=SimulatorEnvironment(path=str(path)), lanes=4, agents=(AgentSpec(sample_steps=64),)),
             "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, gamma=0.98)),
         },
-        limits=Limits(mean_return=0.9 * HEURISTIC[world], steps=50_000),
+        limits=Limits(mean_return=0.95 * HEURISTIC[world], steps=50_000),
     )
 
 

@@ -161,6 +161,8 @@ class Meeting:
         except BlockingIOError:
             watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
             owner = watch.owner if watch else "?"
+            if watch:
+                watch.close()
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
