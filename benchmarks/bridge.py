@@ -2,8 +2,9 @@
 
     python benchmarks/bridge.py [--seconds 2] [--layouts 0,0.3.2] [--python] [--csharp]
 
-The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python and --csharp the same in these, too). Both sides are pinned: to
-one core together, or to a core each. A figure is the best of five runs of so many seconds, since other programs only make it slower, beside the median.
+The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python and --csharp the same in these, too). Both sides are pinned:
+to one core together, or to a core each. A figure is the best of five runs of so many seconds, since other programs only make it slower, beside the
+median.
 """
 
 import argparse
