@@ -1,4 +1,4 @@
-"""A trainer by the letter of the layouts, written apart from the package: bytes at offsets, so that either end can be checked against it, or be lied to."""
+"""A trainer by the letter of the layouts, written apart from the package: bytes at offsets, to check either end against, or to lie to it."""
 
 import fcntl
 import mmap
@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class RawTrainer:
         if known:
             self.lock = open(f"{self.path}.trainer", "w")  # noqa: SIM115 (it is held for life)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
+            print(os.getpid(), file=self.lock, flush=True)
         if layout == "0":
             self._make(self.path, struct.pack("<iiBBiii", 22, 0, 0, 0, 4, 0, 0))
         else:
@@ -119,8 +121,8 @@ class RawTrainer:
         struct.pack_into("<i", self.body, self.side_at, len(data))
         self.body[self.side_at + 4 : self.side_at + 4 + len(data)] = data
 
-    def grow(self, capacity: int) -> None:
-        """Change to a larger file on the trainer's own account."""
+    def grow(self, capacity: int, spoil: Callable[[Path], None] = lambda path: None) -> None:
+        """Change to a larger file on the trainer's own account; `spoil` may make a lie of it before the simulator hears of it."""
         old, groups_at = self.capacity, self.groups_at
         if self.layout == "0":
             rest = self.body[groups_at:]
@@ -130,18 +132,20 @@ class RawTrainer:
             header[8] = header[9] = 0
             count = self.body[groups_at - 4 : groups_at]
             self._make(Path(f"{self.path}_"), bytes(header) + bytes(capacity - 4) + count + rest)
-            head = self.head
+            head, self.path = self.head, Path(f"{self.path}_")
+            self._open()
+            spoil(self.path)
             head[9] = CHANGE
             head[8] = 1
-            self.path = Path(f"{self.path}_")
         else:
             rest = self.body[old:]
             self.body_number += 1
             self._make(Path(f"{self.path}{'_' * self.body_number}"), bytes(capacity) + rest)
             self.i32(16, self.body_number)
             self.i32(20, capacity)
+            self._open()
+            spoil(Path(f"{self.path}{'_' * self.body_number}"))
         self.changes += 1
-        self._open()
 
     @property
     def groups_at(self) -> int:

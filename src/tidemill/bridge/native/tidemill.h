@@ -31,7 +31,7 @@
 #define TIDEMILL_H
 
 #if defined(TIDEMILL_IMPLEMENTATION) && !defined(_GNU_SOURCE)
-#define _GNU_SOURCE 1 /* syscall, sched_getaffinity, O_NOFOLLOW; takes effect when this is the first include */
+#define _GNU_SOURCE 1 /* syscall, flock, O_NOFOLLOW; takes effect when this is the first include */
 #endif
 
 #include <stddef.h>
@@ -106,20 +106,19 @@ const char *tm_error(void);
 enum { TM_FRAMING_UUID = 0, TM_FRAMING_TYPE = 1 }; /* how side-channel messages are told apart; both ends must choose alike */
 
 typedef struct tm_options {
-    const char *path;        /* memory file: a path, or a name in <temporary directory>/ml-agents/; NULL: no trainer */
+    const char *path;        /* memory file: from /, or in <temporary directory>/ml-agents/; NULL: the editor's, if a trainer waits there, else no trainer */
+    int started;             /* 1: the trainer started this process, so that its parent's death is the trainer's (tm_options_from knows) */
     int framing;             /* TM_FRAMING_UUID or the older TM_FRAMING_TYPE */
     double deadline_seconds; /* how long tm_exchange waits at most; 0: as long as the trainer lives */
 } tm_options;
 
-/* The bridge to the trainer named by `--memory-path PATH` among the arguments, or one without a trainer. NULL: error. */
+/* The bridge to the trainer named by `--memory-path PATH` among the arguments; without that to the one that waits for an editor (a file "default" in
+ * <temporary directory>/ml-agents/); else one without a trainer. NULL: error. */
 tm_bridge *tm_bridge_open(int argc, char **argv);
 tm_bridge *tm_bridge_open_with(const tm_options *options);
 
 /* The options that the arguments ask for, to be changed before tm_bridge_open_with. `path` points into argv. */
 tm_options tm_options_from(int argc, char **argv);
-
-/* The name under which a trainer waits that started no simulator (an editor is open already): for tm_options.path. */
-#define TM_EDITOR_PATH "default"
 
 /* Tells the trainer that the simulator ends, and frees the bridge with all of its worlds. NULL does nothing. */
 void tm_bridge_close(tm_bridge *bridge);
@@ -304,6 +303,7 @@ int tm_set_property(tm_bridge *bridge, const char *key, float value);
 
 /* ------------------------------------------------------------------------------------------------------------ structures */
 
+enum { TM__NOBODY = -100 }; /* no editor's trainer waits */
 enum { TM__ALONE = -1, TM__LAYOUT_0 = 0, TM__LAYOUT_30 = 30, TM__LAYOUT_32 = 32 };
 enum { TM__FIRST, TM__MINE, TM__THEIRS }; /* waiting for the trainer's first command; our turn; handed over */
 
@@ -345,11 +345,11 @@ struct tm_world {
     size_t *obs, reward, done, max_step, id, mask, ends, *end_obs, end_reward, end_status, end_id, continuous_at, discrete_at;
     uint8_t *spec;
     size_t spec_size, data_size;
-    uint8_t *data; /* in the memory file once registered, `own` until then and without a trainer */
-    uint8_t *own;
+    uint8_t *data;   /* the decisions of this exchange. One large copy at the hand-over beats many small writes to memory that another core read last */
+    uint8_t *shared; /* the data in the memory file, once registered */
     int registered;
     int shared_rows; /* layout 0: decisions and ends lie in the same rows */
-    int32_t decisions, ended, rows; /* requested; `rows` counts both where they share max_agents rows (layout 0) */
+    int32_t decisions, ended, rows; /* requested; `rows` counts both */
     float **own_end_obs;            /* ends are kept here, and put behind the decisions at the hand-over */
     float *own_end_reward;
     uint8_t *own_end_status;
@@ -377,8 +377,7 @@ struct tm_bridge {
     int trainer_lock, simulator_lock; /* descriptors of PATH.trainer and PATH.simulator, -1: none */
     pid_t parent;
     int wakes; /* whether the trainer wakes us: learned */
-    int cores;
-    uint32_t waits;
+    uint32_t idle, pause; /* waits without a spin since the last one, and how many there are to be */
     double spin, deadline, looked;
     tm_world *worlds, **last;
     void (*reset)(tm_bridge *, void *);
@@ -397,7 +396,7 @@ struct tm_bridge {
 
 const tm_channel tm_engine_channel = {{0x2c, 0x34, 0x51, 0xe9, 0x7e, 0x4f, 0xea, 0x11, 0xb2, 0x38, 0x78, 0x4f, 0x43, 0x87, 0xd1, 0xf7}, 2};
 const tm_channel tm_parameter_channel = {{0x1e, 0x89, 0x4c, 0x53, 0x0f, 0x81, 0xea, 0x11, 0xa9, 0xd0, 0x82, 0x24, 0x85, 0x86, 0x04, 0x00}, 3};
-const tm_channel tm_statistic_channel = {{0xb7, 0xf7, 0xd8, 0xa1, 0xc8, 0xce, 0xf8, 0x50, 0xb7, 0x8b, 0xd3, 0xe1, 0x65, 0xa7, 0x85, 0x20}, 4};
+const tm_channel tm_statistic_channel = {{0xb7, 0xf7, 0xd8, 0xa1, 0xc8, 0xce, 0xf9, 0x50, 0xb7, 0x8b, 0xd3, 0xe1, 0x65, 0xa7, 0x85, 0x20}, 4};
 const tm_channel tm_property_channel = {{0xd0, 0xf7, 0xcc, 0x60, 0x7e, 0x4f, 0xea, 0x11, 0xb2, 0x38, 0x78, 0x4f, 0x43, 0x87, 0xd1, 0xf7}, 1};
 
 /* ---------------------------------------------------------------------------------------------------------------- errors */
@@ -584,7 +583,7 @@ static void tm__give(tm_bridge *bridge, int command) {
 
 /* A Tidemill trainer holds a lock on PATH.trainer for as long as it lives; another one is the parent process. */
 static int tm__trainer_lives(const tm_bridge *bridge) {
-    if (bridge->trainer_lock < 0) return getppid() == bridge->parent;
+    if (bridge->trainer_lock < 0) return !bridge->parent || getppid() == bridge->parent;
     if (flock(bridge->trainer_lock, LOCK_SH | LOCK_NB)) return 1;
     flock(bridge->trainer_lock, LOCK_UN);
     return 0;
@@ -607,13 +606,16 @@ static int tm__look(tm_bridge *bridge, double now) {
     return tm__trainer_lives(bridge) ? TM_OK : tm__died(bridge);
 }
 
-#define TM__LONGEST_SPIN 100e-6
+#define TM__LONGEST_SPIN 300e-6
+#define TM__SHORTEST_SPIN 40e-6
 
-/* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again now and then. */
+/* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again more and more rarely. */
 static double tm__spin(tm_bridge *bridge) {
-    if (bridge->cores == 1) return 0;
-    if (bridge->spin < 2e-6) return ++bridge->waits % 64 == 0 ? TM__LONGEST_SPIN : 0;
-    return bridge->spin;
+    if (bridge->spin > 0) return bridge->spin;
+    if (++bridge->idle < bridge->pause) return 0;
+    bridge->idle = 0;
+    bridge->pause = bridge->pause < 2048 ? 2 * bridge->pause : 4096;
+    return TM__SHORTEST_SPIN;
 }
 
 static int tm__wait(tm_bridge *bridge) {
@@ -632,13 +634,13 @@ static int tm__wait(tm_bridge *bridge) {
         }
         seen = tm__load(word);
         if (tm__ours(bridge, seen) || tm__closed(bridge, seen)) {
-            now = tm__clock() - begun;
-            bridge->spin = now < TM__LONGEST_SPIN / 2 ? 2 * now + 10e-6 : TM__LONGEST_SPIN;
+            bridge->spin = TM__LONGEST_SPIN;
+            bridge->pause = 64;
             return tm__closed(bridge, seen) ? TM_CLOSED : TM_OK;
         }
         now = tm__clock();
     }
-    if (spin > 0) bridge->spin = spin / 2;
+    bridge->spin = spin / 2 < TM__SHORTEST_SPIN ? 0 : spin / 2;
     for (;;) {
         seen = tm__load(word);
         if (tm__closed(bridge, seen)) return TM_CLOSED;
@@ -661,11 +663,6 @@ static int tm__wait(tm_bridge *bridge) {
 }
 
 /* ------------------------------------------------------------------------------------------------- files that are replaced */
-
-static void tm__put_data(tm_world *world, uint8_t *data) {
-    if (data != world->data) memcpy(data, world->data, world->data_size);
-    world->data = data;
-}
 
 /* Finds its way in the files now mapped, which the trainer may have made: they must hold the registered worlds as these were written. */
 static int tm__adopt(tm_bridge *bridge) {
@@ -706,7 +703,7 @@ static int tm__adopt(tm_bridge *bridge) {
         if (!world->registered) continue;
         if (memcmp(place, world->spec, world->spec_size))
             return tm__fail(TM_ERROR_TRAINER, "the trainer's new file %s does not hold world %s as it was registered", bridge->path, world->name);
-        world->data = place + world->spec_size;
+        world->shared = place + world->spec_size;
         place += world->spec_size + world->data_size;
     }
     return TM_OK;
@@ -741,7 +738,7 @@ static int tm__grow(tm_bridge *bridge, size_t capacity, tm_world *first) {
     place = map.at + front + before;
     for (tm_world *world = first; world; world = zero ? NULL : world->next) {
         memcpy(place, world->spec, world->spec_size);
-        tm__put_data(world, place + world->spec_size);
+        world->shared = place + world->spec_size;
         place += world->spec_size + world->data_size;
         world->registered = 1;
         groups++;
@@ -838,48 +835,56 @@ static char *tm__companion(const tm_bridge *bridge, const char *ending) {
     return path;
 }
 
-/* Meets a Tidemill trainer: its lock tells of its death, ours of ours. */
-static int tm__meet(tm_bridge *bridge) {
-    char *trainer = tm__companion(bridge, ".trainer"), *own = tm__companion(bridge, ".simulator"), text[24];
-    int status = TM_OK, length;
-    if (!trainer || !own) {
-        status = TM_ERROR_MEMORY;
-    } else if ((bridge->trainer_lock = open(trainer, O_RDWR | O_NOFOLLOW | O_CLOEXEC)) >= 0) {
-        bridge->simulator_lock = open(own, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (bridge->simulator_lock < 0) {
-            status = tm__fail(TM_ERROR_FILE, "cannot make %s: %s", own, strerror(errno));
-        } else if (flock(bridge->simulator_lock, LOCK_EX | LOCK_NB)) {
-            status = tm__fail(TM_ERROR_FILE, "another simulator serves the trainer of %s; close it, or start this one by another trainer", bridge->first);
-            close(bridge->simulator_lock); /* and leave the file to that one */
-            bridge->simulator_lock = -1;
-        } else {
-            length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-            if (ftruncate(bridge->simulator_lock, 0) || write(bridge->simulator_lock, text, (size_t)length) != length)
-                status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s", own, strerror(errno));
-        }
+/* Looks for the file of a Tidemill trainer, on which it holds a lock for as long as it lives. */
+static int tm__find_trainer(tm_bridge *bridge) {
+    char *path = tm__companion(bridge, ".trainer");
+    struct stat status;
+    if (!path) return TM_ERROR_MEMORY;
+    bridge->trainer_lock = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    free(path);
+    if (bridge->trainer_lock < 0) return TM_OK;
+    if (tm__trainer_lives(bridge) || fstat(bridge->trainer_lock, &status) || status.st_size == 0) return TM_OK; /* it is about to take the lock where there is no number yet */
+    return tm__fail(TM_ERROR_DIED, "the trainer of %s is dead; a living one has to start this simulator", bridge->first);
+}
+
+/* Shows a Tidemill trainer that we are there: a file of our own, which is locked for as long as we live. One of a dead simulator is replaced. */
+static int tm__show(tm_bridge *bridge) {
+    char *path, text[24];
+    int status = TM_OK, old, length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (bridge->trainer_lock < 0) return TM_OK;
+    if (!(path = tm__companion(bridge, ".simulator"))) return TM_ERROR_MEMORY;
+    for (int attempt = 0; attempt < 3 && bridge->simulator_lock < 0; attempt++) {
+        bridge->simulator_lock = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (bridge->simulator_lock >= 0 || (old = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC)) < 0) continue;
+        if (flock(old, LOCK_EX | LOCK_NB) == 0) unlink(path);
+        else usleep(10000); /* whoever looks whether we live holds it for an instant */
+        close(old);
     }
-    free(trainer);
-    free(own);
+    if (bridge->simulator_lock < 0)
+        status = tm__fail(TM_ERROR_FILE, "another simulator serves the trainer of %s (%s: %s); close it, or have this one started by a trainer of its own", bridge->first, path, strerror(errno));
+    else if (flock(bridge->simulator_lock, LOCK_EX | LOCK_NB) || write(bridge->simulator_lock, text, (size_t)length) != length)
+        status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s", path, strerror(errno));
+    free(path);
     return status;
 }
 
-static int tm__connect(tm_bridge *bridge, const char *path) {
+static int tm__connect(tm_bridge *bridge, const tm_options *options) {
+    const char *path = options->path ? options->path : "default";
     size_t size;
     int32_t first, second, third;
     int status;
-    if (!strchr(path, '/')) {
+    if (*path != '/') {
         const char *temporary = getenv("TMPDIR");
         if (!temporary || !*temporary) temporary = getenv("TEMP");
         if (!temporary || !*temporary) temporary = getenv("TMP");
         if (!temporary || !*temporary) temporary = "/tmp";
         size = strlen(temporary) + strlen(path) + sizeof "/ml-agents/";
         if ((bridge->first = (char *)tm__new(size, 1))) snprintf(bridge->first, size, "%s/ml-agents/%s", temporary, path);
-    } else if ((bridge->first = (char *)tm__new(strlen(path) + 1, 1))) {
-        strcpy(bridge->first, path);
+    } else {
+        bridge->first = (char *)tm__copy(path, strlen(path) + 1);
     }
-    if (!bridge->first || !(bridge->path = (char *)tm__new(strlen(bridge->first) + 1, 1))) return TM_ERROR_MEMORY;
-    strcpy(bridge->path, bridge->first);
-    bridge->parent = getppid();
+    if (!bridge->first || !(bridge->path = (char *)tm__copy(bridge->first, strlen(bridge->first) + 1))) return TM_ERROR_MEMORY;
+    if ((status = tm__find_trainer(bridge)) || (!options->path && access(bridge->path, F_OK))) return !options->path ? TM__NOBODY : status;
     if ((status = tm__open_file(bridge->path, &bridge->head))) return status;
     if (bridge->head.size < TM0_HEADER_SIZE)
         return tm__fail(TM_ERROR_VERSION, "%s has %zu bytes, and the shortest memory file has %d: it is none, or damaged", path, bridge->head.size, TM0_HEADER_SIZE);
@@ -910,7 +915,7 @@ static int tm__connect(tm_bridge *bridge, const char *path) {
         if (status) return status;
     }
     if ((status = tm__adopt(bridge))) return status;
-    return tm__meet(bridge);
+    return tm__show(bridge);
 }
 
 /* Removes what a dead trainer left: its whole folder if it made one for this bridge, else the files that we know of. */
@@ -945,7 +950,7 @@ static void tm__remove_remains(const tm_bridge *bridge) {
 /* Ends the connection; worlds go on in memory of their own, on their heuristics. */
 static void tm__detach(tm_bridge *bridge) {
     for (tm_world *world = bridge->worlds; world; world = world->next) {
-        world->data = world->own;
+        world->shared = NULL;
         world->registered = 0;
         world->decisions = world->ended = world->rows = world->action_count = 0;
     }
@@ -973,7 +978,7 @@ tm_options tm_options_from(int argc, char **argv) {
     tm_options options;
     memset(&options, 0, sizeof options);
     for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], "--memory-path") == 0) options.path = argv[i + 1];
+        if (strcmp(argv[i], "--memory-path") == 0) options.path = argv[i + 1], options.started = 1;
     return options;
 }
 
@@ -984,21 +989,19 @@ tm_bridge *tm_bridge_open(int argc, char **argv) {
 
 tm_bridge *tm_bridge_open_with(const tm_options *options) {
     tm_bridge *bridge = (tm_bridge *)tm__new(1, sizeof *bridge);
+    int status;
     if (!bridge) return NULL;
     bridge->layout = TM__ALONE;
     bridge->trainer_lock = bridge->simulator_lock = -1;
     bridge->framing = options->framing;
     bridge->deadline = options->deadline_seconds;
     bridge->last = &bridge->worlds;
-    bridge->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    bridge->spin = TM__LONGEST_SPIN / 4;
-#ifdef __linux__
-    {
-        cpu_set_t set;
-        if (sched_getaffinity(0, sizeof set, &set) == 0) bridge->cores = CPU_COUNT(&set);
-    }
-#endif
-    if (options->path && tm__connect(bridge, options->path)) {
+    bridge->spin = TM__LONGEST_SPIN;
+    bridge->pause = 64;
+    bridge->parent = options->started ? getppid() : 0;
+    status = tm__connect(bridge, options);
+    if (status == TM__NOBODY) tm__detach(bridge);
+    else if (status) {
         char text[sizeof tm__text];
         memcpy(text, tm__text, sizeof text);
         tm__detach(bridge); /* the files are the trainer's still */
@@ -1039,7 +1042,7 @@ static void tm__free_world(tm_world *world) {
     free(world->obs);
     free(world->end_obs);
     free(world->spec);
-    free(world->own);
+    free(world->data);
     free(world->action_ids);
     free(world->discrete_actions);
     free(world->continuous_actions);
@@ -1219,7 +1222,7 @@ tm_world *tm_world_create(tm_bridge *bridge, const tm_world_spec *spec) {
     for (int32_t b = 0; b < spec->branch_count; b++) world->choices += (size_t)spec->branches[b];
     if (ok) tm__place(world);
     world->spec_size = ok ? tm__write_spec(world, NULL) : 0;
-    ok = ok && (world->spec = (uint8_t *)tm__new(world->spec_size, 1)) && (world->own = (uint8_t *)tm__new(world->data_size, 1)) &&
+    ok = ok && (world->spec = (uint8_t *)tm__new(world->spec_size, 1)) && (world->data = (uint8_t *)tm__new(world->data_size, 1)) &&
          (world->own_end_reward = (float *)tm__new(agents, 4)) && (world->own_end_status = (uint8_t *)tm__new(agents, 1)) &&
          (world->own_end_id = (int32_t *)tm__new(agents, 4)) && (world->action_ids = (int32_t *)tm__new(agents, 4)) &&
          (world->continuous_actions = (float *)tm__new(agents * (size_t)spec->continuous, 4)) &&
@@ -1230,7 +1233,6 @@ tm_world *tm_world_create(tm_bridge *bridge, const tm_world_spec *spec) {
     }
     tm__write_spec(world, world->spec);
     world->shared_rows = bridge->layout == TM__LAYOUT_0;
-    world->data = world->own;
     *bridge->last = world;
     bridge->last = &world->next;
     return world;
@@ -1246,12 +1248,9 @@ const char *tm_world_name(const tm_world *world) { return world->name; }
 
 /* -------------------------------------------------------------------------------------------------------------- requests */
 
-/* Takes a row. Where decisions and ends share max_agents rows, they are counted together first. */
+/* Takes a row. Decisions and ends are counted together first: in layout 0 they share max_agents rows, and one world is to suit all layouts. */
 static int32_t tm__take_row(tm_world *world, int32_t *counter) {
-    int32_t row;
-    if (world->shared_rows && tm__add(&world->rows) >= world->max_agents) row = world->max_agents;
-    else row = tm__add(counter);
-    if (row < world->max_agents) return row;
+    if (tm__add(&world->rows) < world->max_agents) return tm__add(counter);
     tm__note(world->bridge, tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d requests and ends in one exchange, which is its max_agents; create it with more, "
                                      "or ask for each agent once per exchange", world->name, (int)world->max_agents));
     return -1;
@@ -1266,7 +1265,6 @@ tm_request tm_request_decision(tm_world *world, int32_t agent_id) {
         size_t row = (size_t)request.row;
         for (int32_t k = 0; k < world->observation_count; k++) memset(world->data + world->obs[k] + 4 * row * world->floats[k], 0, 4 * world->floats[k]);
         memset(world->data + world->reward + 4 * row, 0, 4);
-        if (world->shared_rows) world->data[world->done + row] = world->data[world->max_step + row] = 0;
         tm__put_i32(world->data + world->id + 4 * row, agent_id);
         if (world->choices) memset(world->data + world->mask + row * world->choices, 0, world->choices);
     }
@@ -1380,29 +1378,37 @@ static void tm__drop(tm_bridge *bridge, int actions_too) {
     }
 }
 
-/* Writes the counts, and the ends: behind the decisions in layout 0, in their own part in layouts 3. */
-static void tm__write_rows(tm_world *world) {
+/* Copies the rows into the shared memory: ends behind the decisions in layout 0, in their own part in layouts 3. */
+static void tm__write_rows(const tm_world *world) {
     size_t decisions = (size_t)world->decisions, ended = (size_t)world->ended, agents = (size_t)world->max_agents;
-    uint8_t *data = world->data;
+    const uint8_t *data = world->data;
+    uint8_t *to = world->shared;
+    for (int32_t k = 0; k < world->observation_count; k++) {
+        size_t row = 4 * world->floats[k];
+        memcpy(to + world->obs[k], data + world->obs[k], decisions * row);
+        memcpy(to + (world->shared_rows ? world->obs[k] + decisions * row : world->end_obs[k]), world->own_end_obs[k], ended * row);
+    }
+    memcpy(to + world->reward, data + world->reward, 4 * decisions);
+    memcpy(to + world->id, data + world->id, 4 * decisions);
+    memcpy(to + world->mask, data + world->mask, decisions * world->choices);
     if (world->shared_rows) {
-        tm__put_i32(data, (int32_t)(decisions + ended));
-        for (int32_t k = 0; k < world->observation_count; k++)
-            memcpy(data + world->obs[k] + 4 * decisions * world->floats[k], world->own_end_obs[k], 4 * ended * world->floats[k]);
-        memcpy(data + world->reward + 4 * decisions, world->own_end_reward, 4 * ended);
-        memset(data + world->done + decisions, 1, ended);
-        memcpy(data + world->max_step + decisions, world->own_end_status, ended);
-        memcpy(data + world->id + 4 * decisions, world->own_end_id, 4 * ended);
-        memset(data + world->mask + decisions * world->choices, 0, ended * world->choices);
+        tm__put_i32(to, (int32_t)(decisions + ended));
+        memset(to + world->done, 0, decisions);
+        memset(to + world->max_step, 0, decisions);
+        memcpy(to + world->reward + 4 * decisions, world->own_end_reward, 4 * ended);
+        memset(to + world->done + decisions, 1, ended);
+        memcpy(to + world->max_step + decisions, world->own_end_status, ended);
+        memcpy(to + world->id + 4 * decisions, world->own_end_id, 4 * ended);
+        memset(to + world->mask + decisions * world->choices, 0, ended * world->choices);
     } else {
-        tm__put_i32(data, (int32_t)decisions);
-        tm__put_i32(data + world->ends, (int32_t)ended);
-        for (int32_t k = 0; k < world->observation_count; k++) memcpy(data + world->end_obs[k], world->own_end_obs[k], 4 * ended * world->floats[k]);
-        memcpy(data + world->end_reward, world->own_end_reward, 4 * ended);
-        memcpy(data + world->end_status, world->own_end_status, ended);
-        memcpy(data + world->end_id, world->own_end_id, 4 * ended);
+        tm__put_i32(to, (int32_t)decisions);
+        tm__put_i32(to + world->ends, (int32_t)ended);
+        memcpy(to + world->end_reward, world->own_end_reward, 4 * ended);
+        memcpy(to + world->end_status, world->own_end_status, ended);
+        memcpy(to + world->end_id, world->own_end_id, 4 * ended);
     }
     /* Whatever the trainer does not set is 0. */
-    memset(data + world->continuous_at, 0, 4 * agents * (size_t)(world->continuous + world->branch_count));
+    memset(to + world->continuous_at, 0, 4 * agents * (size_t)(world->continuous + world->branch_count));
 }
 
 static int tm__write_channels(tm_bridge *bridge) {
@@ -1438,8 +1444,8 @@ static int tm__take_actions(tm_bridge *bridge) {
         size_t count = (size_t)world->decisions;
         world->action_count = world->decisions;
         memcpy(world->action_ids, world->data + world->id, 4 * count);
-        memcpy(world->continuous_actions, world->data + world->continuous_at, 4 * count * (size_t)world->continuous);
-        memcpy(world->discrete_actions, world->data + world->discrete_at, 4 * count * (size_t)world->branch_count);
+        memcpy(world->continuous_actions, world->shared + world->continuous_at, 4 * count * (size_t)world->continuous);
+        memcpy(world->discrete_actions, world->shared + world->discrete_at, 4 * count * (size_t)world->branch_count);
         if (!status && (status = tm__check_actions(world))) break;
     }
     tm__drop(bridge, status != TM_OK);
@@ -1513,7 +1519,7 @@ static int tm__alone(tm_bridge *bridge) {
             tm_decision decision;
             decision.agent_id = world->action_ids[i];
             decision.reward = tm__f32(world->data + world->reward + 4 * i);
-            /* The memory is the world's own here, where all floats are aligned. */
+            /* In the world's own memory all floats are aligned. */
             for (int32_t k = 0; k < world->observation_count; k++) world->seen[k] = (const float *)(const void *)(world->data + world->obs[k]) + i * world->floats[k];
             decision.observations = world->seen;
             decision.forbidden = world->data + world->mask + i * world->choices;
