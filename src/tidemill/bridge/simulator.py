@@ -1,7 +1,6 @@
 """The trainer's end: a simulator, its groups of agents, their steps and actions."""
 
 import atexit
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -224,10 +223,12 @@ class Simulator:
         self._closed = True
         atexit.unregister(self.close)
         if memory is not None:
-            with contextlib.suppress(SimulatorError):
-                memory.hand_over(CLOSE)
+            memory.hand_over(CLOSE)
         if self._process is not None:
-            self._process.end(grace)
+            until = time.monotonic() + grace
+            while memory is not None and self._process.ended(0.1) is None and time.monotonic() < until:
+                memory.hand_over(CLOSE)  # once more: where it was not our turn the simulator may have written over it
+            self._process.end()
         if memory is not None:
             memory.close()
         if self._watch is not None:
