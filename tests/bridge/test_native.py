@@ -206,6 +206,7 @@ def test_errors_name_what_why_and_what_to_do(probe: Path) -> None:
 def test_a_reset_drops_what_was_requested_and_the_next_rows_are_its_answer(probe: Path, trainer: RawTrainer, tmp_path: Path) -> None:
     trainer.start(probe, "kinds")
     assert sorted(trainer.step(RESET)["first"].decisions.ids) == [0, 3]
+    assert trainer.layout == "0" or not trainer.head[14]  # the simulator clears it
     assert trainer.step()["first"].decisions.ids == [13]
     assert sorted(trainer.step(RESET)["first"].decisions.ids) == [0, 3]
     out = closed_cleanly(trainer, tmp_path)
@@ -336,7 +337,9 @@ def test_a_query_exchanges_side_channels_without_a_step(probe: Path, trainer: Ra
     trainer.start(probe, "channels")
     trainer.step()
     for payload in (b"question", b"a longer one" * 30):
-        trainer.side = message(OWN, payload)
+        data = message(OWN, payload)
+        trainer.grow(len(data) + 4)  # so that the answer, which is twice as long, has no room
+        trainer.side = data
         trainer.head[28] = 1
         trainer.give()
         trainer.wait()
