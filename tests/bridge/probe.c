@@ -147,7 +147,7 @@ static void *ask(void *argument) {
         tm_request request = tm_request_decision(crowd, id);
         tm_set_reward(request, (float)id);
         tm_set_observation_values(request, 0, (float)id, (float)-id, (float)(2 * id), 1);
-        if (id % 24 == 0) tm_statistic(bridge, "asked", (float)id, TM_SUM);
+        tm_statistic(bridge, "asked", (float)id, TM_SUM);
     }
     return NULL;
 }

@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,7 +223,7 @@ def test_rows_may_be_filled_by_many_threads(probe: Path, trainer: RawTrainer, tm
         ids = np.array(crowd.ids, np.float32)
         assert np.array_equal(crowd.rewards, ids)
         assert np.array_equal(crowd.obs[0], np.stack([ids, -ids, 2 * ids, np.ones(240)], axis=1))
-        assert len(trainer.side) == 10 * (16 + 4 + 4 + 5 + 4 + 4)  # a statistic from each tenth, whole
+        assert len(trainer.side) == 240 * (16 + 4 + 4 + 5 + 4 + 4)  # a statistic from each, whole
     closed_cleanly(trainer, tmp_path)
 
 
@@ -633,6 +634,17 @@ def test_the_files_of_another_trainer_that_closes_are_deleted(layout: str, probe
     trainer.give(CLOSE)
     assert trainer.end()[1] == "exchange: 3 \ntrainer: 0\nexchange: 0 \n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trainer", ["0.3.0", "0.3.2"], indirect=True)
+def test_a_trainer_that_has_not_given_a_turn_yet_is_waited_for(probe: Path, trainer: RawTrainer, tmp_path: Path) -> None:
+    trainer.head[12] = trainer.head[13] = 0  # neither waits: so some trainers begin
+    trainer.start(probe, "ends", "2")
+    while not (tmp_path / "memory.simulator").exists():
+        time.sleep(0.001)
+    time.sleep(0.2)  # enough to find those out that do not wait
+    assert trainer.i32(16) == 1  # no world was registered
+    assert list(trainer.step()) == ["ending"]
 
 
 def test_a_second_simulator_at_the_same_file_is_refused(probe: Path, trainer: RawTrainer) -> None:
