@@ -114,7 +114,8 @@ static void kinds(int hybrid) {
         if (t == 2) second = simple("second", 3);
         for (int32_t id = 0; id < 4; id++) {
             float big[6];
-            tm_request request = id == 1 ? tm_end_episode(first, 10 * t + id) : id == 2 ? tm_interrupt_episode(first, 10 * t + id) : tm_request_decision(first, 10 * t + id);
+            int ends = id == 1 || (id == 0 && t % 2); /* so that a row of a decision, with its mask, is one of an end in the next exchange */
+            tm_request request = ends ? tm_end_episode(first, 10 * t + id) : id == 2 ? tm_interrupt_episode(first, 10 * t + id) : tm_request_decision(first, 10 * t + id);
             for (int j = 0; j < 6; j++) big[j] = (float)(1000 * t + 100 * id + j);
             if (t % 2 == 0) tm_set_reward(request, (float)(t + id / 10.0)); /* every other time: rows are complete all the same */
             if (t % 2 == 0) tm_set_observation_values(request, 0, (float)t, (float)id);
@@ -146,7 +147,7 @@ static void *ask(void *argument) {
         tm_request request = tm_request_decision(crowd, id);
         tm_set_reward(request, (float)id);
         tm_set_observation_values(request, 0, (float)id, (float)-id, (float)(2 * id), 1);
-        if (id % 24 == 0) tm_statistic(bridge, "asked", (float)id, TM_SUM);
+        tm_statistic(bridge, "asked", (float)id, TM_SUM);
     }
     return NULL;
 }
@@ -163,13 +164,27 @@ static void threads(void) {
 }
 
 /* Ends its own part after some exchanges, or goes on without the trainer. */
-static void ends(int count) {
+static void ends(int count, int hasty) {
     tm_world *world = simple("ending", 1);
     int status = TM_OK;
     for (int i = 0; i < count; i++) {
-        if (status != TM_ERROR_DEADLINE) tm_request_decision(world, 0); /* after a deadline the old requests still wait */
+        if (hasty || status != TM_ERROR_DEADLINE) tm_request_decision(world, 0); /* after a deadline the old requests still wait */
         status = say("exchange", tm_exchange(bridge));
         if (status == TM_CLOSED) printf("trainer: %d\n", tm_bridge_has_trainer(bridge));
+    }
+}
+
+/* Says what exchanges return that differs from "nothing to do", and asks for nothing; `count` requests before that. */
+static void idle(int count) {
+    tm_world *world = simple("idle", 1);
+    struct timespec pause = {0, 1000000};
+    int status = TM_OK;
+    while (status >= 0 && status != TM_CLOSED) {
+        if (count > 0) tm_request_decision(world, 0);
+        count--;
+        status = tm_exchange(bridge);
+        if (status != TM_IDLE) say("exchange", status);
+        nanosleep(&pause, NULL);
     }
 }
 
@@ -178,7 +193,7 @@ int main(int argc, char **argv) {
     int count = argc > 2 ? atoi(argv[2]) : 0;
     tm_options options = tm_options_from(argc, argv);
     if (strcmp(what, "older-channels") == 0) options.framing = TM_FRAMING_TYPE;
-    if (strcmp(what, "deadline") == 0) options.deadline_seconds = 0.2;
+    if (strcmp(what, "deadline") == 0 || strcmp(what, "hasty") == 0) options.deadline_seconds = 0.2;
     if (!(bridge = tm_bridge_open_with(&options))) return fprintf(stderr, "%s\n", tm_error()), 3;
     if (strcmp(what, "errors") == 0) errors();
     if (strcmp(what, "grow") == 0) grow(count);
@@ -186,7 +201,9 @@ int main(int argc, char **argv) {
     if (strcmp(what, "kinds") == 0) kinds(0);
     if (strcmp(what, "hybrid") == 0) kinds(1);
     if (strcmp(what, "threads") == 0) threads();
-    if (strcmp(what, "ends") == 0 || strcmp(what, "deadline") == 0) ends(count);
+    if (strcmp(what, "ends") == 0 || strcmp(what, "deadline") == 0) ends(count, 0);
+    if (strcmp(what, "hasty") == 0) ends(count, 1);
+    if (strcmp(what, "idle") == 0) idle(count);
     tm_bridge_close(bridge);
     return 0;
 }
