@@ -224,7 +224,7 @@ def test_configurations_are_plain_data():
 def test_importing_configurations_imports_no_simulator_and_no_torch():
     code = (
         "import sys\n"
-        "from tidemill.envs import atari, check, lanes, resolve, scripted, vector\n"
+        "from tidemill.envs import atari, check, lanes, scripted, vector\nfrom tidemill.run import resolve\n"
         "print([m for m in ('gymnasium', 'torch', 'ale_py', 'mujoco') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
