@@ -47,6 +47,8 @@ class Tick:
     restarted     bool [N]: same-step environments only. The seat finished (done or truncated, see `final`) *and* already began its next episode,
                   whose first observation is in `observation`
     final         leaf name → [N, ...]: final observations of restarted seats; empty for other environments
+    voided        bool [N]: only of environments that `voids`. The seat's step was lost, its episode was cut after the observation before it. Never
+                  together with done or truncated; nothing else of the seat means anything. The lane is reset
     """
 
     observation: Arrays
@@ -57,6 +59,7 @@ class Tick:
     info: Arrays
     restarted: NDArray[np.bool_]
     final: Arrays = field(default_factory=dict)
+    voided: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     @classmethod
     def allocate(cls, space: Space, seats: int, info: Schema, same_step: bool) -> "Tick":
@@ -71,6 +74,7 @@ class Tick:
             info=allocate(info, (seats,)),
             restarted=np.zeros(seats, np.bool_),
             final=allocate(observation, (seats,)) if same_step else {},
+            voided=np.zeros(seats, np.bool_),
         )
 
 
@@ -83,6 +87,8 @@ class Environment(ABC):
     resets_any    any lane can be reset at any time; False for environments that reset a finished lane by themselves on the next tick
     info          schema of the environment's own episode statistics, {} when it has none
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
+    voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
+    quarantined   it has given up, and is never `ready` again (those who void only)
     """
 
     agents: tuple[AgentInfo, ...]
@@ -91,6 +97,8 @@ class Environment(ABC):
     resets_any: bool = True
     info: Mapping[str, Field] = {}
     max_episode_steps: int = 0
+    voids: bool = False
+    quarantined: bool = False
 
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
