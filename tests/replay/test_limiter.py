@@ -22,17 +22,17 @@ RATIOS = [Fraction(1, 4), Fraction(1), Fraction(3, 2), Fraction(8)]
 
 
 def debt(counts: Counts, steps: int, ratio: Fraction) -> int:
-    return 0 if counts.W is None else floor(max(0, steps - counts.W) * ratio)
+    return 0 if counts.waived is None else floor(max(0, steps - counts.waived) * ratio)
 
 
 def check(limiter: Limiter, ratio: Fraction, slack: int) -> None:
     n = limiter.counts
     queue = max(ceil(slack * ratio), ceil(ratio))
-    flight = n.S - n.C - n.V
+    flight = n.started - n.committed - n.voided
     assert flight >= 0
-    assert 0 <= debt(n, n.C, ratio) - n.K <= queue  # G1
-    assert limiter.owed == debt(n, n.C, ratio) - n.K
-    can_start = debt(n, n.C + flight + 1, ratio) - n.K <= queue
+    assert 0 <= debt(n, n.committed, ratio) - n.tasks <= queue  # G1
+    assert limiter.owed == debt(n, n.committed, ratio) - n.tasks
+    can_start = debt(n, n.committed + flight + 1, ratio) - n.tasks <= queue
     assert can_start or flight or limiter.owed  # G2
 
 
@@ -69,7 +69,7 @@ class Slots:
 
     def check(self) -> None:
         n = self.limiter.counts
-        assert (sum(self.started), sum(self.committed), sum(self.voided)) == (n.S, n.C, n.V)  # G4
+        assert (sum(self.started), sum(self.committed), sum(self.voided)) == (n.started, n.committed, n.voided)  # G4
 
 
 @settings(max_examples=150, deadline=None)
@@ -90,7 +90,7 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio,
         limiter.sampleable()
     for who, what in moves:
         before = limiter.counts
-        gate = debt(before, before.S - before.V + 1, ratio) - before.K <= limiter.queue and before.S - before.V != budget
+        gate = debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue and before.started - before.voided != budget
         if what < 4:
             free = who < count and slots.started[who] == slots.committed[who] + slots.voided[who]
             assert slots.start(who % count) == gate or not free
@@ -103,7 +103,7 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio,
                 limiter.finish_task()
         check(limiter, ratio, slack)
         slots.check()
-        assert budget is None or limiter.counts.C + limiter.in_flight <= budget
+        assert budget is None or limiter.counts.committed + limiter.in_flight <= budget
     limiter.drain()
     assert not limiter.start(5)
     for slot in range(count):
@@ -113,7 +113,7 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio,
         limiter.finish_task()
         check(limiter, ratio, slack)
     n = limiter.counts
-    assert limiter.drained and n.S == n.C + n.V and n.K == debt(n, n.C, ratio)  # G3
+    assert limiter.drained and n.started == n.committed + n.voided and n.tasks == debt(n, n.committed, ratio)  # G3
     slots.check()
 
 
@@ -143,7 +143,7 @@ def test_the_ratio_is_exact_however_long_it_runs(ratio):
         while limiter.owed:
             limiter.finish_task()
         limiter.start()
-        assert limiter.counts.K == floor(max(0, steps - 3) * ratio)
+        assert limiter.counts.tasks == floor(max(0, steps - 3) * ratio)
 
 
 @pytest.mark.parametrize("ratio", RATIOS, ids=str)
@@ -167,7 +167,7 @@ def test_the_promises_hold_with_real_threads(ratio):
 
     def gather(slot: int) -> None:
         draw = random.Random(slot)
-        while limiter.counts.C < budget:
+        while limiter.counts.committed < budget:
             with guard:
                 started = slots.start(slot)
             if started:
@@ -176,18 +176,18 @@ def test_the_promises_hold_with_real_threads(ratio):
                 with guard:
                     assert slots.finish(slot, lost=draw.random() < 0.1, ends=draw.random() < 0.2)
             else:
-                limiter.wait(lambda: bool(limiter.counts.C + limiter.in_flight < budget or limiter.counts.C == budget), 0.01)
+                limiter.wait(lambda: bool(limiter.counts.committed + limiter.in_flight < budget or limiter.counts.committed == budget), 0.01)
 
     def train() -> None:
-        while limiter.counts.C < budget or limiter.owed:
+        while limiter.counts.committed < budget or limiter.owed:
             if limiter.wait(lambda: limiter.owed > 0, 0.01):
                 limiter.finish_task()
 
     def watch() -> None:
-        while limiter.counts.C < budget:
+        while limiter.counts.committed < budget:
             n = limiter.counts
-            assert 0 <= debt(n, n.C, ratio) - n.K <= limiter.queue
-            assert n.S >= n.C + n.V and n.C + (n.S - n.C - n.V) <= budget
+            assert 0 <= debt(n, n.committed, ratio) - n.tasks <= limiter.queue
+            assert n.started >= n.committed + n.voided and n.committed + (n.started - n.committed - n.voided) <= budget
 
     threads = [run(lambda slot=slot: gather(slot)) for slot in range(count)] + [run(train), run(watch)]
     for thread in threads:
@@ -196,7 +196,7 @@ def test_the_promises_hold_with_real_threads(ratio):
     check(limiter, ratio, slack)
     slots.check()
     n = limiter.counts
-    assert limiter.drained and n.C == budget and n.V > 0 and n.K == debt(n, n.C, ratio) > 0
+    assert limiter.drained and n.committed == budget and n.voided > 0 and n.tasks == debt(n, n.committed, ratio) > 0
 
 
 def test_whoever_waits_is_woken_with_the_cause_when_training_stops():
@@ -227,16 +227,16 @@ def test_what_was_in_flight_at_a_cut_is_voided_and_no_work_bursts_after_a_resume
     limiter.finish_task()
     again = Limiter(Fraction(1), 5, limiter.counts)
     n = again.counts
-    assert (n.S, n.C, n.V, n.K) == (5, 3, 2, 1) and again.in_flight == 0 and again.owed == 2
+    assert (n.started, n.committed, n.voided, n.tasks) == (5, 3, 2, 1) and again.in_flight == 0 and again.owed == 2
     again.warm_up_again()
     assert again.owed == 0 and again.start(100) == 100
     again.commit(60)
     assert again.owed == 0
     again.sampleable()
     again.commit(40)
-    assert again.owed == 0 and again.start(100) == 5 and again.counts.W == 103
+    assert again.owed == 0 and again.start(100) == 5 and again.counts.waived == 103
     again.commit(2)
-    assert again.owed == 2 and again.counts.K == 1
+    assert again.owed == 2 and again.counts.tasks == 1
 
 
 def test_the_next_phase_goes_on_where_the_budget_of_the_last_one_ended():

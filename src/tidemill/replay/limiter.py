@@ -10,11 +10,12 @@ tasks Qt = max(ceil(slack·a/b), ceil(a/b)).
 * a step may start only if D(C + I + 1) - K ≤ Qt;
 * a training task may run only if D(C) - K ≥ 1.
 
-So 0 ≤ D(C) - K ≤ Qt at every instant: training is never ahead of what is stored, gathering never more than the slack ahead. W is C + I and not C, since
-all that is in flight commits without another look at the gate.
+So 0 ≤ D(C) - K ≤ Qt at every instant: training is never ahead of what is stored, gathering never more than the slack ahead. W is C + I and not C,
+since all that is in flight commits without another look at the gate.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from threading import Condition
@@ -33,10 +34,8 @@ def parse_ratio(ratio: str | int) -> Fraction:
     parts = [part.strip() for part in ((tasks, steps) if slash else (tasks, "1"))]
     if isinstance(ratio, bool) or not all(part.isascii() and part.removeprefix("-").isdigit() for part in parts):
         near = ""
-        try:
+        with suppress(ValueError, OverflowError):
             near = f'; {float(ratio):g} is ratio = "{Fraction(ratio).limit_denominator(1000)}"'
-        except (ValueError, OverflowError, TypeError):
-            pass
         raise ConfigError(
             f'ratio = {ratio!r} is no fraction of integers: write training tasks per step, like "1/4" (a task for every 4 steps), "3/2" or 8{near}'
         )
@@ -53,20 +52,20 @@ def check_slack(slack: int, holding: int) -> None:
         raise ConfigError(f"slack = {slack} lets no step start before the one before it was trained on, so that none ever would; make it at least 1")
     if slack <= holding:
         raise ConfigError(
-            f"slack = {slack} can deadlock: a tick of a target begins once all of its lanes may step, and actors can hold {holding} steps that wait for "
-            f"others of their tick; make slack at least {holding + 1}, or lanes 1"
+            f"slack = {slack} can deadlock: a tick of a target begins once all of its lanes may step, and actors can hold {holding} steps that wait "
+            f"for others of their tick; make slack at least {holding + 1}, or lanes 1"
         )
 
 
 @dataclass
 class Counts:
-    """The counters by their letters (see the module's text). `base` is K where W was set last: debts count from there."""
+    """S, C, V, K and W (see the module's text). `base` is K where W was set last: debts count from there."""
 
-    S: int = 0
-    C: int = 0
-    V: int = 0
-    K: int = 0
-    W: int | None = None
+    started: int = 0
+    committed: int = 0
+    voided: int = 0
+    tasks: int = 0
+    waived: int | None = None
     base: int = 0
 
 
@@ -86,7 +85,7 @@ class Limiter:
         self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
         """Qt."""
         self._n = Counts(**asdict(counts or Counts()))
-        self._n.V = self._n.S - self._n.C
+        self._n.voided = self._n.started - self._n.committed
         self._budget: int | None = None
         self._draining = False
         self._cause: BaseException | None = None
@@ -107,31 +106,31 @@ class Limiter:
     def in_flight(self) -> int:
         """I."""
         with self._changed:
-            return self._n.S - self._n.C - self._n.V
+            return self._n.started - self._n.committed - self._n.voided
 
     @property
     def owed(self) -> int:
         """D(C) - K: training tasks that may run now."""
         with self._changed:
-            return self._debt(self._n.C) - self._n.K
+            return self._debt(self._n.committed) - self._n.tasks
 
     @property
     def drained(self) -> bool:
         """True when nothing is in flight and nothing owed: a quiescent cut."""
         with self._changed:
-            return self._n.S == self._n.C + self._n.V and self._debt(self._n.C) == self._n.K
+            return self._n.started == self._n.committed + self._n.voided and self._debt(self._n.committed) == self._n.tasks
 
     def _debt(self, steps: int) -> int:
         n = self._n
-        return n.base if n.W is None or steps <= n.W else n.base + (steps - n.W) * self._a // self._b
+        return n.base if n.waived is None or steps <= n.waived else n.base + (steps - n.waived) * self._a // self._b
 
     def _room(self) -> int:
         """Return how many steps the gate lets start now, -1 for any number."""
         n = self._n
-        if n.W is None:
+        if n.waived is None:
             return -1
-        tasks = self.queue + n.K - n.base  # D(x) - K <= Qt up to the last x with (x - W)·a < (tasks + 1)·b
-        return max(0, n.W + ((tasks + 1) * self._b - 1) // self._a - (n.S - n.V))
+        tasks = self.queue + n.tasks - n.base  # D(x) - K <= Qt up to the last x with (x - W)·a < (tasks + 1)·b
+        return max(0, n.waived + ((tasks + 1) * self._b - 1) // self._a - (n.started - n.voided))
 
     # ---- steps -------------------------------------------------------------------------------------------------------------------------------
 
@@ -141,11 +140,11 @@ class Limiter:
             self._tick()
             room = 0 if self._draining or self._cause is not None else most
             if self._budget is not None:
-                room = min(room, self._budget - (self._n.S - self._n.V))
+                room = min(room, self._budget - (self._n.started - self._n.voided))
             if room > 0 and (gate := self._room()) >= 0:
                 room = min(room, gate)
             room = max(room, 0)
-            self._n.S += room
+            self._n.started += room
             return room
 
     def commit(self, steps: int = 1) -> None:
@@ -160,10 +159,10 @@ class Limiter:
         with self._changed:
             self._tick()
             n = self._n
-            if min(committed, voided) < 0 or committed + voided > n.S - n.C - n.V:
-                raise ValueError(f"{committed} steps committed and {voided} voided, but {n.S - n.C - n.V} are in flight")
-            n.C += committed
-            n.V += voided
+            if min(committed, voided) < 0 or committed + voided > n.started - n.committed - n.voided:
+                raise ValueError(f"{committed} steps committed and {voided} voided, but {n.started - n.committed - n.voided} are in flight")
+            n.committed += committed
+            n.voided += voided
             self._note()
 
     # ---- training ----------------------------------------------------------------------------------------------------------------------------
@@ -171,24 +170,24 @@ class Limiter:
     def sampleable(self) -> None:
         """Say that the memory can be sampled from. The first time sets W: debts begin."""
         with self._changed:
-            if self._n.W is None:
+            if self._n.waived is None:
                 self._tick()
-                self._n.W, self._n.base = self._n.S - self._n.V, self._n.K
+                self._n.waived, self._n.base = self._n.started - self._n.voided, self._n.tasks
                 self._note()
 
     def warm_up_again(self) -> None:
         """Say that the memory is empty (it was not kept over a resume). No task is owed before it can be sampled from again."""
         with self._changed:
-            self._n.W, self._n.base = None, self._n.K
+            self._n.waived, self._n.base = None, self._n.tasks
             self._note()
 
     def finish_task(self) -> None:
         """Say that a training task is finished; one must have been owed."""
         with self._changed:
             self._tick()
-            if self._debt(self._n.C) <= self._n.K:
+            if self._debt(self._n.committed) <= self._n.tasks:
                 raise ValueError("a training task is finished, but none was owed")
-            self._n.K += 1
+            self._n.tasks += 1
             self._note()
 
     # ---- phases and ends ---------------------------------------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ class Limiter:
     # ---- what is reported --------------------------------------------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        owed = self._debt(self._n.C) - self._n.K
+        owed = self._debt(self._n.committed) - self._n.tasks
         low, high = self._extremes
         self._extremes = [min(low, owed), max(high, owed)]
         self._changed.notify_all()
@@ -230,10 +229,10 @@ class Limiter:
     def _tick(self) -> None:
         """Count the time up to now for the state up to now."""
         now = self._clock()
-        if self._n.W is not None:
+        if self._n.waived is not None:
             if self._room() == 0:
                 self._idle[0] += now - self._since
-            elif self._debt(self._n.C) == self._n.K:
+            elif self._debt(self._n.committed) == self._n.tasks:
                 self._idle[1] += now - self._since
         self._since = now
 
@@ -242,11 +241,12 @@ class Limiter:
         by the gate, training since nothing was owed) since the last report."""
         with self._changed:
             self._tick()
-            n, owed = self._n, self._debt(self._n.C) - self._n.K
+            n, owed = self._n, self._debt(self._n.committed) - self._n.tasks
             (low, high), (gathering, training) = self._extremes, self._idle
             self._extremes, self._idle = [owed, owed], [0.0, 0.0]
             return {
-                "limiter/started": n.S, "limiter/committed": n.C, "limiter/voided": n.V, "limiter/tasks": n.K, "limiter/in_flight": n.S - n.C - n.V,
+                "limiter/started": n.started, "limiter/committed": n.committed, "limiter/voided": n.voided, "limiter/tasks": n.tasks,
+                "limiter/in_flight": n.started - n.committed - n.voided,
                 "limiter/debt": owed, "limiter/debt_min": low, "limiter/debt_max": high,
                 "limiter/gathering_waited": gathering, "limiter/training_waited": training,
             }  # fmt: skip
