@@ -55,6 +55,7 @@ class Demand:
     max_lag    versions that the oldest trained row of a sample may be behind; None: any number
     trainers   equal trainers that share what settings count in rows, this one included
     seed       of what the buffer draws
+    folder     of the run, for a buffer whose memory lies in a file; None: there is none
     """
 
     rows: int | None
@@ -62,6 +63,7 @@ class Demand:
     max_lag: int | None = None
     trainers: int = 1
     seed: int = 0
+    folder: Path | None = None
 
     @property
     def lockstep(self) -> bool:
@@ -138,11 +140,12 @@ class Buffer(ABC):
 
 class Received(NamedTuple):
     """An arrival that a replay memory has stored: the consumer's `channel` through which it came, how many of its seats' steps are committed, and how
-    many are lost (`voided`). Episodes' first rows and fillers are neither."""
+    many are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those of the episodes that finished with it (`info.return`)."""
 
     channel: int
     committed: int
     voided: int
+    returns: tuple[float, ...] = ()
 
 
 class ReplayBuffer(Buffer):
