@@ -140,7 +140,7 @@ class Buffer(ABC):
 
 class Received(NamedTuple):
     """An arrival that a replay memory has stored: the consumer's `channel` through which it came, how many of its seats' steps are committed, and how
-    many are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those of the episodes that finished with it (`info.return`)."""
+    many are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those of the episodes that it finished (`info.return`)."""
 
     channel: int
     committed: int

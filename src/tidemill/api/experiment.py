@@ -180,6 +180,10 @@ class Experiment(Config):
         ports = ((name, port) for name, config in self.members() for port in config.ports())
         return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
 
+    def granting(self, stream: str) -> list[Port]:
+        """Return the ports by which trainers grant the producers of sample `stream` their steps; `lockstep`: ticket by ticket."""
+        return [port for _, config in self.members() for port in config.ports() if (port.stream, port.role) == (stream, "grant")]
+
     def edges(self) -> list[Edge]:
         """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
         return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])

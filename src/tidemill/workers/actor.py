@@ -32,6 +32,7 @@ from tidemill.workers.frames import build_environment
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.stepwise import ExactRing, ExactTarget, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -92,6 +93,7 @@ class ActorWorker(Worker):
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)
+        check_stepwise(context, config, first)
         needs = check_rows(context, config, first)
         self._clients: dict[_Player, InferenceClient] = {}
         largest: Counter[_Player] = Counter()
@@ -109,10 +111,17 @@ class ActorWorker(Worker):
         self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
+        self._stepwise = [target for target in targets if isinstance(target, StepwiseTarget)]
+        if self._stepwise:
+            credits = credits_of(context, config.agents[0])
+            for target in self._stepwise:
+                target.spend(credits)
+        if in_turn := [target for target in targets if isinstance(target, ExactTarget)]:
+            self.ring = ExactRing(in_turn)
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
-                stream: SampleFacts(len(group), spec.burn_in, spec.bootstrap, spec.mode, spec.padded)
+                stream: SampleFacts(len(group), spec.burn_in, spec.tail, spec.mode, spec.padded)
                 for spec, group in zip(config.agents, groups, strict=True)
                 for stream in spec.streams
             },
@@ -148,8 +157,11 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if in_lockstep(context.experiment, spec):
-                agent: Agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
+            if spec.mode == "stepwise":
+                samples.offer(schema, need.rows, need.columns, need.slots)
+                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples)
+            elif in_lockstep(context.experiment, spec):
+                agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:
                 agent = Agent(row, seats, spec.deterministic, client, make_blocks(terms))
             agents.append(agent)
@@ -158,6 +170,8 @@ class ActorWorker(Worker):
         for spec, agent in zip(config.agents, agents, strict=True):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
+        if config.agents[0].mode == "stepwise":
+            kind = ExactTarget if exact(context, config.agents[0]) else StepwiseTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
@@ -208,6 +222,8 @@ class ActorWorker(Worker):
         sent = False
         for client in self._clients.values():
             if (buffered := client.buffered) >= least:
+                if self._stepwise:
+                    client.refresh()  # their steps were granted: they act by the newest version
                 client.flush()
                 sent |= client.buffered < buffered
         return sent
