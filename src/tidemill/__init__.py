@@ -39,8 +39,10 @@ from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.recurrent import RecurrentActorCritic
+from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
+from tidemill.replay.replay import Replay
 from tidemill.streams.sources import Drawn, Fixed, Newest
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.buffers import Buffers
@@ -85,12 +87,14 @@ __all__ = [
     "PolicyWorkers",
     "Population",
     "PostProcessor",
+    "PrioritisedReplay",
     "PriorityQueue",
     "Query",
     "Queue",
     "RandomShift",
     "Reanalyse",
     "RecurrentActorCritic",
+    "Replay",
     "Returns",
     "Sample",
     "Scripted",

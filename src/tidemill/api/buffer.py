@@ -166,7 +166,18 @@ class ReplayBuffer(Buffer):
     @abstractmethod
     def take(self, version: int) -> Sequence[Held] | None:
         """Draw a batch for a trainer at `version`: one `Held` of B transitions, [1, B] each (`Held.oldest`, `stamps` from the versions that acted).
-        None while it is not `sampleable`. What is drawn depends on what was received, on the draws before, and on `Demand.seed`, never on time."""
+        None while it is not `sampleable`. What is drawn depends on what was received, on the draws before, and on `Demand.seed`, never on time. The
+        sample's fields, each [1, B, ...]::
+
+            obs*, action*   before the step, and what was done then
+            rewards         float32 [1, B, n]: of the n steps from there on; 0 behind the last one
+            steps           int32: how many these are, 1 to n
+            next.obs*       after them
+            done            the episode ended there (one that was cut did not: the value there counts)
+            weight          float32, of importance sampling, at most 1; 1 where all draws are equally likely
+            version         that acted
+            priority        float32 NaN; an algorithm that measures how far off it was on each transition writes that here, not negative
+        """
 
     @abstractmethod
     def release(self) -> None:
