@@ -93,6 +93,7 @@ class Limiter:
         self._clock, self._since = clock, clock()
         self._idle = [0.0, 0.0]  # seconds that gathering was held back, and that training was
         self._extremes = [0, 0]  # of debt - K
+        self._flown = 0.0  # seconds that steps were in flight, summed over them
 
     # ---- what is known -----------------------------------------------------------------------------------------------------------------------
 
@@ -229,6 +230,7 @@ class Limiter:
     def _tick(self) -> None:
         """Count the time up to now for the state up to now."""
         now = self._clock()
+        self._flown += (now - self._since) * (self._n.started - self._n.committed - self._n.voided)
         if self._n.waived is not None:
             if self._room() == 0:
                 self._idle[0] += now - self._since
@@ -238,15 +240,17 @@ class Limiter:
 
     def report(self) -> dict[str, float]:
         """Return the counters by metric name, the debt now, and its least and largest value and the seconds that either side was held back (gathering
-        by the gate, training since nothing was owed) since the last report."""
+        by the gate, training since nothing was owed), and that steps were in flight, summed over them, since the last report."""
         with self._changed:
             self._tick()
             n, owed = self._n, self._debt(self._n.committed) - self._n.tasks
             (low, high), (gathering, training) = self._extremes, self._idle
+            flown, self._flown = self._flown, 0.0
             self._extremes, self._idle = [owed, owed], [0.0, 0.0]
             return {
                 "limiter/started": n.started, "limiter/committed": n.committed, "limiter/voided": n.voided, "limiter/tasks": n.tasks,
                 "limiter/in_flight": n.started - n.committed - n.voided,
                 "limiter/debt": owed, "limiter/debt_min": low, "limiter/debt_max": high,
                 "limiter/gathering_waited": gathering, "limiter/training_waited": training,
+                "limiter/flown": flown,
             }  # fmt: skip

@@ -208,8 +208,13 @@ class ExactTarget(StepwiseTarget):
         return self.turn and super().ready_to_observe()
 
     def _may_step(self, agent: StepwiseAgent) -> bool:
+        """Where all samples are dealt with and there is no credit, none comes (the phase or the run is over): what is in flight still has its turns."""
         assert self._credits is not None
-        return self._credits.received() == self._ring.sent() and self._credits.take(agent.acts)
+        if self._credits.received() < self._ring.sent():
+            return False
+        granted = self._credits.take(agent.acts)
+        self.turn = granted or not self._ring.in_flight()
+        return granted
 
     def join(self, ring: "ExactRing") -> None:
         """Say in which ring its turns come."""
@@ -233,6 +238,10 @@ class ExactRing(EnvRing):
         if not target.turn:
             self._at = (self._at + 1) % len(self.targets)
             self.targets[self._at].turn = True
+
+    def in_flight(self) -> bool:
+        """True when a target waits for its environment."""
+        return any(target._stepping for target in self.targets)
 
     def sent(self) -> int:
         """Return how many samples all targets have sent."""
