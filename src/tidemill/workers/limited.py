@@ -59,8 +59,17 @@ class LimitedTrainerWorker(TrainerWorker):
             self.limiter.warm_up_again()
         if self._buffer.sampleable:
             self.limiter.sampleable()
-        self.limiter.begin_phase(context.experiment.limits.steps)
+        self._begin_phase()
         return told
+
+    def _begin_phase(self) -> None:
+        """Grant up to the limit of steps. Where the lanes of a target step together it may be passed by some."""
+        together = any(share.lanes > 1 for share in self._actors.values())
+        self.limiter.begin_phase(None if together else self.context.experiment.limits.steps)
+
+    def _quiet(self) -> bool:
+        """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
+        return not self._due() and all(share.outstanding < share.lanes for share in self._actors.values())
 
     def _build_buffer(self, source: SampleConsumer, demand: Demand) -> Buffer:
         config, producers = self._config, [e.name.split("/")[2] for e in self.context.edges(f"samples/{self._config.samples}/")]
@@ -100,7 +109,7 @@ class LimitedTrainerWorker(TrainerWorker):
             moved = self._receive()
             if not (exact and limiter.owed):
                 self._grant()
-            ran = limiter.owed > 0
+            ran = self._due()
             if ran:
                 self._run_task()
                 moved += 1
@@ -109,13 +118,18 @@ class LimitedTrainerWorker(TrainerWorker):
             else:
                 self._look_for_progress()
             self._end_at_limits()
-            if self._reason is not None and (limiter.drained or self._alone_at_end()):
+            if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
             yield PollResult(moved, int(ran))
         limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
         self._summarise()
         Worker.exit(self, self._reason)
         yield PollResult(moved, 1)
+
+    def _due(self) -> bool:
+        """True when a task is owed, and within the limit of updates."""
+        limit = self.context.experiment.limits.updates
+        return self.limiter.owed > 0 and (limit is None or self.counters.updates < limit)
 
     def _receive(self) -> int:
         """Store what has come. Return how many samples that was."""
@@ -177,7 +191,7 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._versions.look(self._policy, self._version_counters())
         if self._reason is None and self._cut_at is None and not self.limiter.owed and now - self._last_save >= self._config.checkpoint_seconds:
             self._save()
-        if self._cut_at is not None and (self.limiter.drained or now - self._cut_at > CUT):
+        if self._cut_at is not None and (self._quiet() or now - self._cut_at > CUT):
             self._write_cut()
 
     def _look_for_progress(self) -> None:
@@ -193,14 +207,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _alone_at_end(self) -> bool:
         """True when what is in flight does not come."""
-        return not self.limiter.owed and monotonic() - self._together_at > DRAIN
-
-    def _reached(self) -> str:
-        """See `TrainerWorker`. A limit of steps is the budget of the credits: the last step is stored, and trained on, before the run ends."""
-        steps = self.context.experiment.limits.steps
-        if steps is not None and self.counters.steps >= steps and self.limiter.owed:
-            return ""
-        return super()._reached()
+        return not self._due() and monotonic() - self._together_at > DRAIN
 
     # ---- what is told ------------------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +248,7 @@ class LimitedTrainerWorker(TrainerWorker):
         super()._save()
         self._cut_at = None
         if self._reason is None:
-            self.limiter.begin_phase(self.context.experiment.limits.steps)
+            self._begin_phase()
 
     def _kept_facts(self) -> dict[str, Any]:
         return {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}

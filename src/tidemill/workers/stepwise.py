@@ -196,7 +196,7 @@ class StepwiseTarget(EnvTarget):
 
 
 class ExactTarget(StepwiseTarget):
-    """A target of an exact run: it is served in its turn only, and acts once everything that all rows sent before owe has been trained."""
+    """A target of an exact run: it is served in its turn only, and acts (or resets) once all that the rows before owe has been trained."""
 
     turn = False
 
@@ -207,12 +207,13 @@ class ExactTarget(StepwiseTarget):
     def ready_to_observe(self) -> bool:
         return self.turn and super().ready_to_observe()
 
-    def _may_step(self, agent: StepwiseAgent) -> bool:
-        """Where all samples are dealt with and there is no credit, none comes (the phase or the run is over): what is in flight still has its turns."""
+    def _agents_ready(self) -> bool:
         assert self._credits is not None
-        if self._credits.received() < self._ring.sent():
-            return False
-        granted = self._credits.take(agent.acts)
+        return self._credits.received() == self._ring.sent() and super()._agents_ready()
+
+    def _may_step(self, agent: StepwiseAgent) -> bool:
+        """All samples are dealt with. Where there is no credit now, none comes (the run is about to end): what is in flight still has its turns."""
+        granted = super()._may_step(agent)
         self.turn = granted or not self._ring.in_flight()
         return granted
 
