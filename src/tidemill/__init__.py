@@ -36,6 +36,7 @@ from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.scripted import Free, Scripted
+from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.recurrent import RecurrentActorCritic
@@ -98,6 +99,7 @@ __all__ = [
     "Returns",
     "Sample",
     "Scripted",
+    "Slots",
     "Stage",
     "Tick",
     "TidemillError",

@@ -186,5 +186,5 @@ def test_a_folder_of_files_is_kept_with_its_checksums(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, checkpoint_name(1), {}, {}, 3, {"buffer": fill})
     assert read_checkpoint(path) == ({}, {}) and (path / "buffer" / "rows.bin").read_bytes() == b"rows"
     (path / "buffer" / "rows.bin").write_bytes(b"rowz")
-    with pytest.raises(CheckpointError, match="buffer/rows.bin is damaged"):
+    with pytest.raises(CheckpointError, match=r"buffer/rows\.bin is damaged"):
         read_checkpoint(path)

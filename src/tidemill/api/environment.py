@@ -89,6 +89,7 @@ class Environment(ABC):
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     quarantined   it has given up, and is never `ready` again (those who void only)
+    faults        what went wrong since somebody took these texts away (those who void only)
     """
 
     agents: tuple[AgentInfo, ...]
@@ -99,6 +100,7 @@ class Environment(ABC):
     max_episode_steps: int = 0
     voids: bool = False
     quarantined: bool = False
+    faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tidemill.api.control import Episodes, Facts, SampleFacts
+from tidemill.api.control import Episodes, Facts, Notice, SampleFacts
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -29,6 +29,7 @@ from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.frames import build_environment
+from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
@@ -116,8 +117,11 @@ class ActorWorker(Worker):
             credits = credits_of(context, config.agents[0])
             for target in self._stepwise:
                 target.spend(credits)
-        if in_turn := [target for target in targets if isinstance(target, ExactTarget)]:
+        in_turn = [target for target in targets if isinstance(target, ExactTarget)]
+        if in_turn:
             self.ring = ExactRing(in_turn)
+        least = len(targets) if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
+        self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
@@ -215,6 +219,7 @@ class ActorWorker(Worker):
                 break
         if self._ticks > ticks:
             self._report_episodes()
+        self._health.look()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
     def _flush(self, least: int) -> bool:
@@ -239,6 +244,9 @@ class ActorWorker(Worker):
             for stage in {stage for _, _, stage in episodes}:
                 returns, lengths, _ = zip(*(each for each in episodes if each[2] == stage), strict=True)
                 self.report(Episodes(spec, stage, list(returns), list(lengths)))
+
+    def _stats(self) -> dict[str, float]:
+        return self._health.stats()
 
     def _close(self) -> None:
         for environment in self._environments:
