@@ -21,6 +21,7 @@ Importing this imports no torch: a policy's `build` does.
 from typing import TYPE_CHECKING, Any
 
 from tidemill.algorithms.augmentation import RandomShift
+from tidemill.algorithms.dqn import DQN
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.post import GAE, Returns
 from tidemill.algorithms.ppo import PPO
@@ -39,6 +40,7 @@ from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.q_network import QNetwork
 from tidemill.nets.recurrent import RecurrentActorCritic
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.priority_queue import PriorityQueue
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DQN",
     "GAE",
     "PPO",
     "ActorCritic",
@@ -90,6 +93,7 @@ __all__ = [
     "PostProcessor",
     "PrioritisedReplay",
     "PriorityQueue",
+    "QNetwork",
     "Query",
     "Queue",
     "RandomShift",
