@@ -26,6 +26,7 @@ from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.post import GAE, Returns
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.reanalysis import Reanalyse
+from tidemill.algorithms.sac import SAC
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, PostProcessor, Sample
 from tidemill.api.curriculum import Stage
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -42,6 +43,7 @@ from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.recurrent import RecurrentActorCritic
+from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
@@ -65,6 +67,7 @@ __all__ = [
     "DQN",
     "GAE",
     "PPO",
+    "SAC",
     "ActorCritic",
     "Actors",
     "AgentInfo",
@@ -104,6 +107,7 @@ __all__ = [
     "Sample",
     "Scripted",
     "Slots",
+    "SquashedGaussian",
     "Stage",
     "Tick",
     "TidemillError",

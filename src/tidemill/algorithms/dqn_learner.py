@@ -46,10 +46,11 @@ class DQNLearner(Algorithm):
         (sample,) = samples
         batch = {name: array[0] for name, array in sample.items()}
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
-        losses, slope, error, value = self._differentiate(batch)
-        of_values = np.zeros_like(self._values)
-        of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
-        self._online.backward(of_values, self._gradient)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
+            losses, slope, error, value = self._differentiate(batch)
+            of_values = np.zeros_like(self._values)
+            of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
+            self._online.backward(of_values, self._gradient)
         loss = float(share @ losses)
         rate = self._config.learning_rate * (1 - progress if self._config.learning_rate_schedule == "linear" else 1)
         norm = self._adam.descend(rate, 1.0, self._config.max_gradient_norm, loss)

@@ -70,3 +70,24 @@ def differentiate_cross_entropy(logits: Floats, target: Floats) -> tuple[Floats,
     powers = np.exp(shifted)
     total = powers.sum(1, keepdims=True)
     return (target * (np.log(total) - shifted)).sum(1), powers / total - target
+
+
+def soft_values(told: Floats, log_prob: Floats, temperature: float) -> Floats:
+    """Return [B]: the soft value of a drawn action of which two critics `told` [2, B], the lesser counts, and whose log-probability was [B].
+
+    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 3, V = Q - α log π, with the minimum of section 4.2.
+    """
+    lesser: Floats = told.min(0)
+    return lesser - np.float32(temperature) * log_prob
+
+
+def differentiate_actor(action: Floats, spread: Floats, of_action: Floats, temperature: float) -> tuple[Floats, Floats]:
+    """Return the derivatives of α log π(a) - Q(a), a = tanh(u), u = m + s ε, with respect to m and to log s, both [B, actions]; `action` is a,
+    `spread` s ε, and `of_action` ∂Q/∂a.
+
+    Haarnoja et al. 2018, eq. 9 written out, with eq. 26: log π = Σ (-½ ε² - log s - log(1 - a²)) and constants, so that at fixed ε
+    ∂ log π/∂m = 2a, ∂ log π/∂ log s = 2a s ε - 1; ∂a/∂m = 1 - a², ∂a/∂ log s = (1 - a²) s ε.
+    """
+    alpha = np.float32(temperature)
+    of_mean: Floats = alpha * 2 * action - of_action * (1 - action * action)
+    return of_mean, of_mean * spread - alpha
