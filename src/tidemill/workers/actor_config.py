@@ -142,9 +142,7 @@ class Actors(WorkerConfig):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
         if self.min_healthy_slots > self.ring:
-            raise ConfigError(
-                f"min_healthy_slots = {self.min_healthy_slots}, but an actor has ring = {self.ring} targets; take less, or ring more"
-            )
+            raise ConfigError(f"min_healthy_slots = {self.min_healthy_slots}, but an actor has ring = {self.ring} targets; take less, or ring more")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")

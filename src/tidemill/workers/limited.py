@@ -198,7 +198,7 @@ class LimitedTrainerWorker(TrainerWorker):
         """Fail when nothing has come for long. Whoever knows why has said so: actors tell what their slots suffer from."""
         limit = self._config.max_no_progress_s
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
-            self._reason = "no progress"
+            self._summarise()
             TrainerWorker._save(self, final=True)
             raise RunError(
                 f"no step was stored for {limit:g} s, with {self.limiter.in_flight} in flight; look at what the slots' environments wait for, or set "
