@@ -40,6 +40,10 @@ class Credits:
         self._attached = self._attached or self._cell.attach()
         return self._cell.newest() if self._attached else 0
 
+    def left(self) -> int:
+        """Return how many steps may start now."""
+        return self._granted() - self._spent
+
     def take(self, steps: int) -> bool:
         """True when so many more steps may start now; they are spent then, all at once."""
         if self._spent + steps > self._granted():

@@ -18,6 +18,7 @@ from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.seeding import derive_seed
+from tidemill.streams.credits import Credits
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -33,7 +34,7 @@ from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.stepwise import ExactRing, ExactTarget, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
+from tidemill.workers.stepwise import ExactRing, ExactTarget, SlotRing, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -113,13 +114,12 @@ class ActorWorker(Worker):
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
         self._stepwise = [target for target in targets if isinstance(target, StepwiseTarget)]
+        in_turn = [target for target in targets if isinstance(target, ExactTarget)]
         if self._stepwise:
             credits = credits_of(context, config.agents[0])
             for target in self._stepwise:
                 target.spend(credits)
-        in_turn = [target for target in targets if isinstance(target, ExactTarget)]
-        if in_turn:
-            self.ring = ExactRing(in_turn)
+            self.ring = ExactRing(in_turn) if in_turn else self._slot_ring(credits)
         least = len(targets) if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
         self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
         return Facts(
@@ -131,6 +131,12 @@ class ActorWorker(Worker):
             },
             memory=tuple(needs),
         )
+
+    def _slot_ring(self, credits: Credits | None) -> SlotRing:
+        ring = SlotRing(self._stepwise, credits)
+        for number, environment in enumerate(self._environments):
+            environment.on_ready(ring.waker(number, self.context.endpoints.bell.ring))
+        return ring
 
     def _make_client(self, player: "_Player", spaces: Spaces, rows: int) -> InferenceClient:
         context, name = self.context, player.policy

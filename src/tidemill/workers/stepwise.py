@@ -4,7 +4,9 @@ Nothing waits for the next action, so that an open episode never holds back what
 tick needs a credit for each lane that is going to step, before its actions are asked for: so they are those of the newest policy. Resets need none.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from tidemill.workers.actor_config import INLINE, Actors, AgentSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import Blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
+
+LOOK_AGAIN = 0.1
+"""Seconds between looks at all targets, whatever happens."""
 
 
 def check_stepwise(context: Context, config: Actors, environment: Environment) -> None:
@@ -75,6 +80,8 @@ class StepwiseAgent(Agent):
         super().__init__(schema, seats, deterministic, client, self._arrivals)  # type: ignore[arg-type]  # all that touches blocks is below
         self._answer_names = [name for name in self._answer_names if name != "voided"]
         self._answers: Arrays = allocate({n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,))
+        self._led = self._answers  # what led to the newest row
+        self._marks = ["on_reset", "voided", "done", "truncated", *(name for name in self._cleared if name != "reward")]
         self._row: Arrays = {}  # of the newest tick
         self._acts: NDArray[np.bool_] = np.zeros(seats, np.bool_)
         self.acts = 0
@@ -83,6 +90,8 @@ class StepwiseAgent(Agent):
         """Their actions were asked for."""
         self.sent = 0
         """Samples so far."""
+        self._quiet = False  # every seat acted, and none is finished
+        self._one = seats == 1
 
     def next_observation(self, tick: Tick) -> None:
         self._row = {name: array[0] for name, array in self._arrivals.arrays.items()}
@@ -90,32 +99,44 @@ class StepwiseAgent(Agent):
 
     def observe(self, tick: Tick) -> None:
         """Send the rows of a tick."""
+        row = self._row
+        for name, array in self._led.items():
+            row[name][:] = array
+        for name in self._state_names:
+            row[name][:] = self._state[name]
+        for name in self._marks:
+            row[name].fill(0)
+        if self._quiet and not self._any(tick.done) and not self._any(tick.truncated) and not self._any(tick.voided):
+            row["reward"][:] = tick.reward
+            self._return += tick.reward
+            self._length += 1
+        else:
+            self._observe_rare(tick)
+        self.asked = False
+        self._arrivals.send()
+        self.sent += 1
+
+    def _any(self, flags: NDArray[np.bool_]) -> bool:
+        return bool(flags[0]) if self._one else bool(flags.any())
+
+    def _observe_rare(self, tick: Tick) -> None:
+        """A tick in which an episode begins or ends, or a seat does not act."""
         row, begins = self._row, self.finished & tick.present
         voided = tick.voided & ~self.finished
         stepped = tick.present & ~self.finished & ~voided
         final = (tick.done | tick.truncated) & stepped
-        quiet = bool(stepped.all()) and not final.any()
         self._return += tick.reward * stepped
         self._length += stepped
         if begins.any():
             self._begin(begins.nonzero()[0])
-        for name in (*self._answer_names, "version", "policy"):
-            row[name][:] = self._answers[name]
-        for name in self._state_names:
-            row[name][:] = self._state[name]
         row["on_reset"][:], row["voided"][:] = begins, voided
         row["done"][:], row["truncated"][:] = tick.done & stepped, tick.truncated & final
         row["reward"][:] = tick.reward
-        for name in self._cleared:
-            if name != "reward":
-                row[name].fill(0)
-        if not quiet:
-            self._rare(tick, stepped, final, voided)
+        self._rare(tick, stepped, final, voided)
         self.finished = (self.finished & ~begins) | final | voided
         self._acts = tick.present & ~self.finished
-        self.acts, self.asked = int(np.count_nonzero(self._acts)), False
-        self._arrivals.send()
-        self.sent += 1
+        self.acts = int(np.count_nonzero(self._acts))
+        self._quiet = self.acts == self._seats
 
     def _rare(self, tick: Tick, stepped: NDArray[np.bool_], final: NDArray[np.bool_], voided: NDArray[np.bool_]) -> None:
         """What is not in every tick: rows to which no action led, and final ones."""
@@ -158,7 +179,7 @@ class StepwiseAgent(Agent):
             for name in self._answer_names:
                 self._answers[name][seats] = answer.fields[name][:count]
             for name, action in self._actions.items():
-                action[seats] = answer.fields[name][:count]
+                action[seats] = answer.fields[name][:count]  # once more: whoever is given it may change it
             for name, state in self._state.items():
                 state[seats] = answer.fields[name][:count]
             self._answers["version"][seats], self._answers["policy"][seats] = answer.version, answer.policy
@@ -180,6 +201,18 @@ class StepwiseTarget(EnvTarget):
         assert isinstance(agent, StepwiseAgent)
         return agent
 
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """How far it is: changes with everything that it does."""
+        agent = self._agent
+        return self._stepping, agent.asked, agent.sent
+
+    @property
+    def thirsty(self) -> int:
+        """Credits that it waits for; 0 when it waits for none."""
+        agent = self._agent
+        return 0 if self._stepping or agent.asked else agent.acts
+
     def _agents_ready(self) -> bool:
         agent = self._agent
         if not agent.is_ready():
@@ -193,6 +226,57 @@ class StepwiseTarget(EnvTarget):
 
     def _may_step(self, agent: StepwiseAgent) -> bool:
         return self._credits is None or self._credits.take(agent.acts)
+
+
+class SlotRing(EnvRing):
+    """Targets in the order in which something happens to them: their environments answer, or there are credits for them. So a turn costs what it
+    does, however many wait."""
+
+    targets: list[StepwiseTarget]  # type: ignore[assignment]
+
+    def __init__(self, targets: list[StepwiseTarget], credits: Credits | None) -> None:
+        super().__init__(targets)
+        self._credits = credits
+        self._rung: deque[int] = deque()  # by environments, in their threads
+        self._due = dict.fromkeys(range(len(targets)))  # in order, each once
+        self._thirsty: dict[int, None] = {}  # likewise: those that wait for credits are served as they came
+        self._looked_at = monotonic()
+
+    def waker(self, number: int, ring: Callable[[], None]) -> Callable[[], None]:
+        """Return what the environment of target `number` calls, from any thread, when it is ready; `ring` wakes the actor."""
+
+        def wake() -> None:
+            self._rung.append(number)
+            ring()
+
+        return wake
+
+    def __iter__(self) -> Iterator[StepwiseTarget]:
+        """Yield each target that may have something to do, as long as it has."""
+        targets, rung, thirsty = self.targets, self._rung, self._thirsty
+        due, self._due = self._due, {}
+        while rung:
+            due[rung.popleft()] = None
+        if (now := monotonic()) - self._looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
+            self._looked_at = now
+            due.update(dict.fromkeys(range(len(targets))))
+        left = self._credits.left() if self._credits is not None and thirsty else 0
+        for number in list(thirsty) if left else ():
+            if (left := left - targets[number].thirsty) < 0:
+                break
+            del thirsty[number]
+            due[number] = None
+        for number in due:
+            target = targets[number]
+            while True:
+                before = target.place
+                yield target
+                if target.place == before:
+                    break
+            if target.thirsty:
+                thirsty[number] = None
+            elif not target.elsewhere:
+                self._due[number] = None  # it waits for an answer, or for room: whoever gives that rings the actor alone
 
 
 class ExactTarget(StepwiseTarget):
