@@ -1,0 +1,75 @@
+"""DQN and SAC train as users run them, by their presets, and their runs can be gone on with, evaluated and loaded."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.envs.test_pettingzoo import SPREAD
+
+import tidemill
+from tidemill import Gymnasium, PettingZoo
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.source import load_attribute
+from tidemill.envs.resolve import environment_from
+from tidemill.run.presets import ALGORITHMS, experiment_for
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def train(experiment, folder, steps, **replay):
+    trainer = experiment.workers["trainer"]
+    trainer = trainer.replace(buffer=trainer.buffer.replace(**replay))
+    experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer}, limits=experiment.limits.replace(steps=steps))
+    result = tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True)
+    assert result.summary["status"] == "completed"
+    return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def preset(name, algorithm):
+    return experiment_for(name, environment_from(name, {}), algorithm)
+
+
+def test_dqn_learns_cartpole(tmp_path):
+    summary, metrics = train(preset("CartPole-v1", "dqn"), tmp_path / "run", 7_000)
+    returns = [line["return/mean"] for line in metrics if "return/mean" in line]
+    assert summary["mean_return"] > returns[0] + 20
+    assert abs(summary["updates"] - (7_000 - 1_000) / 2) < 20  # the ratio is exact, whatever the warm-up was exactly
+    policy = tidemill.load(tmp_path / "run")
+    assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_sac_learns_to_swing_the_pendulum(tmp_path):
+    experiment = load_attribute(f"{EXAMPLES / 'sac.py'}:experiment", "experiment")()
+    _, metrics = train(experiment, tmp_path / "run", 3_500)
+    returns = [line["return/mean"] for line in metrics if "return/mean" in line]
+    assert max(returns) > returns[0] + 100
+    assert metrics[-1]["temperature"] < 1
+    policy = tidemill.load(tmp_path / "run")
+    assert -2 <= policy.act(np.zeros(3, np.float32))[0] <= 2
+
+
+def test_a_run_goes_on_with_its_replay(tmp_path):
+    train(preset("CartPole-v1", "dqn"), tmp_path / "run", 1_500, warm_up=200)
+    result = tidemill.resume(tmp_path / "run", limits={"steps": 2_500}, launch="inline", quiet=True)
+    assert result.summary["env_steps"] >= 2_500
+    assert abs(result.summary["updates"] - (2_500 - 200) / 2) < 20
+
+
+def test_algorithms_have_presets_for_all_environments_that_they_can_act_in():
+    assert ALGORITHMS == ("ppo", "dqn", "sac")
+    assert preset("MinAtar/Breakout-v1", "dqn").limits.steps == 1_000_000
+    for algorithm, name in (("dqn", "Acrobot-v1"), ("sac", "Pendulum-v1")):
+        assert preset(name, algorithm).workers["trainer"].buffer.replays
+    with pytest.raises(ConfigError, match=r"no algorithm .dnq. has presets.*dqn"):
+        preset("CartPole-v1", "dnq")
+    with pytest.raises(ConfigError, match="an environment of several"):
+        experiment_for("pettingzoo:spread", PettingZoo(make=SPREAD), "sac")
+    with pytest.raises(TidemillError, match="take SAC"):
+        tidemill.train(experiment_for("Pendulum-v1", Gymnasium(id="Pendulum-v1"), "dqn"), launch="inline", quiet=True)
+
+
+def test_minatars_games_are_found_by_their_names_and_seen_by_the_convolution(tmp_path):
+    summary, metrics = train(preset("MinAtar/Breakout-v1", "dqn"), tmp_path / "run", 700, warm_up=100, capacity=5_000)
+    assert summary["updates"] > 100
+    assert tidemill.load(tmp_path / "run").act(np.zeros((10, 10, 4), bool)) in range(3)
