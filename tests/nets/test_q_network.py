@@ -10,10 +10,11 @@ from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.core.threads import limit_threads
 from tidemill.nets.q_function import QFunction, first_weights
-from tidemill.nets.q_network import QNetwork, image_of
+from tidemill.nets.q_network import QNetwork, small_image_of
 
 VECTOR = Box((3,), "float32")
 IMAGE = Box((6, 7, 2), "bool", (0,), (1,))
+LARGE = Box((40, 37, 2), "uint8", (0,), (255,))
 MASKED = Dict({"seen": VECTOR, "action_mask": Box((4,), "int8", (0,), (1,))})
 
 
@@ -26,8 +27,11 @@ def by_autograd(shape, weights, inputs):
     """The network in plain torch, of float64 weights by name."""
     x = inputs
     if shape.image is not None:
-        kernel = weights["convolution.weight"].reshape(3, 3, shape.image[2], shape.filters).permute(3, 2, 0, 1)
-        x = functional.conv2d(x.permute(0, 3, 1, 2), kernel, weights["convolution.bias"]).relu().permute(0, 2, 3, 1).flatten(1)
+        x = x.permute(0, 3, 1, 2) / (255 if len(shape.convolutions) > 1 else 1)
+        for i, (filters, size, stride) in enumerate(shape.convolutions):
+            kernel = weights[f"convolution.{i}.weight"].reshape(size, size, -1, filters).permute(3, 2, 0, 1)
+            x = functional.conv2d(x, kernel, weights[f"convolution.{i}.bias"], stride).relu()
+        x = x.permute(0, 2, 3, 1).flatten(1)
     for i in range(len(shape.hidden)):
         x = (x @ weights[f"hidden.{i}.weight"][0] + weights[f"hidden.{i}.bias"][0]).relu()
     head = (x @ weights["head.weight"] + weights["head.bias"]).reshape(len(x), -1, shape.atoms)
@@ -39,7 +43,7 @@ def by_autograd(shape, weights, inputs):
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize(
-    ("observation", "hidden", "atoms"), [(VECTOR, (8, 5), 1), (VECTOR, (), 1), (IMAGE, (9,), 1), (VECTOR, (8,), 7), (IMAGE, (), 3)]
+    ("observation", "hidden", "atoms"), [(VECTOR, (8, 5), 1), (VECTOR, (), 1), (IMAGE, (9,), 1), (VECTOR, (8,), 7), (IMAGE, (), 3), (LARGE, (9,), 1)]
 )
 def test_values_and_gradients_are_autograds(observation, hidden, atoms, duelling, noise):
     config = QNetwork(hidden=hidden, filters=4, atoms=atoms, duelling=duelling, noise=noise)
@@ -50,6 +54,8 @@ def test_values_and_gradients_are_autograds(observation, hidden, atoms, duelling
     function = QFunction(shape, flat)
     function.draw_noise(rng)
     inputs = rng.standard_normal((20, *observation.shape)).astype(np.float32)
+    if observation is LARGE:
+        inputs = rng.integers(0, 256, inputs.shape, np.uint8)
     leaf = torch.tensor(flat.astype(np.float64), requires_grad=True)
     used = leaf[: shape.size]
     if noise:
@@ -164,7 +170,7 @@ def test_loaded_parameters_act_as_those_that_they_were_taken_from():
 def test_small_images_are_seen_with_their_channels_last(shape, dtype):
     space = Box(shape, dtype, (0,), (255,))
     policy = QNetwork(filters=4).build(Spaces(space, Discrete(4)), 0)
-    assert image_of(space) == (6, 7, 2)
+    assert small_image_of(space) == (6, 7, 2)
     image = (np.random.default_rng(0).random((5, *shape)) * 200).astype(dtype)
     seen = policy.inputs({"obs": image})
     expected = image.astype(np.float32) / (255 if dtype == "uint8" else 1)
@@ -185,3 +191,15 @@ REFUSED = {
 def test_what_cannot_be_is_refused(message):
     with pytest.raises(ConfigError, match=message):
         REFUSED[message]()
+
+
+@pytest.mark.parametrize(("shape", "seen"), [((4, 40, 37), (40, 37, 4)), ((40, 37, 4), (40, 37, 4)), ((40, 37), (40, 37, 1))])
+def test_large_images_stay_bytes_and_are_acted_on_however_they_lie(shape, seen):
+    spaces = Spaces(Box(shape, "uint8", (0,), (255,)), Discrete(3))
+    config = QNetwork(hidden=(8,))
+    policy, out = config.build(spaces, 0), allocate(config.answer(spaces), (5,))
+    images = np.random.default_rng(0).integers(0, 256, (5, *shape), np.uint8)
+    found = policy.inputs({"obs": images})
+    assert found.dtype == np.uint8 and found.shape == (5, *seen) and policy.shape.image == seen
+    policy.act({"obs": images}, {}, True, out)
+    np.testing.assert_allclose(out["value"], policy.twin().forward(found)[..., 0].max(1), rtol=1e-4)

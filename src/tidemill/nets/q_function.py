@@ -1,29 +1,30 @@
-"""Action values of observations: a network with its backward pass, written out in numpy. A policy has one, an algorithm copies of it.
+"""Action values of observations: a network with its backward pass, written out in numpy (but for large images). A policy has one, an algorithm
+copies of it.
 
 All weights lie in one flat array. A noisy network has as many deviations behind them; what it computes with is then weight + deviation · noise.
 """
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.nets.convolution import Convolution, Trunk
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Floats, Layer, Towers
 from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
-KERNEL = 3
-"""Width of the convolution's kernels."""
-
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network is made of. `image` is [height, width, channels] of what the convolution sees; None: there is none, and `width` flat inputs."""
+    """What a network is made of. `image` is [height, width, channels] of what the convolutions see, (filters, kernel, stride) each; None: there are
+    none, and `width` flat inputs."""
 
     width: int
     image: tuple[int, int, int] | None
-    filters: int
+    convolutions: tuple[tuple[int, int, int], ...]
     hidden: tuple[int, ...]
     actions: int
     atoms: int
@@ -32,15 +33,17 @@ class Shape:
     """First deviation of noisy weights, times the root of their inputs; 0: there are none."""
 
     def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie. The convolution's come
+        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie. The convolutions' come
         first: they are never noisy."""
         shapes: dict[str, tuple[tuple[int, ...], float]] = {}
         width = self.width
         if self.image is not None:
             height, across, channels = self.image
-            shapes["convolution.weight"] = ((KERNEL * KERNEL * channels, self.filters), ROOT_TWO)
-            shapes["convolution.bias"] = ((self.filters,), 0)
-            width = (height - KERNEL + 1) * (across - KERNEL + 1) * self.filters
+            for i, (filters, kernel, stride) in enumerate(self.convolutions):
+                shapes[f"convolution.{i}.weight"] = ((kernel * kernel * channels, filters), ROOT_TWO)
+                shapes[f"convolution.{i}.bias"] = ((filters,), 0)
+                height, across, channels = (height - kernel) // stride + 1, (across - kernel) // stride + 1, filters
+            width = height * across * channels
         for i, units in enumerate(self.hidden):
             shapes[f"hidden.{i}.weight"] = ((1, width, units), ROOT_TWO)
             shapes[f"hidden.{i}.bias"] = ((1, 1, units), 0)
@@ -83,10 +86,10 @@ class QFunction:
         self._used = flat if not shape.noise else flat[: shape.size].copy()  # weights with their noise
         self._noise = np.zeros(shape.size if shape.noise else 0, np.float32)
         self.weights = views(self._used, self._forms)
+        self._trunk = trunk_of(shape, self.weights)
         self._towers = Towers(self._layers(self.weights), "relu")
         self._scratch = Scratch()
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
-        self._kept: tuple[Floats, Floats] = flat[:0], flat[:0]  # the convolution's patches and results
         self._last: Floats = flat[:0]  # what the head sees
 
     def _layers(self, named: dict[str, Floats]) -> list[Layer]:
@@ -113,10 +116,10 @@ class QFunction:
             self._noise[:] = 0
             self._used[:] = self.flat[: self.shape.size]
 
-    def forward(self, inputs: Floats) -> Floats:
+    def forward(self, inputs: NDArray[Any]) -> Floats:
         """Return [n, actions, atoms] of inputs [n, width] or images [n, height, width, channels]. What `backward` needs is kept."""
-        if self.shape.image is not None:
-            inputs = self._convolve(inputs)
+        if self._trunk is not None:
+            inputs = self._trunk.forward(inputs)
         self._last = last = self._towers.forward(inputs)[0]
         shape, n = self.shape, len(last)
         head = np.matmul(last, self.weights["head.weight"], out=self._scratch("head", (n, self.weights["head.bias"].size)))
@@ -128,22 +131,6 @@ class QFunction:
         advantage = parts[:, 1:]
         advantage += parts[:, :1] - advantage.mean(1, keepdims=True)
         return advantage
-
-    def _convolve(self, images: Floats) -> Floats:
-        """Return the flattened results [n, width] of a convolution of stride 1 with relu."""
-        n, (height, across, channels) = len(images), images.shape[1:]
-        rows, columns = height - KERNEL + 1, across - KERNEL + 1
-        patches = self._scratch("patches", (n, rows, columns, KERNEL * KERNEL * channels))
-        for i in range(KERNEL):
-            for j in range(KERNEL):
-                start = (i * KERNEL + j) * channels
-                patches[..., start : start + channels] = images[:, i : i + rows, j : j + columns]
-        flat = patches.reshape(-1, patches.shape[-1])
-        found = np.matmul(flat, self.weights["convolution.weight"], out=self._scratch("convolved", (len(flat), self.shape.filters)))
-        found += self.weights["convolution.bias"]
-        np.maximum(found, 0, out=found)
-        self._kept = flat, found
-        return found.reshape(n, -1)
 
     def backward(self, of_values: Floats, out: Floats) -> None:
         """Write the gradient of Σ of_values · values, of the last `forward`, into `out`, which is as `flat`. Once for each `forward`; overwrites
@@ -162,15 +149,22 @@ class QFunction:
         np.matmul(self._last.T, flat, out=gradient["head.weight"])
         np.add.reduce(flat, axis=0, out=gradient["head.bias"])
         of_last = np.matmul(flat, self.weights["head.weight"].T, out=self._scratch("of last", self._last.shape))
-        below = self._towers.backward(of_last[np.newaxis], self._layers(gradient), of_input=shape.image is not None)
-        if shape.image is not None:
-            patches, found = self._kept
-            of_found = below[0].reshape(found.shape)
-            of_found *= found > 0
-            np.matmul(patches.T, of_found, out=gradient["convolution.weight"])
-            np.add.reduce(of_found, axis=0, out=gradient["convolution.bias"])
+        below = self._towers.backward(of_last[np.newaxis], self._layers(gradient), of_input=self._trunk is not None)
+        if self._trunk is not None:
+            self._trunk.backward(below[0], gradient)
         if shape.noise:
             np.multiply(out[:size], self._noise, out=out[size:])
+
+
+def trunk_of(shape: Shape, weights: dict[str, Floats]) -> Trunk | None:
+    """Return what computes the features of images; None where there are none. Imports torch for several convolutions only."""
+    if shape.image is None:
+        return None
+    if len(shape.convolutions) == 1:
+        return Convolution(shape.convolutions[0][1], weights)
+    from tidemill.nets.torch_convolutions import TorchConvolutions
+
+    return TorchConvolutions(shape.convolutions, weights)
 
 
 def _root(x: Floats) -> NDArray[np.float32]:

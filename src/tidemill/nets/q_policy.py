@@ -1,4 +1,4 @@
-"""The policy that `QNetwork` describes: all in numpy."""
+"""The policy that `QNetwork` describes: all in numpy, but for the convolutions of large images."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -45,13 +45,15 @@ class QPolicy(Policy):
         """Return a network of the same shape with a copy of the weights."""
         return QFunction(self.shape, self.flat.copy())
 
-    def inputs(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return what the network takes of raw observations [n], whose leaves begin with `of`: new arrays."""
+    def inputs(self, observation: Arrays, of: str = "obs") -> Array:
+        """Return what the network takes of raw observations [n], whose leaves begin with `of`."""
         if self._image is not None:
             image = observation[of + self._image.removeprefix("obs")]
-            if self.shape.image != image.shape[1:]:
-                image = np.moveaxis(image, 1, -1)
-            found = image.astype(np.float32)
+            image = image[..., np.newaxis] if image.ndim == 3 else image
+            image = image if self.shape.image == image.shape[1:] else np.moveaxis(image, 1, -1)
+            if len(self.shape.convolutions) > 1:  # which take bytes
+                return image
+            found: Floats = image.astype(np.float32)
             if image.dtype == np.uint8:
                 found /= 255
             return found
@@ -90,7 +92,7 @@ class QPolicy(Policy):
             action, log_prob = self._explore(best, forbidden)
             out["action"][rows], out["value"][rows], out["log_prob"][rows] = action, value, log_prob
 
-    def _best(self, inputs: Floats, forbidden: NDArray[np.bool_] | None) -> tuple[Integers, Floats]:
+    def _best(self, inputs: Array, forbidden: NDArray[np.bool_] | None) -> tuple[Integers, Floats]:
         values = self.expected(self._acting.forward(inputs))
         if forbidden is not None:
             values = np.where(forbidden, -np.inf, values)
