@@ -116,6 +116,30 @@ def test_an_episode_that_outgrows_its_lane_counts_all_the_same():
     check(play.draw(), 1, 2)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_over_takes_along_what_needs_it(kind, whole):
+    """Lanes go round and round; episodes shorter and longer than they are."""
+    play = Play(kind(capacity=36, warm_up=1, steps=2, frame_stack=3, whole_episodes=whole), seats=(1, 1), batch=32, stack=3)
+    for i in range(150):
+        for producer, length in ((0, 5), (1, 29)):
+            play.tick(producer, "done" if i % length == length - 1 else "step")
+        if play.buffer.sampleable:
+            check(play.draw(transitions=100), 2, 3)
+
+
+def test_the_episode_after_one_that_outgrew_its_lane_counts_as_a_whole_again():
+    play = Play(Replay(capacity=20, warm_up=1, whole_episodes=True))
+    for _ in range(40):
+        play.tick(0, "step")
+    play.tick(0, "done")
+    for _ in range(5):
+        play.tick(0, "step")
+    assert {episode for _, episode, _ in drawn(play.draw(transitions=200))} == {0}
+    play.tick(0, "done")
+    assert {episode for _, episode, _ in drawn(play.draw(transitions=200))} == {0, 1}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(BEFALLS, min_size=2, max_size=2), min_size=120, max_size=200), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_a_full_lane_always_holds_a_transition(life, steps, stack, whole):
