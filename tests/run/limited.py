@@ -70,6 +70,15 @@ class Walk(gymnasium.Env[Any, Any]):
         Walk.closed += 1
 
 
+class SteeredWalk(Walk):
+    """The same, by how far it is told to go."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step(float(action[0]) + 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing(PolicyConfig):
     """Draws its actions, by its weights and the observation."""

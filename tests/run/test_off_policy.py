@@ -8,12 +8,27 @@ import pytest
 from tests.envs.test_pettingzoo import SPREAD
 
 import tidemill
-from tidemill import Gymnasium, PettingZoo
+from tidemill import (
+    DQN,
+    SAC,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PettingZoo,
+    PrioritisedReplay,
+    QNetwork,
+    SquashedGaussian,
+    Trainer,
+)
+from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
 from tidemill.envs.resolve import environment_from
 from tidemill.run.presets import ALGORITHMS, experiment_for
 
+LIMITED = Path(__file__).with_name("limited.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -70,6 +85,28 @@ def test_algorithms_have_presets_for_all_environments_that_they_can_act_in():
 
 
 def test_minatars_games_are_found_by_their_names_and_seen_by_the_convolution(tmp_path):
-    summary, metrics = train(preset("MinAtar/Breakout-v1", "dqn"), tmp_path / "run", 700, warm_up=100, capacity=5_000)
+    summary, _ = train(preset("MinAtar/Breakout-v1", "dqn"), tmp_path / "run", 700, warm_up=100, capacity=5_000)
     assert summary["updates"] > 100
     assert tidemill.load(tmp_path / "run").act(np.zeros((10, 10, 4), bool)) in range(3)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algorithm, tmp_path):
+    """Of four slots whose steps take what time they like, with everything random that these algorithms draw: noise, priorities, actions."""
+    found = []
+    for latency in ("none", "random"):
+        environment = Gymnasium(make=f"{LIMITED}:{'Walk' if algorithm == 'dqn' else 'SteeredWalk'}", kwargs={"latency": latency}, threads=1)
+        if algorithm == "dqn":
+            policy, learner = QNetwork(hidden=(16,), noise=0.5, atoms=11), DQN(target_every=5)
+        else:
+            policy, learner = SquashedGaussian(hidden=(16, 16)), SAC()
+        replay = PrioritisedReplay(capacity=4_000, warm_up=20, steps=2)
+        trainer = Trainer(algorithm=learner, buffer=replay, batch_size=8, ratio="1/2", exact=True, database_seconds=None)
+        actors = Actors(environment=environment, lanes=1, ring=4, agents=(AgentSpec(mode="stepwise"),))
+        experiment = Experiment(name="exact", policies={"policy": policy}, workers={"actor": actors, "trainer": trainer}, limits=Limits(steps=160))
+        result = tidemill.train(experiment, launch="threads", run_dir=tmp_path / latency, source=LIMITED, quiet=True)
+        assert result.summary["status"] == "completed" and result.summary["updates"] > 50
+        _, arrays, *_ = read_newest(tmp_path / latency / "checkpoints" / "policy")
+        found.append({f"{file}.{name}": array for file in ("policy", "algorithm") for name, array in arrays[file].items()})
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name])
