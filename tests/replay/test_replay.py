@@ -5,6 +5,7 @@ import re
 import stat
 from collections import Counter
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -338,11 +339,10 @@ def test_single_frames_are_stored(tmp_path):
 
 
 def test_a_mapped_replay_leaves_no_name_and_takes_the_disk_at_once(tmp_path):
-    before = os.statvfs(tmp_path).f_bavail
     play = Play(Replay(capacity=1_000_000, warm_up=1, mapped=True), folder=tmp_path)
-    file = next(fd for fd in map(int, os.listdir("/proc/self/fd")) if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/.replay"))
-    status = os.fstat(file)
-    assert list(tmp_path.iterdir()) == [] and before is not None
+    (file,) = (link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(f"{tmp_path}/.replay"))
+    status = file.stat()
+    assert list(tmp_path.iterdir()) == []
     assert stat.S_IMODE(status.st_mode) == 0o600 and status.st_blocks * 512 >= status.st_size > 30_000_000
     for _ in range(20):
         play.tick(0, "step")

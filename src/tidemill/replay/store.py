@@ -95,7 +95,10 @@ class Store:
     def open(self, places: int, folder: Path | None) -> None:
         """Make the memory: of the system, page by page when it is first written; or, in `folder`, a file that has no name once it is open."""
         nbytes = self.nbytes(places)
-        memory = mmap(-1, nbytes) if folder is None else mmap(_file(folder, nbytes), nbytes)
+        descriptor = -1 if folder is None else _file(folder, nbytes)
+        memory = mmap(descriptor, nbytes)
+        if descriptor != -1:
+            os.close(descriptor)  # the map has its own
         self.arrays = views(self.schema, (places,), memoryview(memory))
 
     def write(self, places: NDArray[np.int64], rows: Arrays, columns: Any) -> None:

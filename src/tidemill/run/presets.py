@@ -172,6 +172,12 @@ def sac(name: str, environment: EnvironmentConfig) -> Experiment:
     return off_policy(name, environment, SquashedGaussian(), trainer, steps=1_000_000)
 
 
+def sac_half_cheetah(name: str, environment: EnvironmentConfig) -> Experiment:
+    """HalfCheetah-v5: batches of 128 take half the time of the usual 256."""
+    trainer = Trainer(algorithm=SAC(), buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1)
+    return off_policy(name, environment, SquashedGaussian(), trainer, lanes=4, steps=300_000)
+
+
 TUNED: dict[str, Callable[[EnvironmentConfig], Experiment]] = {
     "CartPole-v1": cartpole,
     "Acrobot-v1": acrobot,
@@ -180,6 +186,7 @@ TUNED: dict[str, Callable[[EnvironmentConfig], Experiment]] = {
     "HalfCheetah-v5": half_cheetah,
 }
 OFF_POLICY: Mapping[str, Callable[[str, EnvironmentConfig], Experiment]] = {"dqn": dqn, "sac": sac}
+TUNED_OFF_POLICY = {("dqn", "CartPole-v1"): dqn_cartpole, ("sac", "HalfCheetah-v5"): sac_half_cheetah}
 ALGORITHMS = ("ppo", *OFF_POLICY)
 
 
@@ -190,8 +197,7 @@ def experiment_for(name: str, environment: EnvironmentConfig, algorithm: str = "
             raise ConfigError(f"{algorithm} trains one agent from a replay memory, and {name} is an environment of several; take ppo")
         if algorithm == "dqn" and name.startswith("MinAtar/"):
             return dqn_minatar(name, environment)
-        make = dqn_cartpole if (algorithm, name) == ("dqn", "CartPole-v1") else OFF_POLICY[algorithm]
-        return make(name, environment)
+        return TUNED_OFF_POLICY.get((algorithm, name), OFF_POLICY[algorithm])(name, environment)
     if algorithm != "ppo":
         raise ConfigError(f'no algorithm "{algorithm}" has presets; {did_you_mean(algorithm, ALGORITHMS)}')
     if isinstance(environment, Atari):
