@@ -59,6 +59,7 @@ from tidemill.workers.trainer_config import Trainer
 if TYPE_CHECKING:
     from tidemill.run.evaluate import evaluate
     from tidemill.run.load import load
+    from tidemill.run.runners import AsyncTrainRunner, TrainRunner
     from tidemill.run.session import resume, train
 
 __version__ = "0.1.0"
@@ -74,6 +75,7 @@ __all__ = [
     "AgentSpec",
     "Algorithm",
     "AlgorithmConfig",
+    "AsyncTrainRunner",
     "Atari",
     "Buffers",
     "Drawn",
@@ -111,6 +113,7 @@ __all__ = [
     "Stage",
     "Tick",
     "TidemillError",
+    "TrainRunner",
     "Trainer",
     "WorkerConfig",
     "evaluate",
@@ -120,7 +123,14 @@ __all__ = [
     "train",
 ]
 
-_FRONT = {"evaluate": "tidemill.run.evaluate", "load": "tidemill.run.load", "resume": "tidemill.run.session", "train": "tidemill.run.session"}
+_FRONT = {
+    "AsyncTrainRunner": "tidemill.run.runners",
+    "TrainRunner": "tidemill.run.runners",
+    "evaluate": "tidemill.run.evaluate",
+    "load": "tidemill.run.load",
+    "resume": "tidemill.run.session",
+    "train": "tidemill.run.session",
+}
 
 
 def __getattr__(name: str) -> Any:

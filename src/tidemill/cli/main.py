@@ -132,6 +132,9 @@ def train(
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
     layout: Lay = "auto",
     algorithm: Annotated[str | None, typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Environments that step at the same time, in threads, and may fail (replay memories).")] = None,
+    ratio: Annotated[str | None, typer.Option(help="Training tasks per env step, exactly: 1/4, 3/2, 8 (replay memories).")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="The same weights however long environments take (with --slots).")] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
@@ -139,6 +142,10 @@ def train(
     from tidemill.run.session import train as run
 
     experiment, source = experiment_from(what, env_arg, set_, algorithm)
+    if slots is not None or ratio is not None or exact:
+        from tidemill.run.runners import with_slots
+
+        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}

@@ -11,13 +11,15 @@ from time import monotonic
 from typing import Any
 
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
-from tidemill.api.control import Facts, Notice, State
+from tidemill.api.control import Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
+from tidemill.workers.actor_config import Actors
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.iterations import evaluate
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
@@ -42,6 +44,8 @@ class LimitedTrainerWorker(TrainerWorker):
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
         self._told_at = self._progress_at = 0.0
         self._restored: Path | None = None
+        self._iteration_end: int | None = None
+        self._episodes: list[float] = []  # returns of those that ended in this iteration
 
     def _configure(self, facts: Facts) -> Facts:
         context, config = self.context, self._config
@@ -63,9 +67,13 @@ class LimitedTrainerWorker(TrainerWorker):
         return told
 
     def _begin_phase(self) -> None:
-        """Grant up to the limit of steps. Where the lanes of a target step together it may be passed by some."""
+        """Grant up to the end of the iteration, or the limit of steps. Where the lanes of a target step together it may be passed by some."""
+        each, ends = self._config.iteration_steps, [self.context.experiment.limits.steps]
+        if each is not None:
+            ends.append((self.counters.steps // each + 1) * each)
+            self._iteration_end = ends[-1]
         together = any(share.lanes > 1 for share in self._actors.values())
-        self.limiter.begin_phase(None if together else self.context.experiment.limits.steps)
+        self.limiter.begin_phase(None if together else min((end for end in ends if end is not None), default=None))
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
@@ -78,6 +86,7 @@ class LimitedTrainerWorker(TrainerWorker):
                 f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay memory stores steps one by one; take '
                 'AgentSpec(mode = "stepwise")'
             )
+        self._producers = producers
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
@@ -117,6 +126,10 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._look_round()
             else:
                 self._look_for_progress()
+            if self._iteration_end is not None and self.counters.steps >= self._iteration_end:
+                limiter.drain()
+                if self._quiet() and self._reason is None:
+                    yield from self._end_iteration(self._iteration_end)
             self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
@@ -125,6 +138,31 @@ class LimitedTrainerWorker(TrainerWorker):
         self._summarise()
         Worker.exit(self, self._reason)
         yield PollResult(moved, 1)
+
+    def _end_iteration(self, steps: int) -> Iterator[PollResult]:
+        """Evaluate, save, tell; and begin the next iteration."""
+        assert self._config.iteration_steps is not None
+        number, returns = steps // self._config.iteration_steps, self._episodes
+        evaluated: dict[str, float] = {}
+        self._summarise()
+        self._count_time()
+        if self._config.evaluation_steps:
+            group = self._producers[0].rpartition("-")[0]
+            actors = self.context.experiment.workers[group]
+            assert isinstance(actors, Actors)
+            steps = self._config.evaluation_steps
+            evaluated = yield from evaluate(self.context, actors, self._spaces, self._policy, steps, number, lambda: self._reason is not None)
+            if self._reason is not None:
+                return
+        counters = self.counters
+        told = {"number": float(number), "updates": float(counters.updates), "seconds": counters.seconds, "training_episodes": float(len(returns))}
+        told |= {"training_return": sum(returns) / len(returns)} if returns else {}
+        self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
+        self._episodes = []
+        TrainerWorker._save(self)
+        self._begin_phase()
+        self._progress_at = self._told_at = monotonic()
+        self.limiter.report()  # what was waited for meanwhile was the evaluation
 
     def _due(self) -> bool:
         """True when a task is owed, and within the limit of updates."""
@@ -146,6 +184,7 @@ class LimitedTrainerWorker(TrainerWorker):
             if voided:
                 limiter.void(voided)
             self._returns.extend(returns)
+            self._episodes += returns if self._config.iteration_steps is not None else ()
         if self._buffer.sampleable:
             limiter.sampleable()
         self.counters.steps = self.counters.rows = limiter.counts.committed

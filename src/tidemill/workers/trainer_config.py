@@ -14,6 +14,16 @@ from tidemill.replay.queue import Queue
 from tidemill.workers.records import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
+LIMITED = (
+    "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight", "limiter/debt", "limiter/debt_min",
+    "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance",
+)  # fmt: skip
+"""What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run."""
+ITERATION = (
+    "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes", "iteration/training_return",
+    "iteration/evaluation_episodes", "iteration/evaluation_steps", "iteration/evaluation_return",
+)  # fmt: skip
+"""What is told at the end of an iteration; the returns where episodes ended in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,10 @@ class Trainer(WorkerConfig):
                         waits until all that its last one owes is trained. Costs throughput where latencies vary
     journal             write down in the run's folder what came and what was trained, in order, so that it can be trained again from that
     keep_buffer         checkpoints hold the replay memory; else it is filled anew after a resume, and owes nothing before
+    iteration_steps     training steps of an iteration, with a ratio. At its end all that is owed is trained, and while training pauses the weights of
+                        that moment are evaluated; a checkpoint is written, and its statistics are told (iteration/…). Open episodes go on in the
+                        next one. None: there are no iterations
+    evaluation_steps    steps of each iteration's evaluation, 0 for none
     max_no_progress_s   seconds without a stored step after which the run fails, once steps are in flight
     device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
                         is one. Worth it for images and wide networks; MLPs of the usual size should train faster on a CPU (benchmarks/device.py
@@ -62,6 +76,8 @@ class Trainer(WorkerConfig):
     exact: bool = False
     journal: bool = False
     keep_buffer: bool = True
+    iteration_steps: int | None = None
+    evaluation_steps: int = 0
     max_no_progress_s: float = 600.0
     device: str = "cpu"
 
@@ -92,7 +108,7 @@ class Trainer(WorkerConfig):
                     f"buffer = {memory} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per env step, like "
                     '"1/4" or 1'
                 )
-            for name in ("slack", "exact", "journal"):
+            for name in ("slack", "exact", "journal", "iteration_steps", "evaluation_steps"):
                 if getattr(self, name):
                     raise ConfigError(f"{name} = {getattr(self, name)} goes with a replay memory and a ratio; set these, or leave it out")
             return
@@ -107,6 +123,10 @@ class Trainer(WorkerConfig):
             raise ConfigError(f"slack = {self.slack}: with exact = True it is the number of slots; leave it out")
         if self.slack is not None:
             check_slack(self.slack, 0)
+        if self.iteration_steps is not None and self.iteration_steps < 1:
+            raise ConfigError(f"iteration_steps = {self.iteration_steps} must be at least 1; None: no iterations")
+        if self.evaluation_steps and (self.evaluation_steps < 0 or self.iteration_steps is None):
+            raise ConfigError(f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at least 1 of both")
         if self.max_no_progress_s <= 0:
             raise ConfigError(f"max_no_progress_s = {self.max_no_progress_s} must be above 0")
 
@@ -122,7 +142,11 @@ class Trainer(WorkerConfig):
 
     def measures(self) -> tuple[str, ...] | None:
         own = self.algorithm.measures()
-        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *own)
+        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *(LIMITED if self.ratio is not None else ()), *self._iteration(), *own)
+
+    def _iteration(self) -> tuple[str, ...]:
+        evaluated = tuple(name for name in ITERATION if name.startswith("iteration/evaluation"))
+        return () if self.iteration_steps is None else tuple(n for n in ITERATION if self.evaluation_steps or n not in evaluated)
 
     def build(self, context: Context) -> WorkerHandle:
         if self.ratio is not None:
