@@ -52,6 +52,7 @@ def evaluate(
         target = StepwiseTarget(environment, [agent], [tick], actors.max_episode_steps, Clock())
         until = monotonic() + 0.01
         while target.steps < steps:
+            before = target.place
             if target.all_done():
                 target.reset()
             elif target.ready_to_step():
@@ -61,8 +62,9 @@ def evaluate(
                 target.observe()
             if stop():
                 return {}
-            if target.elsewhere or monotonic() > until:
-                yield PollResult(0, 0 if target.elsewhere else 1)
+            moved = target.place != before
+            if not moved or monotonic() > until:
+                yield PollResult(0, int(moved))
                 until = monotonic() + 0.01
     finally:
         environment.close()

@@ -208,6 +208,11 @@ class StepwiseTarget(EnvTarget):
         return self._stepping, agent.asked, agent.sent
 
     @property
+    def asleep(self) -> bool:
+        """It waits for its environment, which rings."""
+        return self._stepping and not self._environment.ready()
+
+    @property
     def thirsty(self) -> int:
         """Credits that it waits for; 0 when it waits for none."""
         agent = self._agent
@@ -275,7 +280,7 @@ class SlotRing(EnvRing):
                     break
             if target.thirsty:
                 thirsty[number] = None
-            elif not target.elsewhere:
+            elif not target.asleep:
                 self._due[number] = None  # it waits for an answer, or for room: whoever gives that rings the actor alone
 
 
