@@ -177,6 +177,18 @@ def resume(
     _exit(go_on(run, launch=launch, file=file, limits=limits).summary)
 
 
+@app.command()
+@friendly
+def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")]) -> None:
+    """Train a run again from its journal, and compare the weights with its newest checkpoint's."""
+    from tidemill.run.retrain import retrain as again
+
+    found = again(run)
+    weights = "the same weights" if found.same else "other weights"
+    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}")
+    raise typer.Exit(0 if found.same else 1)
+
+
 def _tell(run: Path, command: str) -> None:
     from tidemill.run.control import tell
     from tidemill.run.folder import RunFolder

@@ -11,10 +11,13 @@ from time import monotonic
 from typing import Any
 
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
-from tidemill.api.control import Facts, Measured, Notice, State
+from tidemill.api.control import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
+from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
+from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
+from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
 from tidemill.workers.actor_config import Actors
@@ -39,11 +42,13 @@ class LimitedTrainerWorker(TrainerWorker):
         assert config.ratio is not None
         self._ratio = parse_ratio(config.ratio)
         self._counts = Counts()
+        self.limiter = Limiter(self._ratio, 1)  # until it is configured
         self._cut_at: float | None = None  # when a drain for a checkpoint began
         self._sums: dict[str, float] = {}  # of metrics since the last report
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
         self._told_at = self._progress_at = 0.0
         self._restored: Path | None = None
+        self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
         self._episodes: list[float] = []  # returns of those that ended in this iteration
 
@@ -61,6 +66,8 @@ class LimitedTrainerWorker(TrainerWorker):
             self._buffer.restore(self._restored)
         elif self._restored is not None:
             self.limiter.warm_up_again()
+            if self._journal is not None:
+                self._journal.emptied()
         if self._buffer.sampleable:
             self.limiter.sampleable()
         self._begin_phase()
@@ -91,7 +98,25 @@ class LimitedTrainerWorker(TrainerWorker):
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
             share.lanes = offered.lead[1]
+        if config.journal and demand.folder is not None:
+            self._journal = JournalWriter(
+                journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
+            )
+            source = Journaled(source, self._journal)
         return config.buffer.build(source, demand)
+
+    def _journal_facts(self) -> dict[str, Any]:
+        return {"experiment": self.context.experiment.name, "policy": self._config.policy, "spaces": plain_spaces(self._spaces)}
+
+    def _journal_end(self) -> int | None:
+        """Return where a resumed run's journal goes on; None for a new run."""
+        if self.context.resume is None:
+            return None
+        assert self._folder is not None
+        path, _, facts, _ = read_newest(self._folder)
+        if "journal" not in facts:
+            raise CheckpointError(f"checkpoint {path} is of a run without a journal, which cannot begin in its middle; resume with journal = False")
+        return int(facts["journal"])
 
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------------
 
@@ -160,6 +185,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
         self._episodes = []
         TrainerWorker._save(self)
+        self._cut_at = None
         self._begin_phase()
         self._progress_at = self._told_at = monotonic()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
@@ -210,7 +236,10 @@ class LimitedTrainerWorker(TrainerWorker):
             raise RunError(f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not hold for ever")
         began = monotonic()
         left = self.clock.enter("train")
-        metrics = self._algorithm.update([held.sample for held in taken], self._progress())
+        progress = self._progress()
+        if self._journal is not None:
+            self._journal.task(progress)
+        metrics = self._algorithm.update([held.sample for held in taken], progress)
         self.clock.enter(left)
         self._count({**metrics, **self._lags(taken)})
         self.counters.updates += 1
@@ -249,6 +278,11 @@ class LimitedTrainerWorker(TrainerWorker):
         return not self._due() and monotonic() - self._together_at > DRAIN
 
     # ---- what is told ------------------------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, message: Adopt) -> None:
+        if self._journal is not None:
+            raise RunError("the policy is to go on from another one's weights, which a journal does not hold; train populations with journal = False")
+        super()._adopt(message)
 
     def _count(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -290,7 +324,8 @@ class LimitedTrainerWorker(TrainerWorker):
             self._begin_phase()
 
     def _kept_facts(self) -> dict[str, Any]:
-        return {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
+        facts = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
+        return facts if self._journal is None else {**facts, "journal": self._journal.sync()}
 
     def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
         return {MEMORY: self._buffer.save} if self._config.keep_buffer else {}
@@ -306,6 +341,8 @@ class LimitedTrainerWorker(TrainerWorker):
         self._restored = path / MEMORY
 
     def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
         if self.state is State.FAILED:
             self.limiter.stop(RunError("the trainer failed"))
         super()._close()
