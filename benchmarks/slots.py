@@ -1,6 +1,6 @@
 """What slots and the limiter cost.
 
-    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--switch 0.005]
+    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--slack N] [--switch 0.005]
 
 1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4 steps (MLP 64 x 64, batches of 64), all in threads of one
    process: committed steps per second, as a share of what as many bare threads reach that do nothing but step (and reset) the same environment.
@@ -125,7 +125,7 @@ def bare(slots, seconds, wait):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush):
+def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None):
     """Return the committed steps/s of a run, and its last record."""
     environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait}, threads=threads)
     experiment = Experiment(
@@ -135,7 +135,9 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush):
             "actor": Actors(
                 environment=Slots(environment=environment), lanes=1, ring=slots, flush_requests=flush, agents=(AgentSpec(mode="stepwise"),)
             ),
-            "trainer": Trainer(algorithm=algorithm, buffer=Replay(capacity=100_000, warm_up=64), batch_size=64, ratio="1/4", database_seconds=None),
+            "trainer": Trainer(
+                algorithm=algorithm, buffer=Replay(capacity=100_000, warm_up=64), batch_size=64, ratio="1/4", slack=slack, database_seconds=None
+            ),
         },
         limits=Limits(seconds=seconds + STARTUP),
     )
@@ -155,12 +157,16 @@ def main():
     parser.add_argument("--sleep", type=float, default=0.05)
     parser.add_argument("--switch", type=float, default=0.005)
     parser.add_argument("--flush", type=int, default=1)
+    parser.add_argument("--slack", type=int)
     given = parser.parse_args()
     sys.setswitchinterval(given.switch)
     dqn = QNetwork(), DQN()
     pairs = []
     for _ in range(given.runs):
-        one, (two, last) = bare(given.slots, given.seconds, given.sleep), ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush)
+        one, (two, last) = (
+            bare(given.slots, given.seconds, given.sleep),
+            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack),
+        )
         pairs.append((one, two))
         shares = {name: round(value, 3) for name, value in last.items() if "share" in name or name.startswith("limiter")}
         print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {shares}", flush=True)

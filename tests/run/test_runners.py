@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, Trainer, TrainRunner
+from tidemill.api.algorithm import Sample
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import with_slots
+from tidemill.workers.ages import Ages
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -86,5 +89,24 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_metrics_of_the_limiter_are_told(tmp_path: Path) -> None:
     AsyncTrainRunner(plain(), num_slots=3).run(tmp_path / "run", source=FILE, quiet=True)
     last = [record for record in read_metrics(tmp_path / "run") if "limiter/debt" in record][-1]
-    for name in ("debt", "debt_min", "debt_max", "gathering_waited", "training_waited", "committed", "tasks"):
+    for name in ("debt", "debt_min", "debt_max", "gathering_waited", "training_waited", "committed", "tasks", "age_versions", "age_seconds"):
         assert last[f"limiter/{name}"] >= 0
+
+
+def test_how_old_the_policy_was_that_acted_is_known_when_its_step_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidemill.workers.ages.monotonic", lambda: now)
+    samples = [Sample(version=np.array([[version]])) for version in (0, 2, -1)]
+
+    class Source:
+        def consume(self) -> Sample | None:
+            return samples.pop(0) if samples else None
+
+    ages = Ages(Source())  # type: ignore[arg-type]
+    for version in range(4):
+        ages.publish(version)
+        now += 1.0
+    while ages.consume() is not None:
+        pass
+    assert ages.take() == {"limiter/age_versions": 2.0, "limiter/age_seconds": 3.0}  # 3 and 1 behind version 3, 4 s and 2 s old
+    assert ages.take() == {}

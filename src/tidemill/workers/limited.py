@@ -21,6 +21,7 @@ from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
 from tidemill.workers.actor_config import Actors
+from tidemill.workers.ages import Ages
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.iterations import evaluate
 from tidemill.workers.trainer import TrainerWorker
@@ -103,7 +104,8 @@ class LimitedTrainerWorker(TrainerWorker):
                 journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
             )
             source = Journaled(source, self._journal)
-        return config.buffer.build(source, demand)
+        self._ages = Ages(source)
+        return config.buffer.build(self._ages, demand)
 
     def _journal_facts(self) -> dict[str, Any]:
         return {"experiment": self.context.experiment.name, "policy": self._config.policy, "spaces": plain_spaces(self._spaces)}
@@ -122,6 +124,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def start(self) -> None:
         self._progress_at = self._told_at = monotonic()
+        self._ages.publish(self._policy.version)
         super().start()
 
     def exit(self, reason: str = "") -> None:
@@ -151,11 +154,13 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._look_round()
             else:
                 self._look_for_progress()
-            if self._iteration_end is not None and self.counters.steps >= self._iteration_end:
+            if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
                 limiter.drain()
-                if self._quiet() and self._reason is None:
+                if self._quiet():
                     yield from self._end_iteration(self._iteration_end)
-            self._end_at_limits()
+                    self._end_at_limits()
+            else:
+                self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
             yield PollResult(moved, int(ran))
@@ -248,6 +253,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self.limiter.finish_task()
         if not self.limiter.owed:  # else the next one is about to be published in its place
             self._publish()
+            self._ages.publish(self._policy.version)
         self._tasks += 1
         self._seconds += monotonic() - began
 
@@ -292,7 +298,7 @@ class LimitedTrainerWorker(TrainerWorker):
         """Report the means of what updates returned since the last report, what the limiter counts, and the number of slots that would balance the
         run: N* = seconds of a step / (ratio · seconds of a task)."""
         now = monotonic()
-        counts, told = self._buffer.counts, self.limiter.report()
+        counts, told = self._buffer.counts, {**self.limiter.report(), **self._ages.take()}
         for name in ("dropped", "evicted", "reused"):
             setattr(self.counters, name, getattr(self.counters, name) + getattr(counts, name))
         self._buffer.counts = type(counts)()

@@ -16,9 +16,11 @@ from tidemill.workers.records import RECORDED, field_of, settings_of
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
 LIMITED = (
     "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight", "limiter/debt", "limiter/debt_min",
-    "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance",
+    "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance", "limiter/age_versions",
+    "limiter/age_seconds",
 )  # fmt: skip
-"""What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run."""
+"""What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run, ages are those of
+the policy that acted, when its step is stored."""
 ITERATION = (
     "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes", "iteration/training_return",
     "iteration/evaluation_episodes", "iteration/evaluation_steps", "iteration/evaluation_return",
