@@ -169,7 +169,7 @@ class ActorWorker(Worker):
             client = self._clients[_Player.of(spec, target)]
             if spec.mode == "stepwise":
                 samples.offer(schema, need.rows, need.columns, need.slots)
-                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples)
+                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
             elif in_lockstep(context.experiment, spec):
                 agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:

@@ -26,6 +26,8 @@ class Health:
 
     def look(self) -> None:
         """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
+        if not self._slots:
+            return
         for place, (number, slot) in enumerate(self._slots):
             if slot.faults:
                 self._faults[place] += len(slot.faults)
@@ -40,7 +42,7 @@ class Health:
             self._untold.clear()
             self._told_at = monotonic()
         healthy = sum(not slot.quarantined for _, slot in self._slots)
-        if self._slots and healthy < self._least:
+        if healthy < self._least:
             raise EnvironmentFault(
                 f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}"
             )

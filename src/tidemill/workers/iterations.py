@@ -47,7 +47,7 @@ def evaluate(
         client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
         schema, samples = row_schema(context, spec, spaces, environment.info), NullSampleProducer()
         samples.offer(schema, 1, 1, 1)
-        agent = StepwiseAgent(schema, 1, True, client, samples)
+        agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
         target = StepwiseTarget(environment, [agent], [tick], actors.max_episode_steps, Clock())
         until = monotonic() + 0.01

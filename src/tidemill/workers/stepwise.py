@@ -73,9 +73,10 @@ class Arrivals(Blocks):
 
 
 class StepwiseAgent(Agent):
-    """See the module's text. Its rows lie in the slots of its samples alone; requests are answered from there."""
+    """See the module's text. Its rows lie in the slots of its samples alone; requests are answered from there. `voids`: steps of its
+    environment may be lost (`Environment.voids`)."""
 
-    def __init__(self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, samples: SampleProducer) -> None:
+    def __init__(self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, samples: SampleProducer, voids: bool) -> None:
         self._arrivals = Arrivals(samples)
         super().__init__(schema, seats, deterministic, client, self._arrivals)  # type: ignore[arg-type]  # all that touches blocks is below
         self._answer_names = [name for name in self._answer_names if name != "voided"]
@@ -91,7 +92,7 @@ class StepwiseAgent(Agent):
         self.sent = 0
         """Samples so far."""
         self._quiet = False  # every seat acted, and none is finished
-        self._one = seats == 1
+        self._one, self._voids = seats == 1, voids
 
     def next_observation(self, tick: Tick) -> None:
         self._row = {name: array[0] for name, array in self._arrivals.arrays.items()}
@@ -106,7 +107,7 @@ class StepwiseAgent(Agent):
             row[name][:] = self._state[name]
         for name in self._marks:
             row[name].fill(0)
-        if self._quiet and not self._any(tick.done) and not self._any(tick.truncated) and not self._any(tick.voided):
+        if self._quiet and not self._any(tick.done) and not self._any(tick.truncated) and not (self._voids and self._any(tick.voided)):
             row["reward"][:] = tick.reward
             self._return += tick.reward
             self._length += 1
@@ -122,13 +123,15 @@ class StepwiseAgent(Agent):
     def _observe_rare(self, tick: Tick) -> None:
         """A tick in which an episode begins or ends, or a seat does not act."""
         row, begins = self._row, self.finished & tick.present
-        voided = tick.voided & ~self.finished
+        voided = tick.voided & ~self.finished & self._voids
         stepped = tick.present & ~self.finished & ~voided
         final = (tick.done | tick.truncated) & stepped
         self._return += tick.reward * stepped
         self._length += stepped
         if begins.any():
             self._begin(begins.nonzero()[0])
+            for name in self._state_names:
+                row[name][:] = self._state[name]
         row["on_reset"][:], row["voided"][:] = begins, voided
         row["done"][:], row["truncated"][:] = tick.done & stepped, tick.truncated & final
         row["reward"][:] = tick.reward
