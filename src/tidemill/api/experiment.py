@@ -101,6 +101,11 @@ class WorkerConfig(Config):
         if self.count < 1:
             raise ConfigError(f"count = {self.count} must be at least 1")
 
+    @property
+    def farewell_s(self) -> float:
+        """Seconds more than others that the worker may need to end: to write much."""
+        return 0.0
+
     def ports(self) -> tuple[Port, ...]:
         """Return the ends of streams that each worker of the group holds."""
         return ()

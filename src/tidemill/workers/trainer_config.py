@@ -14,6 +14,7 @@ from tidemill.replay.queue import Queue
 from tidemill.workers.records import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
+FAREWELL = 120.0  # seconds more to end: a replay memory may be tens of GB
 LIMITED = (
     "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight", "limiter/debt", "limiter/debt_min",
     "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance", "limiter/age_versions",
@@ -137,6 +138,10 @@ class Trainer(WorkerConfig):
         ports += [Port(self.policy, "sum")] if self.count > 1 else []
         ports += [Port(self.samples, "grant", policy=self.policy, lockstep=self.exact)] if self.ratio is not None else []
         return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)
+
+    @property
+    def farewell_s(self) -> float:
+        return FAREWELL if self.ratio is not None and self.keep_buffer else 0.0
 
     def records(self) -> tuple[str, ...]:
         """See `tidemill.workers.records`."""
