@@ -21,6 +21,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_file
+from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
@@ -334,3 +335,18 @@ def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> N
     queue = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=limited.Mixing())})
     with pytest.raises(TidemillError, match="for a replay memory"):
         run(queue, tmp_path / "queue")
+
+
+def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """Counters are conserved, the ratio stays exact, and the memory holds what both lives stored."""
+    for cut in range(1, 16):
+        folder = tmp_path / str(cut)
+        buffer = Replay(capacity=400, warm_up=6)
+        run(limited.experiment(steps=cut, slots=2, ratio="3/2", buffer=buffer, threads=0), folder)
+        resume(folder, launch="inline", limits={"steps": 16}, quiet=True)
+        path, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
+        facts["memory"] = {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}
+        check_counts(facts, Fraction(3, 2), 16)
+        rows = facts["memory"]["row.obs.npy"]
+        firsts = int(((rows[..., 1] == 0) & (rows[..., 3] != 0)).sum())
+        assert int((rows[..., 3] != 0).sum()) - firsts == 16
