@@ -77,6 +77,8 @@ class Play:
         self.seats = [[Seat(sum(seats[:i]) + j) for j in range(count)] for i, count in enumerate(seats)]
         self._stacks = {seat.number: np.zeros((stack, 3), np.float32) for group in self.seats for seat in group}
         self._stack = stack
+        self.ends: set[tuple[float, ...]] = set()
+        """The last rows of episodes that came to an end."""
         self.buffer: ReplayBuffer = config.build(source, Demand(**{"rows": batch, "samples": len(seats), "seed": 3, **demand}))
 
     def tick(self, producer: int, *whats: str):
@@ -92,6 +94,8 @@ class Play:
                 stack[:-1] = row["obs"] if row.get("on_reset") else stack[1:]
                 stack[-1] = row["obs"]
                 row["obs"] = stack
+            if row.get("done"):
+                self.ends.add(tuple(seat.code()))
             for name, value in row.items():
                 block[name][0, i] = value
         self.producers[producer].commit()
@@ -110,8 +114,16 @@ class Play:
             self.buffer.release()
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
+    def check(self, steps: int, transitions: int = 1) -> dict[str, np.ndarray]:
+        """Draw, look at what was drawn, and return it."""
+        batch = self.draw(transitions=transitions)
+        check(batch, steps, self._stack)
+        then = batch["next.obs"][:, -1] if self._stack > 1 else batch["next.obs"]
+        assert (batch["done"] == [tuple(code) in self.ends for code in then.tolist()]).all()
+        return batch
 
-def check(batch: dict[str, np.ndarray], steps: int, stack: int = 1) -> None:
+
+def check(batch: dict[str, np.ndarray], steps: int, stack: int) -> None:
     """Every transition must be of one seat and one episode, reach over `steps` steps or to the episode's end, and bear the rewards between."""
     obs, then = batch["obs"], batch["next.obs"]
     if stack > 1:

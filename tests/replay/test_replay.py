@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.replay.arrivals import Play, check
+from tests.replay.arrivals import Play
 
 from tidemill.api.spaces import Box
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
@@ -48,7 +48,7 @@ def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole):
         written[0] += received.committed
         written[1] += received.voided
         if play.buffer.sampleable:
-            check(play.draw(), steps, stack)
+            play.check(steps)
     assert written[0] == sum(seat_steps(play, life))
     assert play.buffer.sequences.count == np.count_nonzero(play.buffer.sequences.span)
 
@@ -88,6 +88,13 @@ def test_windows_at_an_end_are_shorter_and_open_ones_wait():
     assert {obs[2]: steps for obs, steps in zip(batch["obs"].tolist(), batch["steps"].tolist(), strict=True)} == {0: 3, 1: 3, 2: 3, 3: 2, 4: 1}
 
 
+def test_what_a_lost_step_cuts_off_can_be_drawn_at_once():
+    play = Play(Replay(capacity=64, warm_up=1, steps=3))
+    for what in ["step"] * 5 + ["lost"]:
+        play.tick(0, what)
+    assert drawn(play.check(3, transitions=200)) == {(0, 0, i) for i in range(4)}
+
+
 def test_draws_are_uniform():
     play = Play(Replay(capacity=200, warm_up=1), seats=(2, 2), batch=200)
     for i in range(70):  # the lanes are full; seat 3 has short episodes
@@ -114,7 +121,7 @@ def test_an_episode_that_outgrows_its_lane_counts_all_the_same():
     for _ in range(100):
         play.tick(0, "step")
     assert play.buffer.sampleable and play.buffer.sequences.count >= 15
-    check(play.draw(), 1, 2)
+    play.check(1)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -126,7 +133,7 @@ def test_what_is_written_over_takes_along_what_needs_it(kind, whole):
         for producer, length in ((0, 5), (1, 29)):
             play.tick(producer, "done" if i % length == length - 1 else "step")
         if play.buffer.sampleable:
-            check(play.draw(transitions=100), 2, 3)
+            play.check(2, transitions=100)
 
 
 def test_the_episode_after_one_that_outgrew_its_lane_counts_as_a_whole_again():
@@ -169,8 +176,7 @@ def test_an_episode_that_a_resume_leaves_open_is_cut():
     play.seats[0][0].open = False
     for _ in range(2):
         play.tick(0, "step")
-    batch = play.draw(transitions=200)
-    check(batch, 3)
+    batch = play.check(3, transitions=200)
     assert drawn(batch) == {(0, 0, i) for i in range(5)}
     assert not batch["done"].any()
 
@@ -346,7 +352,7 @@ def test_a_mapped_replay_leaves_no_name_and_takes_the_disk_at_once(tmp_path):
     assert stat.S_IMODE(status.st_mode) == 0o600 and status.st_blocks * 512 >= status.st_size > 30_000_000
     for _ in range(20):
         play.tick(0, "step")
-    check(play.draw(), 1)
+    play.check(1)
 
 
 REFUSED = {

@@ -176,7 +176,6 @@ class Uniform(ReplayBuffer):
             if voided is not None and voided.any():
                 self.sequences.cut(every[voided])
                 lost += int(np.count_nonzero(voided))
-                stepped, begins = stepped & ~voided, begins & ~voided
             if (stepped & begins).any():
                 raise SchemaError(
                     "a replay was sent rows whose first ones in an episode have acted already: they hold what is done in them, not what led to them; "
