@@ -288,11 +288,12 @@ def test_a_restored_replay_goes_on_exactly(kind, ticks, mapped, tmp_path):
     play = make(kind)
     live(play, 0, ticks)
     save(play, tmp_path / "replay")
-    seats, stacks = deepcopy(play.seats), deepcopy(play._stacks)
+    seats, stacks, sampleable = deepcopy(play.seats), deepcopy(play._stacks), play.buffer.sampleable
     expected = live(play, ticks, ticks + 30)
 
     other = Play(kind(capacity=40, warm_up=3, steps=2, frame_stack=2, mapped=mapped), seats=(1, 1), stack=2, folder=tmp_path)
     other.buffer.restore(tmp_path / "replay")
+    assert other.buffer.sampleable == sampleable
     other.seats, other._stacks = seats, stacks
     found = live(other, ticks, ticks + 30)
     assert len(found) == len(expected) > 20

@@ -55,14 +55,11 @@ class SumTree:
             children = level[places]
             sums = np.add.accumulate(children, axis=1)
             child = np.minimum((sums <= rest[:, None]).sum(1), CHILDREN - 1)
-            # Where rounding has put the point behind the last child that is above 0, that one is meant.
             empty = children[row, child] <= 0
-            if empty.any():
+            if empty.any():  # rounding has put these points behind the last child that is above 0, which is meant
                 last = CHILDREN - 1 - (children[:, ::-1] > 0).argmax(1)
                 child = np.where(empty, last, child)
-            found = children[row, child]
-            before = np.where(child > 0, sums[row, child - 1], 0.0)
-            rest = np.minimum(rest - before, np.nextafter(found, 0))
+            rest = rest - np.where(child > 0, sums[row, child - 1], 0.0)
             places = places * CHILDREN + child
         return places
 
