@@ -12,7 +12,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.replay.replay import Replay, Uniform
 from tidemill.replay.sequences import Ints
-from tidemill.replay.sum_tree import Priorities
+from tidemill.replay.sum_tree import Priorities, SumTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,9 @@ class Prioritised(Uniform):
     def __init__(self, config: PrioritisedReplay, source: SampleConsumer, demand: Demand) -> None:
         self._drawn: tuple[Ints, Ints, Array] | None = None  # places, the rows there, and where their new priorities will be
         super().__init__(config, source, demand)
+
+    def _books(self, places: int) -> int:
+        return super()._books(places) + SumTree.nbytes(places)
 
     def _make_tree(self, places: int) -> Priorities:
         self._priorities = Priorities(places, self._config.alpha)

@@ -15,11 +15,11 @@ from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuff
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.checkpoint import MANIFEST, sync, write_synced
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
-from tidemill.core.memory import Need, size
+from tidemill.core.memory import Need, available, size
 from tidemill.core.schema import Array, Arrays, Schema
 from tidemill.replay.sequences import Ints, Sequences
 from tidemill.replay.store import Store, not_stacked
-from tidemill.replay.sum_tree import Priorities, SumTree
+from tidemill.replay.sum_tree import Priorities
 
 LOOKED_AT = 256
 """So many first rows are looked at: are their stacks of frames what they should be?"""
@@ -129,20 +129,31 @@ class Uniform(ReplayBuffer):
 
     def _open(self, lanes: int, length: int, places: int) -> None:
         config, store = self._config, self._store
+        rows, books = store.nbytes(places), self._books(places)
+        sums, free = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them", available()
+        if config.max_bytes is not None:
+            self._fit(rows + books, config.max_bytes, f"max_bytes allows {size(config.max_bytes)}: {sums}", "max_bytes more")
+        held = books if config.mapped else rows + books
+        self._fit(held, free, f"{size(free)} of memory are available: {sums}", "mapped = True to keep rows in a file")
         self._tree = self._make_tree(places)
-        rows, books = store.nbytes(places), 8 * places + (SumTree.nbytes(places) if self._tree is not None else 0)
-        sums = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them"
-        if config.max_bytes is not None and rows + books > config.max_bytes:
-            raise ConfigError(
-                f"{type(config).__name__}: capacity = {config.capacity:,} rows takes {size(rows + books)}, and max_bytes allows "
-                f"{size(config.max_bytes)}: {sums}; make capacity at most {int(config.capacity * config.max_bytes / (rows + books)):,}, or "
-                "max_bytes more; stacked frames take less with frame_stack"
-            )
         if config.mapped and self._demand.folder is None:
             raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")
         store.open(places, self._demand.folder if config.mapped else None)
         self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, self._tree)
         self._needs = (Need("replay", books if config.mapped else rows + books, sums),)
+
+    def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
+        """Raise `ConfigError` when what it takes is more bytes than the most that there may be."""
+        if takes > most:
+            capacity, name = self._config.capacity, type(self._config).__name__
+            raise ConfigError(
+                f"{name}: capacity = {capacity:,} rows takes {size(takes)}, and {limit}; make capacity at most {int(capacity * most / takes):,}, or "
+                f"{cure}; stacked frames take less with frame_stack"
+            )
+
+    def _books(self, places: int) -> int:
+        """Return the bytes of what finds rows."""
+        return 8 * places
 
     def _make_tree(self, places: int) -> Priorities | None:
         """Return what knows how likely each place is; None: all are equally."""
