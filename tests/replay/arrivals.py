@@ -65,7 +65,9 @@ def action_of(seat, episode, step):
 class Play:
     """Producers with so many `seats` each, and a replay at the other end."""
 
-    def __init__(self, config: BufferConfig, seats: tuple[int, ...] = (1,), batch: int | None = 8, stack: int = 1, **demand: Any) -> None:
+    def __init__(
+        self, config: BufferConfig, seats: tuple[int, ...] = (1,), batch: int | None = 8, stack: int = 1, blank: bool = False, **demand: Any
+    ) -> None:
         edges = [Edge(f"samples/{i}", "channel", f"source-{i}", ("trainer",)) for i in range(len(seats))]
         ends = local_endpoints([*(f"source-{i}" for i in range(len(seats))), "trainer"], edges)
         self.producers = [ChannelSampleProducer([[ends[e.source][0].producer(e.name)]]) for e in edges]
@@ -76,7 +78,7 @@ class Play:
         source = ChannelSampleConsumer([ends["trainer"][0].consumer(e.name) for e in edges], 0, 0)
         self.seats = [[Seat(sum(seats[:i]) + j) for j in range(count)] for i, count in enumerate(seats)]
         self._stacks = {seat.number: np.zeros((stack, 3), np.float32) for group in self.seats for seat in group}
-        self._stack = stack
+        self._stack, self._blank = stack, blank
         self.ends: set[tuple[float, ...]] = set()
         """The last rows of episodes that came to an end."""
         self.buffer: ReplayBuffer = config.build(source, Demand(**{"rows": batch, "samples": len(seats), "seed": 3, **demand}))
@@ -91,7 +93,7 @@ class Play:
             row = seat.row(whats[min(i, len(whats) - 1)])
             if self._stack > 1 and "obs" in row:
                 stack = self._stacks[seat.number]
-                stack[:-1] = row["obs"] if row.get("on_reset") else stack[1:]
+                stack[:-1] = (0 if self._blank else row["obs"]) if row.get("on_reset") else stack[1:]
                 stack[-1] = row["obs"]
                 row["obs"] = stack
             if row.get("done"):
@@ -117,20 +119,20 @@ class Play:
     def check(self, steps: int, transitions: int = 1) -> dict[str, np.ndarray]:
         """Draw, look at what was drawn, and return it."""
         batch = self.draw(transitions=transitions)
-        check(batch, steps, self._stack)
+        check(batch, steps, self._stack, self._blank)
         then = batch["next.obs"][:, -1] if self._stack > 1 else batch["next.obs"]
         assert (batch["done"] == [tuple(code) in self.ends for code in then.tolist()]).all()
         return batch
 
 
-def check(batch: dict[str, np.ndarray], steps: int, stack: int) -> None:
+def check(batch: dict[str, np.ndarray], steps: int, stack: int, blank: bool) -> None:
     """Every transition must be of one seat and one episode, reach over `steps` steps or to the episode's end, and bear the rewards between."""
     obs, then = batch["obs"], batch["next.obs"]
     if stack > 1:
         for frames in (obs, then):
-            ages = np.maximum(frames[:, -1:, 2] - np.arange(stack - 1, -1, -1), 0)
-            assert (frames[:, :, 2] == ages).all()  # consecutive, and the first one stands for those before it
-            assert (frames[:, :, :2] == frames[:, -1:, :2]).all()
+            ages = frames[:, -1:, 2] - np.arange(stack - 1, -1, -1)
+            assert (frames[:, :, 2] == np.maximum(ages, 0)).all()  # consecutive, and the first one or zeros stand for those before it
+            assert (frames[:, :, :2] == np.where(blank & (ages < 0), 0, 1)[..., None] * frames[:, -1:, :2]).all()
         obs, then = obs[:, -1], then[:, -1]
     spans = batch["steps"]
     assert (obs[:, :2] == then[:, :2]).all()

@@ -38,10 +38,11 @@ def drawn(batch):
     steps=st.integers(1, 4),
     stack=st.integers(1, 3),
     whole=st.booleans(),
+    blank=st.booleans(),
 )
-def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole):
+def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole, blank):
     config = kind(capacity=3 * 16, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole)
-    play = Play(config, seats=(2, 1), stack=stack)
+    play = Play(config, seats=(2, 1), stack=stack, blank=blank)
     written = [0, 0]
     for producer, whats in life:
         received = play.tick(producer, *whats)

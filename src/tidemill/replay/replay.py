@@ -34,7 +34,8 @@ class Replay(BufferConfig):
     capacity         rows that it holds; all seats share them equally, and so do equal trainers. An episode of T steps takes T + 1
     warm_up          transitions that must be there before the first batch is drawn
     steps            n of n-step returns: a transition reaches over so many steps, fewer at an episode's end
-    frame_stack      as in the agent spec: stacked observations are kept as single frames, and stacked when they are drawn. 1: kept as they come
+    frame_stack      as in the agent spec (or of the environment, as Atari's): stacked observations are kept as single frames, and stacked when they
+                     are drawn. What stands for the frames before an episode's first one is seen from the first rows. 1: kept as they come
     whole_episodes   the steps of an episode count once it is over, and not from when they come
     max_bytes        memory that it may take at most; None: what the machine has
     mapped           keep rows in a file in the run's folder and not in memory: it has no name, takes its whole size on the disk at once, and is gone
@@ -82,7 +83,8 @@ class Uniform(ReplayBuffer):
         self._rng = np.random.default_rng(demand.seed)
         self._warm = False
         self._slots = 0  # of all producers, once these have made them
-        self._looked_at = 0
+        self._looked_at = 0  # rows
+        self._blank = False  # whether the frames before an episode's first one are 0; else they are copies of it
         self._places: Ints = np.empty(0, np.int64)  # where the last batch begins
         self._needs: tuple[Need, ...] = ()
         self._make()
@@ -201,17 +203,32 @@ class Uniform(ReplayBuffer):
             if len(lanes):
                 places = self.sequences.append(lanes, begins[columns], (row["done"] | row["truncated"])[columns])
                 self._store.write(places, row, columns)
-                if self._store.frames and self._looked_at < LOOKED_AT:
+                if self._store.frames:
                     self._look_at(places, row, columns)
         return Received(sample.channel, committed, lost, tuple(returns))
 
     def _look_at(self, places: Ints, row: Arrays, columns: Any) -> None:
-        """Raise `ConfigError` when the stacks of rows cannot be made again of the frames that are kept of them."""
+        """Raise `ConfigError` when the stacks of rows cannot be made again of the frames that are kept of them: of the first rows, and of all that
+        begin an episode. What stands for the frames before these is seen from them."""
+        first = self.sequences.step[places] == 0
+        if self._looked_at >= LOOKED_AT and not first.any():
+            return
         self._looked_at += len(places)
-        stacks = self.sequences.stacks(places)
         for name, frames in self._store.frames.items():
-            if not np.array_equal(frames.join(self._store.arrays[name][stacks]), row[name][columns]):
+            given = row[name][columns]
+            if np.array_equal(self._stack(name, places), given):
+                continue
+            self._blank |= bool(first.any())
+            if not np.array_equal(self._stack(name, places), given):
                 raise not_stacked(name, "another one in an episode's next row", frames.count)
+
+    def _stack(self, name: str, places: Ints) -> Array:
+        """Return the stacks [n, ...] of a leaf that end at `places`."""
+        frames, (stacks, before) = self._store.frames[name], self.sequences.stacks(places)
+        found = self._store.arrays[name][stacks]
+        if self._blank:
+            found[before] = 0
+        return frames.join(found)
 
     # ---- batches -----------------------------------------------------------------------------------------------------------------------------
 
@@ -242,9 +259,8 @@ class Uniform(ReplayBuffer):
         sample.bootstrap = 0
         for name, array in arrays.items():
             if name.startswith("obs"):
-                frames = self._store.frames.get(name)
                 for whose, at in (("", places), ("next.", last)):
-                    found = array[at] if frames is None else frames.join(array[sequences.stacks(at)])
+                    found = self._stack(name, at) if name in self._store.frames else array[at]
                     sample[whose + name] = found[np.newaxis]
             elif name.startswith("action"):
                 sample[name] = array[then][np.newaxis]
@@ -273,7 +289,15 @@ class Uniform(ReplayBuffer):
             filled = int(self.sequences.filled().max(initial=0))
             sums = {name: _write(folder / f"{name}.npy", self._part(array, filled)) for name, array in self._arrays().items()}
             chance = self._rng.bit_generator.state
-            manifest = {**self._facts(), "filled": filled, "warm": self._warm, "random": chance, "sha256": sums, **self._more_facts()}
+            manifest = {
+                **self._facts(),
+                "filled": filled,
+                "warm": self._warm,
+                "blank": self._blank,
+                "random": chance,
+                "sha256": sums,
+                **self._more_facts(),
+            }
             write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
             sync(folder)
         except OSError as error:
@@ -299,7 +323,7 @@ class Uniform(ReplayBuffer):
                 part = self._part(array, manifest["filled"])
                 part[...] = _read(folder / f"{name}.npy", manifest["sha256"][name], part)
             self._rng.bit_generator.state = manifest["random"]
-            self._warm = bool(manifest["warm"])
+            self._warm, self._blank = bool(manifest["warm"]), bool(manifest["blank"])
             self._take_facts(manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"the replay in {folder} cannot be read: {type(error).__name__}: {error}") from None

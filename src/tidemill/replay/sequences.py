@@ -159,11 +159,11 @@ class Sequences:
                 return places
         return np.concatenate([places, rng.choice(np.flatnonzero(self.span), count - len(places))])
 
-    def stacks(self, places: Ints) -> Ints:
-        """Return the places [n, frames] of the stacks of observations that end at `places`, the oldest first. None reaches before the beginning of
-        its episode, whose first row stands for those before it."""
-        back = np.minimum(np.arange(self._frames - 1, -1, -1), self.step[places][:, None])
-        return self.ahead(places[:, None], -back)
+    def stacks(self, places: Ints) -> tuple[Ints, Bools]:
+        """Return the places [n, frames] of the stacks of observations that end at `places`, the oldest first, and which of them would lie before the
+        beginning of the episode: its first row stands for those."""
+        back, step = np.arange(self._frames - 1, -1, -1), self.step[places][:, None]
+        return self.ahead(places[:, None], -np.minimum(back, step)), back > step
 
     def state(self) -> Arrays:
         """Return its arrays: views."""
