@@ -79,6 +79,16 @@ class SteeredWalk(Walk):
         return super().step(float(action[0]) + 1)
 
 
+class PicturedWalk(Walk):
+    """The same, seen as a picture."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (40, 40), np.uint8)
+
+    def _see(self) -> Any:
+        seen = np.abs(super()._see()[:3] * 50).astype(np.int64) % 256
+        return np.repeat(np.resize(seen, 40), 40).reshape(40, 40).astype(np.uint8)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing(PolicyConfig):
     """Draws its actions, by its weights and the observation."""

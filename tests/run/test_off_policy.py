@@ -90,12 +90,13 @@ def test_minatars_games_are_found_by_their_names_and_seen_by_the_convolution(tmp
     assert tidemill.load(tmp_path / "run").act(np.zeros((10, 10, 4), bool)) in range(3)
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
-def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algorithm, tmp_path):
-    """Of four slots whose steps take what time they like, with everything random that these algorithms draw: noise, priorities, actions."""
+@pytest.mark.parametrize(("algorithm", "walk"), [("dqn", "Walk"), ("dqn", "PicturedWalk"), ("sac", "SteeredWalk")])
+def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algorithm, walk, tmp_path):
+    """Of four slots whose steps take what time they like, with everything random that these algorithms draw: noise, priorities, actions. Pictures go
+    through torch."""
     found = []
     for latency in ("none", "random"):
-        environment = Gymnasium(make=f"{LIMITED}:{'Walk' if algorithm == 'dqn' else 'SteeredWalk'}", kwargs={"latency": latency}, threads=1)
+        environment = Gymnasium(make=f"{LIMITED}:{walk}", kwargs={"latency": latency}, threads=1)
         if algorithm == "dqn":
             policy, learner = QNetwork(hidden=(16,), noise=0.5, atoms=11), DQN(target_every=5)
         else:
