@@ -32,10 +32,10 @@ LIMITED = Path(__file__).with_name("limited.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(experiment, folder, steps, **replay):
+def train(experiment, folder, steps, window=100, **replay):
     trainer = experiment.workers["trainer"]
     trainer = trainer.replace(buffer=trainer.buffer.replace(**replay))
-    experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer}, limits=experiment.limits.replace(steps=steps))
+    experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer}, limits=experiment.limits.replace(steps=steps, window=window))
     result = tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True)
     assert result.summary["status"] == "completed"
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -46,19 +46,19 @@ def preset(name, algorithm):
 
 
 def test_dqn_learns_cartpole(tmp_path):
-    summary, metrics = train(preset("CartPole-v1", "dqn"), tmp_path / "run", 7_000)
+    summary, metrics = train(preset("CartPole-v1", "dqn"), tmp_path / "run", 6_000, window=30)
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
     assert summary["mean_return"] > returns[0] + 20
-    assert abs(summary["updates"] - (7_000 - 1_000) / 2) < 20  # the ratio is exact, whatever the warm-up was exactly
+    assert abs(summary["updates"] - (6_000 - 1_000) / 2) < 20  # the ratio is exact, whatever the warm-up was exactly
     policy = tidemill.load(tmp_path / "run")
     assert policy.act(np.zeros(4, np.float32)) in (0, 1)
 
 
 def test_sac_learns_to_swing_the_pendulum(tmp_path):
     experiment = load_attribute(f"{EXAMPLES / 'sac.py'}:experiment", "experiment")()
-    _, metrics = train(experiment, tmp_path / "run", 3_500)
+    _, metrics = train(experiment, tmp_path / "run", 3_500, window=4)
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
-    assert max(returns) > returns[0] + 100
+    assert returns[-1] > returns[0] + 100
     assert metrics[-1]["temperature"] < 1
     policy = tidemill.load(tmp_path / "run")
     assert -2 <= policy.act(np.zeros(3, np.float32))[0] <= 2
