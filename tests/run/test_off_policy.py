@@ -32,11 +32,11 @@ LIMITED = Path(__file__).with_name("limited.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(experiment, folder, steps, window=100, **replay):
+def train(experiment, folder, steps, window=100, launch="inline", **replay):
     trainer = experiment.workers["trainer"]
     trainer = trainer.replace(buffer=trainer.buffer.replace(**replay))
     experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer}, limits=experiment.limits.replace(steps=steps, window=window))
-    result = tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True)
+    result = tidemill.train(experiment, launch=launch, run_dir=folder, quiet=True)
     assert result.summary["status"] == "completed"
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -62,6 +62,15 @@ def test_sac_learns_to_swing_the_pendulum(tmp_path):
     assert metrics[-1]["temperature"] < 1
     policy = tidemill.load(tmp_path / "run")
     assert -2 <= policy.act(np.zeros(3, np.float32))[0] <= 2
+
+
+def test_rainbow_trains_in_threads_and_is_evaluated_without_its_noise(tmp_path):
+    experiment = load_attribute(f"{EXAMPLES / 'dqn.py'}:rainbow", "experiment")()
+    summary, metrics = train(experiment, tmp_path / "run", 900, launch="threads", warm_up=200)
+    assert summary["updates"] > 300
+    assert metrics[-1]["epsilon"] == 0 and 0 < metrics[-1]["q/mean"] < 100
+    policy = tidemill.load(tmp_path / "run")
+    assert len({policy.act(np.full(4, 0.1, np.float32)) for _ in range(20)}) == 1
 
 
 def test_a_run_goes_on_with_its_replay(tmp_path):
