@@ -18,6 +18,8 @@ def test_a_run_with_slots_and_its_retraining(tmp_path: Path, exact: tuple[str, .
     assert result.exit_code == 0, result.output
     last = read_metrics(folder)[-1]
     assert last["limiter/committed"] == 1200 and 240 <= last["limiter/tasks"] <= 250
+    evaluated = tidemill("eval", folder, "--episodes", 12)
+    assert evaluated.exit_code == 0, evaluated.output
     again = tidemill("retrain", folder)
     assert again.exit_code == 0 and "1,200 steps stored, 0 lost" in again.output and "the same weights" in again.output
 

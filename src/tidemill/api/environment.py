@@ -141,3 +141,7 @@ class EnvironmentConfig(Config):
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")
+
+    def bare(self) -> "EnvironmentConfig":
+        """Return what is to be built where several lanes step together and a fault may end it all: for an evaluation, or to watch."""
+        return self

@@ -50,6 +50,9 @@ class Slots(EnvironmentConfig):
         if self.failures < 1 or self.window_s <= 0:
             raise ConfigError(f"failures = {self.failures} must be at least 1, and window_s = {self.window_s} above 0")
 
+    def bare(self) -> EnvironmentConfig:
+        return self.environment
+
     def build(self, lanes: int, seed: int, render: bool = False) -> "SlotEnvironment":
         """Return the environment of one slot. What cannot be made at all raises here, at the start."""
         if lanes != 1:

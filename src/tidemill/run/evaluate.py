@@ -256,7 +256,7 @@ def evaluate(
     weights = Weights(checkpoint, version)
     lanes = min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
-    environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
+    environment = build_environment(actors.replace(environment=actors.environment.bare()), lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "evaluate"))

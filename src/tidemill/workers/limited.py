@@ -46,7 +46,9 @@ class LimitedTrainerWorker(TrainerWorker):
         self.limiter = Limiter(self._ratio, 1)  # until it is configured
         self._cut_at: float | None = None  # when a drain for a checkpoint began
         self._sums: dict[str, float] = {}  # of metrics since the last report
+        self._means: dict[str, float] = {}  # of metrics in the last report
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
+        self._told_steps = 0
         self._told_at = self._progress_at = 0.0
         self._restored: Path | None = None
         self._journal: JournalWriter | None = None
@@ -124,6 +126,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def start(self) -> None:
         self._progress_at = self._told_at = monotonic()
+        self._told_steps = self.counters.steps
         self._ages.publish(self._policy.version)
         super().start()
 
@@ -304,14 +307,15 @@ class LimitedTrainerWorker(TrainerWorker):
         self._buffer.counts = type(counts)()
         flown, committed = told.pop("limiter/flown"), self.counters.steps - self._told_steps
         if self._tasks:
-            means = {name: total / self._tasks for name, total in self._sums.items()}
+            self._means = {name: total / self._tasks for name, total in self._sums.items()}
             if committed and flown:
                 told["limiter/balance"] = flown / committed / (float(self._ratio) * self._seconds / self._tasks)
+        if self._tasks or (
+            committed and (self._means or self._config.measures() is not None)
+        ):  # in the warm-up, too, unless nobody knew what is to come
             self._count_time()
-            self._report_update({**means, **told})
+            self._report_update({**self._means, **told})
         self._sums, self._tasks, self._seconds, self._told_at, self._told_steps = {}, 0.0, 0.0, now, self.counters.steps
-
-    _told_steps = 0
 
     # ---- checkpoints: at a quiescent cut -----------------------------------------------------------------------------------------------------
 
