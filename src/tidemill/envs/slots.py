@@ -61,7 +61,7 @@ class Slots(EnvironmentConfig):
 
 
 class SlotEnvironment(Environment):
-    """What `Slots` describes. All that can fail happens where the worker asks whether it is `ready`."""
+    """What `Slots` describes."""
 
     lanes = 1
     voids = True
@@ -82,7 +82,7 @@ class SlotEnvironment(Environment):
         self._row = self._made = 0  # failures in a row, environments made
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
-        self._under_way = self._answered = self._void = False
+        self._answered = self._void = False
         self._since = 0.0
         self._mending: _Mending | None = None
         self._closed = threading.Event()
@@ -105,7 +105,7 @@ class SlotEnvironment(Environment):
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._sent, self._reset = actions, reset.copy()
-        self._under_way, self._answered, self._void = True, False, False
+        self._answered, self._void = False, False
         self._since = monotonic()
         if self._inner is None:
             self._mend()
@@ -133,11 +133,19 @@ class SlotEnvironment(Environment):
 
     def _receive(self, inner: Environment) -> None:
         if inner.ready():
-            inner.recv(self._ticks)
+            if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
+                inner.recv(self._ticks)
             self._answered = True
-            self._row = 0 if not self._reset[0] else self._row
 
     def recv(self, ticks: Sequence[Tick]) -> None:
+        inner = self._inner
+        if inner is not None and not self._reset[0] and not self._void:
+            self._attempt(lambda: inner.recv(ticks))
+            if not self._void:
+                for tick in ticks:
+                    tick.voided.fill(False)
+                self._row = 0
+                return
         for own, tick in zip(self._ticks, ticks, strict=True):
             for name, leaf in tick.observation.items():
                 leaf[:] = 0 if self._void else own.observation[name]
@@ -148,7 +156,6 @@ class SlotEnvironment(Environment):
             for out, value in ((tick.reward, own.reward), (tick.done, own.done), (tick.truncated, own.truncated)):
                 out[:] = 0 if self._void else value
             tick.present[:] = self._void | own.present
-        self._under_way = False
 
     def close(self) -> None:
         self._closed.set()
