@@ -24,5 +24,6 @@ def experiment() -> Experiment:
 
 
 def cheetah() -> Experiment:
-    trainer = Trainer(algorithm=SAC(), buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1)
+    algorithm = SAC(learning_rate=7e-4, critic_learning_rate=1e-3)
+    trainer = Trainer(algorithm=algorithm, buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1)
     return of("cheetah", "HalfCheetah-v5", SquashedGaussian(), trainer, 300_000)

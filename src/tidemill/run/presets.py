@@ -180,8 +180,9 @@ def sac(name: str, environment: EnvironmentConfig) -> Experiment:
 
 
 def sac_half_cheetah(name: str, environment: EnvironmentConfig) -> Experiment:
-    """HalfCheetah-v5: batches of 128 take half the time of the usual 256."""
-    trainer = Trainer(algorithm=SAC(), buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1)
+    """HalfCheetah-v5: batches of 128 take half the time of the usual 256, and the usual learning rate of 0.0003 a good deal more of the steps."""
+    algorithm = SAC(learning_rate=7e-4, critic_learning_rate=1e-3)
+    trainer = Trainer(algorithm=algorithm, buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1)
     return off_policy(name, environment, SquashedGaussian(), trainer, lanes=4, steps=300_000)
 
 
