@@ -21,10 +21,12 @@ Importing this imports no torch: a policy's `build` does.
 from typing import TYPE_CHECKING, Any
 
 from tidemill.algorithms.augmentation import RandomShift
+from tidemill.algorithms.dqn import DQN
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.post import GAE, Returns
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.reanalysis import Reanalyse
+from tidemill.algorithms.sac import SAC
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, PostProcessor, Sample
 from tidemill.api.curriculum import Stage
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -37,11 +39,16 @@ from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.scripted import Free, Scripted
+from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.q_network import QNetwork
 from tidemill.nets.recurrent import RecurrentActorCritic
+from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
+from tidemill.replay.replay import Replay
 from tidemill.streams.sources import Drawn, Fixed, Newest
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.buffers import Buffers
@@ -53,19 +60,23 @@ from tidemill.workers.trainer_config import Trainer
 if TYPE_CHECKING:
     from tidemill.run.evaluate import evaluate
     from tidemill.run.load import load
+    from tidemill.run.runners import AsyncTrainRunner, TrainRunner
     from tidemill.run.session import resume, train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DQN",
     "GAE",
     "PPO",
+    "SAC",
     "ActorCritic",
     "Actors",
     "AgentInfo",
     "AgentSpec",
     "Algorithm",
     "AlgorithmConfig",
+    "AsyncTrainRunner",
     "Atari",
     "Buffers",
     "Drawn",
@@ -86,19 +97,25 @@ __all__ = [
     "PolicyWorkers",
     "Population",
     "PostProcessor",
+    "PrioritisedReplay",
     "PriorityQueue",
+    "QNetwork",
     "Query",
     "Queue",
     "RandomShift",
     "Reanalyse",
     "RecurrentActorCritic",
+    "Replay",
     "Returns",
     "Sample",
     "Scripted",
     "SimulatorEnvironment",
+    "Slots",
+    "SquashedGaussian",
     "Stage",
     "Tick",
     "TidemillError",
+    "TrainRunner",
     "Trainer",
     "WorkerConfig",
     "evaluate",
@@ -108,7 +125,14 @@ __all__ = [
     "train",
 ]
 
-_FRONT = {"evaluate": "tidemill.run.evaluate", "load": "tidemill.run.load", "resume": "tidemill.run.session", "train": "tidemill.run.session"}
+_FRONT = {
+    "AsyncTrainRunner": "tidemill.run.runners",
+    "TrainRunner": "tidemill.run.runners",
+    "evaluate": "tidemill.run.evaluate",
+    "load": "tidemill.run.load",
+    "resume": "tidemill.run.session",
+    "train": "tidemill.run.session",
+}
 
 
 def __getattr__(name: str) -> Any:

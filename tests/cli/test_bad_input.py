@@ -224,6 +224,21 @@ NEVER_BEGAN = {
     "lockstep and samples used twice": (["bad.py:lockstep_reuses"], ["reuses = 2", "max_policy_lag = 0", "max_policy_lag = 1"]),
     "no trainer": (["bad.py:no_trainer"], ["no trainer", "add one"]),
     "an environment that cannot be made": (["bad.py:init"], ["OSError", "no simulator at port 7"]),
+    "unknown algorithm": (["CartPole-v1", "--algorithm", "dnq"], ['"dnq"', 'did you mean "dqn"?']),
+    "an algorithm beside a file": (["bad.py:good", "--algorithm", "dqn"], ["--algorithm dqn", "has its own"]),
+    "actions of another kind": (["CartPole-v1", "--algorithm", "sac"], ["Discrete", "take a QNetwork with DQN"]),
+    "a replay less than a batch": (
+        ["CartPole-v1", "--algorithm", "dqn", "--set", "workers.trainer.buffer.capacity=1000", "--set", "workers.trainer.batch_size=2000"],
+        ["1,000 rows", "a batch of 2,000"],
+    ),
+    "a replay larger than it may be": (
+        ["CartPole-v1", "--algorithm", "dqn", "--set", "workers.trainer.buffer.max_bytes=1000000"],
+        ["100,000 rows takes 4.5 MB", "max_bytes allows 1.0 MB", "obs 16", "at most"],
+    ),
+    "a replay larger than the machine": (
+        ["CartPole-v1", "--algorithm", "dqn", "--set", "workers.trainer.buffer.capacity=1000000000000"],
+        ["of memory are available: ", "rows x (obs 16", "make capacity at most"],
+    ),
 }
 
 

@@ -118,7 +118,7 @@ def test_a_manifest_that_is_none_is_refused_and_passed_over(tmp_path: Path, mani
     assert read_newest(tmp_path)[0].name == "update-1"
 
 
-@pytest.mark.parametrize("name", ["../policy.safetensors", "/etc/passwd", "a/b"])
+@pytest.mark.parametrize("name", ["../policy.safetensors", "/etc/passwd", "a/../../b", "a/b/c", "a/..", "../b"])
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, 1)
     (path / MANIFEST).write_text(json.dumps({"format": 1, "facts": {}, "sha256": {name: "0" * 64}}))
@@ -177,3 +177,14 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         write(tmp_path, 2)
     assert os.listdir(tmp_path) == ["update-1"]
     assert read_newest(tmp_path)[2] == {"updates": 1}
+
+
+def test_a_folder_of_files_is_kept_with_its_checksums(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "rows.bin").write_bytes(b"rows")
+
+    path = write_checkpoint(tmp_path, checkpoint_name(1), {}, {}, 3, {"buffer": fill})
+    assert read_checkpoint(path) == ({}, {}) and (path / "buffer" / "rows.bin").read_bytes() == b"rows"
+    (path / "buffer" / "rows.bin").write_bytes(b"rowz")
+    with pytest.raises(CheckpointError, match=r"buffer/rows\.bin is damaged"):
+        read_checkpoint(path)

@@ -32,6 +32,23 @@ ROW_FIELDS: dict[str, Field] = {
 state before acting (``state...``)."""
 
 
+ARRIVAL_FIELDS: dict[str, Field] = {**ROW_FIELDS, "voided": Field((), "bool")}
+"""The fields of an arrival, the row of a stepwise spec, which holds what was observed and *what led to it*::
+
+    row              0      1      2      …  T (final)     0 (next episode)
+    obs              o_0    o_1    o_2       o_T           o_0
+    on_reset         1      0      0         0             1
+    action, version  -      a_0    a_1       a_T-1         -        (version -1: nothing led to it)
+    reward           0      r_1    r_2       r_T           0
+    done|truncated   0      0      0         1             0
+    info_mask        0      0      0         1             0
+
+Transition t is (obs of row t; action and reward of row t + 1; obs of row t + 1; done of row t + 1). The answer's other fields are as the action. A
+step that was lost is a row with `voided` set and nothing else in it (version -1): the episode was cut after the row before it, and the next row of
+this seat has on_reset. A seat that was absent in the tick has a filler: version -1, policy -1, neither on_reset nor voided. ``state...`` is what the
+policy remembers before it acts on this row's observation."""
+
+
 FILLER: dict[str, int] = {"version": -1, "policy": -1}
 """What the fields of a filler row are, besides 0: rows of no seat's life, that stand before its first one (burn-in) or after an episode (padding)."""
 

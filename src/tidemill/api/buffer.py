@@ -7,12 +7,22 @@
         buffer.release()                                    # each of them was used once more
 
 How old a sample is counts at the moment of training: `take` looks at each one again, at every use, and drops what has become too old.
+
+A replay memory (`ReplayBuffer`) holds arrivals (`AgentSpec.mode` = "stepwise"), and a limiter says how often it is drawn from::
+
+    for received in buffer.receive():                       # every poll, as often as it likes
+        ...                                                 # its steps are committed or voided
+    if buffer.sampleable and ...:                           # the limiter owes an update
+        taken = buffer.take(version)                        # a batch of transitions, drawn anew each time
+        algorithm.update([held.sample for held in taken], progress)
+        buffer.release()                                    # takes back what the update wrote into the batch: new priorities
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -44,12 +54,16 @@ class Demand:
     rows       of a batch, at least; None: so many `samples`, of whoever has some
     max_lag    versions that the oldest trained row of a sample may be behind; None: any number
     trainers   equal trainers that share what settings count in rows, this one included
+    seed       of what the buffer draws
+    folder     of the run, for a buffer whose memory lies in a file; None: there is none
     """
 
     rows: int | None
     samples: int
     max_lag: int | None = None
     trainers: int = 1
+    seed: int = 0
+    folder: Path | None = None
 
     @property
     def lockstep(self) -> bool:
@@ -124,8 +138,66 @@ class Buffer(ABC):
         return True
 
 
+class Received(NamedTuple):
+    """An arrival that a replay memory has stored: the consumer's `channel` through which it came, how many of its seats' steps are committed, and how
+    many are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those of the episodes that it finished (`info.return`)."""
+
+    channel: int
+    committed: int
+    voided: int
+    returns: tuple[float, ...] = ()
+
+
+class ReplayBuffer(Buffer):
+    """Holds arrivals, of each (channel, column) a sequence of its own, and draws batches of transitions from them. See `ARRIVAL_FIELDS` for how rows
+    make transitions. An episode of a column ends with its row that is done or truncated; it was cut after its last row (to be bootstrapped, never
+    an end) where a row with `voided` or `on_reset` follows. Samples of its `source` hold one row, in the order in which each channel sent them."""
+
+    @abstractmethod
+    def receive(self) -> list[Received]:
+        """Copy what has come into its own memory, in the order in which it came, give the slots back, and say what that was. Empty when nothing has
+        come. Never waits; may leave some for the next call, where much has come."""
+
+    @property
+    @abstractmethod
+    def sampleable(self) -> bool:
+        """True from the moment on when the warm-up is reached and a batch can be drawn; for ever."""
+
+    @abstractmethod
+    def take(self, version: int) -> Sequence[Held] | None:
+        """Draw a batch for a trainer at `version`: one `Held` of B transitions, [1, B] each (`Held.oldest`, `stamps` from the versions that acted).
+        None while it is not `sampleable`. What is drawn depends on what was received, on the draws before, and on `Demand.seed`, never on time. The
+        sample's fields, each [1, B, ...]::
+
+            obs*, action*   before the step, and what was done then
+            rewards         float32 [1, B, n]: of the n steps from there on; 0 behind the last one
+            steps           int32: how many these are, 1 to n
+            next.obs*       after them
+            done            the episode ended there (one that was cut did not: the value there counts)
+            weight          float32, of importance sampling, at most 1; 1 where all draws are equally likely
+            version         that acted
+            priority        float32 NaN; an algorithm that measures how far off it was on each transition writes that here, not negative
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Say that the batch drawn last was trained on; what the algorithm wrote into it (priorities) is taken over."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write all that it holds into files in `folder`, which exists and is empty, random streams and accumulators included."""
+
+    @abstractmethod
+    def restore(self, folder: Path) -> None:
+        """Take back what `save` wrote, so that the same arrivals lead to the same batches. Episodes that were open are cut there if a row with
+        `on_reset` follows. Raises `CheckpointError` for what is of another configuration."""
+
+
 class BufferConfig(Config):
     """Family of buffers."""
+
+    replays: ClassVar[bool] = False
+    """Its members build a `ReplayBuffer`."""
 
     def check(self, max_lag: int | None) -> None:
         """Raise `ConfigError` where samples that lag at most `max_lag` versions would never be trained on as often as set."""

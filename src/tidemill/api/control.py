@@ -35,7 +35,7 @@ class SampleFacts(msgspec.Struct, frozen=True):
     seats_per_lane: int
     burn_in: int
     bootstrap: int
-    mode: Literal["fixed", "after_done", "full", "concise"] = "fixed"
+    mode: Literal["fixed", "after_done", "full", "concise", "stepwise"] = "fixed"
     padded: bool = False
 
     @property

@@ -8,6 +8,7 @@ samples      a channel per producer, outlet and consumer. Every *group* of consu
 inference    two channels per asker and policy, to one server: that with the fewest, so that all servers have work
 parameters   a cell per trainer of the policy, read by its share of the players
 sums         a channel from each of the policy's trainers to each other
+credits      a cell from a trainer that limits its producers' steps to each of them
 ===========  =======================================================================================================================
 """
 
@@ -17,16 +18,17 @@ from typing import Literal
 
 from tidemill.core.errors import ConfigError, did_you_mean
 
-Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum", "store", "draw"]
+Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "sum", "store", "draw", "grant"]
 
 
 @dataclass(frozen=True)
 class Port:
     """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
     policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share; a policy's versions are stored in the
-    run's parameter database, and drawn from there. A worker that fills several blocks at a time has that many `outlets`. The ends of an inference
-    stream say which `policy` they mean: a port for each; so does who trains a policy by a sample stream. A consumer may ask its producers to go in
-    `lockstep` with it, and producers say that they can: at each outlet they go on only once their sample was given back."""
+    run's parameter database, and drawn from there; who trains on a sample stream may grant its producers their steps. A worker that fills several
+    blocks at a time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each; so does who trains a
+    policy by a sample stream. A consumer may ask its producers to go in `lockstep` with it, and producers say that they can: at each outlet they go
+    on only once their sample was given back. Who grants in `lockstep` does so ticket by ticket."""
 
     stream: str
     role: Role
@@ -50,11 +52,11 @@ End = tuple[str, Port]
 
 _FAMILY: dict[Role, str] = {
     "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
-    "sum": "sums", "store": "versions", "draw": "versions",
+    "sum": "sums", "store": "versions", "draw": "versions", "grant": "credits",
 }  # fmt: skip
 _ENDS: dict[str, tuple[Role, Role]] = {
     "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
-    "versions": ("store", "draw"),
+    "versions": ("store", "draw"), "credits": ("grant", "produce"),
 }  # fmt: skip
 
 
@@ -81,7 +83,8 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
             raise ConfigError(_lacking(family, stream, sources, targets, ends))
         if family == "versions":
             continue  # through files
-        join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums}[family]
+        join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums,
+                "credits": _join_credits}[family]  # fmt: skip
         edges += join(stream, sources, targets)
     return edges
 
@@ -193,3 +196,7 @@ def _join_parameters(stream: str, sources: list[End], targets: list[End]) -> lis
 
 def _join_sums(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
     return [Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a, _ in sources for b, _ in targets if a != b]
+
+
+def _join_credits(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+    return [Edge(f"credits/{stream}/{a}/{b}", "cell", a, (b,)) for a, _ in sources for b in dict(targets)]

@@ -48,6 +48,8 @@ class Tick:
     restarted     bool [N]: same-step environments only. The seat finished (done or truncated, see `final`) *and* already began its next episode,
                   whose first observation is in `observation`
     final         leaf name → [N, ...]: final observations of restarted seats; empty for other environments
+    voided        bool [N]: only of environments that `voids`. The seat's step was lost, its episode was cut after the observation before it. Never
+                  together with done or truncated; nothing else of the seat means anything. The lane is reset
     """
 
     observation: Arrays
@@ -58,6 +60,7 @@ class Tick:
     info: Arrays
     restarted: NDArray[np.bool_]
     final: Arrays = field(default_factory=dict)
+    voided: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
     @classmethod
     def allocate(cls, space: Space, seats: int, info: Schema, same_step: bool) -> "Tick":
@@ -72,6 +75,7 @@ class Tick:
             info=allocate(info, (seats,)),
             restarted=np.zeros(seats, np.bool_),
             final=allocate(observation, (seats,)) if same_step else {},
+            voided=np.zeros(seats, np.bool_),
         )
 
 
@@ -85,6 +89,9 @@ class Environment(ABC):
     independent   each agent's episodes begin and end by themselves, so that a lane has none of its own
     info          schema of the environment's own episode statistics, {} when it has none
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
+    voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
+    quarantined   it has given up, and is never `ready` again (those who void only)
+    faults        what went wrong since somebody took these texts away (those who void only)
     """
 
     agents: tuple[AgentInfo, ...]
@@ -94,6 +101,9 @@ class Environment(ABC):
     independent: bool = False
     info: Mapping[str, Field] = {}
     max_episode_steps: int = 0
+    voids: bool = False
+    quarantined: bool = False
+    faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
@@ -144,3 +154,7 @@ class EnvironmentConfig(Config):
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")
+
+    def bare(self) -> "EnvironmentConfig":
+        """Return what is to be built where several lanes step together and a fault may end it all: for an evaluation, or to watch."""
+        return self

@@ -101,6 +101,11 @@ class WorkerConfig(Config):
         if self.count < 1:
             raise ConfigError(f"count = {self.count} must be at least 1")
 
+    @property
+    def farewell_s(self) -> float:
+        """Seconds more than others that the worker may need to end: to write much."""
+        return 0.0
+
     def ports(self) -> tuple[Port, ...]:
         """Return the ends of streams that each worker of the group holds."""
         return ()
@@ -179,6 +184,10 @@ class Experiment(Config):
         """Return who consumes sample `stream` in lockstep with its producers: worker → the policy that it trains."""
         ports = ((name, port) for name, config in self.members() for port in config.ports())
         return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
+
+    def granting(self, stream: str) -> list[Port]:
+        """Return the ports by which trainers grant the producers of sample `stream` their steps; `lockstep`: ticket by ticket."""
+        return [port for _, config in self.members() for port in config.ports() if (port.stream, port.role) == (stream, "grant")]
 
     def edges(self) -> list[Edge]:
         """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""

@@ -51,7 +51,7 @@ def _json(text: str) -> Any:
         return text
 
 
-def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | None]:
+def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:
     """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
     from tidemill.run.presets import experiment_for
     from tidemill.run.resolve import environment_from, is_named
@@ -73,13 +73,15 @@ def resolve(what: str, env_args: dict[str, Any]) -> tuple[Experiment, Path | Non
             raise ConfigError(
                 "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
             )
+        if algorithm is not None:
+            raise ConfigError(f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own")
         return experiment, Path(source)
-    return experiment_for(what, environment_from(what, env_args)), None
+    return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
 
 
-def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None) -> tuple[Experiment, Path | None]:
+def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
     """Return what `resolve` does, with the settings of --env-arg and --set."""
-    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
+    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()}, algorithm)
     for path, text in pairs("--set", changes or []).items():
         experiment = set_path(experiment, path, text)
     return experiment, source
@@ -113,13 +115,21 @@ def train(
     max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
     layout: Lay = "auto",
+    algorithm: Annotated[str | None, typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Environments that step at the same time, in threads, and may fail (replay memories).")] = None,
+    ratio: Annotated[str | None, typer.Option(help="Training tasks per env step, exactly: 1/4, 3/2, 8 (replay memories).")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="The same weights however long environments take (with --slots).")] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
     """Train an agent."""
     from tidemill.run.session import train as run
 
-    experiment, source = experiment_from(what, env_arg, set_)
+    experiment, source = experiment_from(what, env_arg, set_, algorithm)
+    if slots is not None or ratio is not None or exact:
+        from tidemill.run.runners import with_slots
+
+        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}
@@ -149,6 +159,18 @@ def resume(
 
     limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return}.items() if v is not None}
     _exit(go_on(run, launch=launch, file=file, limits=limits).summary)
+
+
+@app.command()
+@friendly
+def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")]) -> None:
+    """Train a run again from its journal, and compare the weights with its newest checkpoint's."""
+    from tidemill.run.retrain import retrain as again
+
+    found = again(run)
+    weights = "the same weights" if found.same else "other weights"
+    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}")
+    raise typer.Exit(0 if found.same else 1)
 
 
 def _tell(run: Path, command: str) -> None:

@@ -7,8 +7,8 @@ number, and a folder without a valid manifest is never taken for a checkpoint.
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from hashlib import sha256
+from collections.abc import Callable, Mapping
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,16 @@ def _number(name: str) -> int:
     return int(number) if head == "update" and number.isdigit() else -1
 
 
-def write_checkpoint(folder: Path, name: str, arrays: Mapping[str, Mapping[str, Array]], facts: Mapping[str, Any], keep: int) -> Path:
-    """Write ``folder/name`` with one file per entry of `arrays` and `facts` (plain data) in its manifest; then remove all but the newest `keep`.
+def write_checkpoint(
+    folder: Path,
+    name: str,
+    arrays: Mapping[str, Mapping[str, Array]],
+    facts: Mapping[str, Any],
+    keep: int,
+    folders: Mapping[str, Callable[[Path], None]] | None = None,
+) -> Path:
+    """Write ``folder/name`` with one file per entry of `arrays`, a folder per entry of `folders`, whose files that function writes, and `facts`
+    (plain data) in its manifest; then remove all but the newest `keep`.
 
     Raises `CheckpointError` (with the folder and the system's reason) when it cannot be written; the checkpoints before it stay.
     """
@@ -45,6 +53,10 @@ def write_checkpoint(folder: Path, name: str, arrays: Mapping[str, Mapping[str, 
             data = pack(content)
             write_synced(aside / f"{file}.safetensors", data)
             sums[f"{file}.safetensors"] = sha256(data).hexdigest()
+        for inner, write in (folders or {}).items():
+            (aside / inner).mkdir(mode=0o700)
+            write(aside / inner)
+            sums |= {f"{inner}/{file.name}": _digest(file) for file in _synced(aside / inner)}
         manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}
         write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
         if target.exists():
@@ -67,15 +79,23 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
-    """Return (arrays by file name, facts). Raises `CheckpointError` when a file is missing, torn or altered."""
+    """Return (arrays by file name, facts). Files in folders are checked, and left to whoever wrote them.
+
+    Raises `CheckpointError` when a file is missing, torn or altered.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
         arrays: dict[str, Arrays] = {}
         for file, checksum in manifest["sha256"].items():
-            if Path(file).name != file:
+            inner, _, plain = file.rpartition("/")
+            if Path(plain).name != plain or Path(inner).name != inner or ".." in (inner, plain):
                 raise CheckpointError(f'checkpoint {path} names "{file}", which lies elsewhere')
+            if inner:
+                if _digest(path / file) != checksum:
+                    raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
+                continue
             data = (path / file).read_bytes()
             if sha256(data).hexdigest() != checksum:
                 raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
@@ -114,3 +134,18 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _synced(folder: Path) -> list[Path]:
+    """Return the files of a folder, once they are on the disk."""
+    files = sorted(folder.iterdir())
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync(folder)
+    return files
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

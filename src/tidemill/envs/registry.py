@@ -35,6 +35,11 @@ def find_spec(env_id: str) -> Any:
             importlib.import_module("ale_py")  # registers its games when imported
         except ImportError:
             raise ConfigError(f'environment "{env_id}" needs a package that is not installed: pip install "ale-py"') from None
+    if name.startswith("MinAtar/") and name not in gymnasium.registry:
+        try:
+            importlib.import_module("minatar.gym").register_envs()
+        except ImportError:
+            raise ConfigError(f'environment "{env_id}" needs a package that is not installed: pip install "minatar"') from None
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     hint = (

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Spaces
-from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
@@ -21,7 +20,7 @@ from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Layer, Towers
 from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
-from tidemill.nets.weights import orthogonal, views, weight_shapes
+from tidemill.nets.weights import load_parameters, orthogonal, views, weight_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,22 +138,7 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
         """See `Policy.load`. Nothing is changed when a name, shape or dtype does not fit."""
-        own = self._named()
-        if own.keys() != parameters.keys():
-            missing, unknown = sorted(own.keys() - parameters.keys()), sorted(parameters.keys() - own.keys())
-            raise SchemaError(
-                f"these parameters are of another network: missing {missing or 'none'}, unknown {unknown or 'none'}; "
-                "build the policy with the configuration and spaces that it was trained with"
-            )
-        for name, array in own.items():
-            given = parameters[name]
-            if given.shape != array.shape or given.dtype != array.dtype:
-                raise SchemaError(
-                    f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is {array.dtype}{list(array.shape)}; "
-                    "build the policy with the configuration and spaces that it was trained with"
-                )
-        for name, array in own.items():
-            np.copyto(array, parameters[name])
+        load_parameters(self._named(), parameters)
         self.version = version
         self._refresh()
 

@@ -1,6 +1,6 @@
-"""The hidden layers of actor and critic, forward and backward written out in numpy.
+"""The hidden layers of networks, forward and backward written out in numpy.
 
-For layers as narrow as theirs autograd over single operations costs more than the arithmetic, and numpy's tanh is the fastest on a CPU.
+For layers as narrow as these autograd over single operations costs more than the arithmetic, and numpy's tanh is the fastest on a CPU.
 """
 
 import numpy as np
@@ -45,8 +45,9 @@ class Towers:
             x = h
         return x if x.ndim == 3 else x[np.newaxis]
 
-    def backward(self, of_last: Floats, into: list[Layer]) -> None:
-        """Write the gradients of the weights of the last `forward` into `into`, `of_last` [towers, n, width] being that of its result.
+    def backward(self, of_last: Floats, into: list[Layer] | None, of_input: bool = False) -> Floats:
+        """Write the gradients of the weights of the last `forward` into `into` (unless None), `of_last` [towers, n, width] being that of its result;
+        return, if `of_input`, the gradients [towers, n, in] of its inputs.
 
         Overwrites what `forward` returned: once only.
         """
@@ -61,14 +62,19 @@ class Towers:
             else:
                 np.sign(h, out=h)
             np.multiply(h, gradient, out=h)
-            of_weight, of_bias = into[i]
-            np.matmul(self._ones[:, :n], h, out=of_bias)  # a fifth of what np.sum takes
-            if i or self._seen is None:
-                np.matmul(below.swapaxes(-1, -2), h, out=of_weight)
-            else:
-                np.matmul(below[:, : self._seen].T, h[0], out=of_weight[0, : self._seen])
-                of_weight[0, self._seen :] = 0
-                np.matmul(below.T, h[1], out=of_weight[1])
-            if i:
-                gradient = self._scratch(f"gradient {i}", below.shape)
+            if into is not None:
+                self._differentiate(i, below, h, *into[i])
+            if i or of_input:
+                gradient = self._scratch(f"gradient {i}", (len(h), n, below.shape[-1]))
                 np.matmul(h, self._layers[i][0].swapaxes(1, 2), out=gradient)
+        return gradient
+
+    def _differentiate(self, i: int, below: Floats, h: Floats, of_weight: Floats, of_bias: Floats) -> None:
+        """Write the gradients of layer `i`, whose inputs were `below`, `h` being that of what it adds up."""
+        np.matmul(self._ones[:, : h.shape[1]], h, out=of_bias)  # a fifth of what np.sum takes
+        if i or self._seen is None:
+            np.matmul(below.swapaxes(-1, -2), h, out=of_weight)
+        else:
+            np.matmul(below[:, : self._seen].T, h[0], out=of_weight[0, : self._seen])
+            of_weight[0, self._seen :] = 0
+            np.matmul(below.T, h[1], out=of_weight[1])

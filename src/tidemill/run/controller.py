@@ -29,7 +29,7 @@ from tidemill.api.control import (
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import ConfigError, RunError, TidemillError
-from tidemill.run.interrupts import GRACE, BrokenOff, Interrupts, signal_name
+from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
@@ -78,6 +78,8 @@ class Controller:
         self.interrupted = 0
         """The signal that ended the run, 0 for none."""
         self._interrupts = interrupts or Interrupts()
+        self._farewell = max((config.farewell_s for _, config in job.experiment.members()), default=0.0)
+        self._interrupts.grace += self._farewell
         self._facts = Facts()
         self._several = job.experiment.told_by_several()
         self._running = False  # every worker was told to start
@@ -109,7 +111,7 @@ class Controller:
                     self._finish()
         except BrokenOff:
             name = signal_name(self._interrupts.first)
-            how = f"{GRACE:.0f} s after {name}" if self._interrupts.overdue else f"by {name} for the second time"
+            how = f"{self._interrupts.grace:.0f} s after {name}" if self._interrupts.overdue else f"by {name} for the second time"
             self.reason = f"broken off {how}"
             raise RunError(f"broken off {how}, without a final checkpoint") from None
         finally:
@@ -139,7 +141,7 @@ class Controller:
                 member.link.send(pack(Exit(self.reason)))
         deadline = monotonic() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
-            if monotonic() > deadline:
+            if monotonic() > deadline + max(member.config.farewell_s for member in living.values()):
                 break
             self._launcher.wait(0.1)
             for name, member in living.items():
@@ -222,13 +224,13 @@ class Controller:
             if target is not None and full and mean is not None and mean >= target and not self.reason:
                 self.reason = f"mean return {mean:.1f} of the last {len(self.progress.returns)} episodes"
             if self.reason and deadline is None:
-                deadline = monotonic() + EXIT_DEADLINE
+                deadline = monotonic() + EXIT_DEADLINE + self._farewell
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
             if deadline is not None and monotonic() > deadline:
                 late = ", ".join(name for name, member in self.members.items() if member.config.limited and member.state not in ENDED)
-                raise RunError(f"{late} did not finish within {EXIT_DEADLINE:.0f} s after it was told to ({self.reason})")
+                raise RunError(f"{late} did not finish within {EXIT_DEADLINE + self._farewell:.0f} s after it was told to ({self.reason})")
             self._hear()
             self._look_for_stall()
 

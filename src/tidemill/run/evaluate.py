@@ -272,7 +272,7 @@ def evaluate(
     weights = Weights(checkpoint, version)
     lanes = 1 if actors.environment.single else min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
-    environment = build_environment(actors, lanes, derive_seed(root, "evaluate", group))
+    environment = build_environment(actors.replace(environment=actors.environment.bare()), lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "evaluate"))

@@ -19,12 +19,13 @@ class Interrupts:
 
     first   the first signal, 0 while there was none
     count   how many there were
-    overdue whether the last of them came from here, `GRACE` seconds after the first
+    overdue whether the last of them came from here, `grace` seconds after the first
     armed   whether the second raises `BrokenOff`: while workers run, not while the run's last files are written
     """
 
     def __init__(self) -> None:
         self.first = self.count = 0
+        self.grace = GRACE
         self.armed = self.overdue = self._abrupt = False
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
@@ -59,7 +60,7 @@ class Interrupts:
             if self._abrupt:
                 raise BrokenOff
             # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
-            self._timer = threading.Timer(GRACE, self._remind, (number,))
+            self._timer = threading.Timer(self.grace, self._remind, (number,))
             self._timer.daemon = True
             self._timer.start()
         elif self.armed:

@@ -71,7 +71,7 @@ def play(
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
-    environment = build_environment(actors, 1, derive_seed(root, "play", group), render=True)
+    environment = build_environment(actors.replace(environment=actors.environment.bare()), 1, derive_seed(root, "play", group), render=True)
     returns: list[float] = []
     frames = 0
     try:

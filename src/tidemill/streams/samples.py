@@ -96,10 +96,12 @@ class ChannelSampleConsumer(SampleConsumer):
         self._channels = list(channels)
         self._burn_in, self._bootstrap, self._cut = burn_in, bootstrap, cut
         self._next = 0
+        self._attached = False  # all of them
         self._held: deque[Consumer] = deque()
 
     def offered(self) -> list[Offered] | None:
-        if not all(channel.attach() for channel in self._channels):
+        self._attached = self._attached or all(channel.attach() for channel in self._channels)
+        if not self._attached:
             return None
         kept = self._burn_in + self._bootstrap
         return [Offered(c.schema, c.lead, c.slots, (c.lead[0] - kept) * c.lead[1]) for c in self._channels]
@@ -108,7 +110,7 @@ class ChannelSampleConsumer(SampleConsumer):
         for _ in self._channels:
             number, channel = self._next, self._channels[self._next]
             self._next = (number + 1) % len(self._channels)
-            if channel.attach() and (views := channel.take()) is not None:
+            if (self._attached or channel.attach()) and (views := channel.take()) is not None:
                 self._held.append(channel)
                 if self._cut:
                     rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tidemill.api.control import Episodes, Facts, SampleFacts, Tallied
+from tidemill.api.control import Episodes, Facts, Notice, SampleFacts, Tallied
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -18,6 +18,7 @@ from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.seeding import derive_seed
+from tidemill.streams.credits import Credits
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -29,9 +30,11 @@ from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.frames import build_environment
+from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.stepwise import ExactRing, ExactTarget, SlotRing, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -92,6 +95,7 @@ class ActorWorker(Worker):
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)
+        check_stepwise(context, config, first)
         needs = check_rows(context, config, first)
         self._clients: dict[_Player, InferenceClient] = {}
         largest: Counter[_Player] = Counter()
@@ -109,15 +113,30 @@ class ActorWorker(Worker):
         self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
+        self._stepwise = [target for target in targets if isinstance(target, StepwiseTarget)]
+        in_turn = [target for target in targets if isinstance(target, ExactTarget)]
+        if self._stepwise:
+            credits = credits_of(context, config.agents[0])
+            for target in self._stepwise:
+                target.spend(credits)
+            self.ring = ExactRing(in_turn) if in_turn else self._slot_ring(credits)
+        least = len(targets) if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
+        self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
-                stream: SampleFacts(len(group), spec.burn_in, spec.bootstrap, spec.mode, spec.padded)
+                stream: SampleFacts(len(group), spec.burn_in, spec.tail, spec.mode, spec.padded)
                 for spec, group in zip(config.agents, groups, strict=True)
                 for stream in spec.streams
             },
             memory=tuple(needs),
         )
+
+    def _slot_ring(self, credits: Credits | None) -> SlotRing:
+        ring = SlotRing(self._stepwise, credits)
+        for number, environment in enumerate(self._environments):
+            environment.on_ready(ring.waker(number, self.context.endpoints.bell.ring))
+        return ring
 
     def _make_client(self, player: "_Player", spaces: Spaces, rows: int) -> InferenceClient:
         context, name = self.context, player.policy
@@ -148,8 +167,11 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if in_lockstep(context.experiment, spec):
-                agent: Agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
+            if spec.mode == "stepwise":
+                samples.offer(schema, need.rows, need.columns, need.slots)
+                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
+            elif in_lockstep(context.experiment, spec):
+                agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:
                 agent = Agent(row, seats, spec.deterministic, client, make_blocks(terms))
             agents.append(agent)
@@ -158,6 +180,8 @@ class ActorWorker(Worker):
         for spec, agent in zip(config.agents, agents, strict=True):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
+        if config.agents[0].mode == "stepwise":
+            kind = ExactTarget if exact(context, config.agents[0]) else StepwiseTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
@@ -201,6 +225,7 @@ class ActorWorker(Worker):
                 break
         if self._ticks > ticks:
             self._report_episodes()
+        self._health.look()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
     def _flush(self, least: int) -> bool:
@@ -208,6 +233,8 @@ class ActorWorker(Worker):
         sent = False
         for client in self._clients.values():
             if (buffered := client.buffered) >= least:
+                if self._stepwise:
+                    client.refresh()  # their steps were granted: they act by the newest version
                 client.flush()
                 sent |= client.buffered < buffered
         return sent
@@ -216,7 +243,7 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(Tallied(told))
-        return {}
+        return self._health.stats()
 
     def _report_episodes(self) -> None:
         """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""

@@ -15,7 +15,7 @@ from tidemill.core.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
 INLINE = "inline"
-Mode = Literal["fixed", "after_done", "full", "concise"]
+Mode = Literal["fixed", "after_done", "full", "concise", "stepwise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class AgentSpec(Config):
                    "concise": one episode as one row: its first, with the last one's `done` and `truncated`, the info of the action that finished
                    it, the version that did that (`last_version`), the number of the seat in its target (`seat`), and of each agent of the lane that
                    another spec matches who played it (`others.version`, -1 when that changed, `others.policy`). Not to be trained on
+                   "stepwise": one row of all seats, sent in the tick in which it comes, with what led to it (`api.algorithm.ARRIVAL_FIELDS`); for
+                   replay memories
     sample_steps   fixed and after_done: rows by which one sample advances; each holds burn_in more before them and bootstrap more behind
     padded         full: fillers (version -1) up to the step limit, so that all samples are of one length. Else a sample has just its own rows
     post           after_done and full: what is computed of finished episodes and added to their rows, e.g. (`GAE`(),)
@@ -102,6 +104,11 @@ class AgentSpec(Config):
         """Rows of one fixed-length sample."""
         return self.burn_in + self.sample_steps + self.bootstrap
 
+    @property
+    def tail(self) -> int:
+        """Rows at a sample's end that are not trained on in it."""
+        return 0 if self.mode == "stepwise" else self.bootstrap
+
 
 @dataclass(frozen=True, kw_only=True)
 class Actors(WorkerConfig):
@@ -114,6 +121,7 @@ class Actors(WorkerConfig):
     flush_requests     requests buffered before they are sent; fewer go out when nothing else can proceed
     slots              sample slots per stream: one is filled while the others are trained on; fewer mean fresher samples. Of samples that are
                        episodes: so many per seat
+    min_healthy_slots  of each actor: the run fails when fewer of its environments are out of quarantine (see `Slots`)
     """
 
     order: ClassVar[int] = 6
@@ -126,12 +134,15 @@ class Actors(WorkerConfig):
     max_episode_steps: int = 0
     flush_requests: int = 1
     slots: int = 2
+    min_healthy_slots: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
+        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1), ("min_healthy_slots", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
+        if self.min_healthy_slots > self.ring:
+            raise ConfigError(f"min_healthy_slots = {self.min_healthy_slots}, but an actor has ring = {self.ring} targets; take less, or ring more")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")

@@ -42,6 +42,8 @@ def sizes(spec: AgentSpec, seats: int, limit: int, same_step: bool, slots: int) 
             return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
         case "full":
             return Sizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
+        case "stepwise":
+            return Sizes(0, 1, seats, slots)
     return Sizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
 

@@ -50,12 +50,18 @@ class Stacking(Environment):
         self._inner, self._counts = inner, counts
         self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
         self.max_episode_steps, self.independent = inner.max_episode_steps, inner.independent
+        self.voids, self.faults = inner.voids, inner.faults
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
             for agent, count in zip(inner.agents, counts, strict=True)
         )
         self._groups: list[_Group | None] = []
         self._bare: list[Tick] = []  # what the environment fills
+
+    @property
+    def quarantined(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return self._inner.quarantined
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._inner.bind(groups)
@@ -79,7 +85,7 @@ class Stacking(Environment):
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):
             if group is not None:
                 bare.reward, bare.done, bare.truncated = tick.reward, tick.done, tick.truncated
-                bare.present, bare.restarted, bare.info = tick.present, tick.restarted, tick.info
+                bare.present, bare.restarted, bare.info, bare.voided = tick.present, tick.restarted, tick.info, tick.voided
             given.append(tick if group is None else bare)
         self._inner.recv(given)
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):

@@ -52,6 +52,10 @@ class TrainingReturns:
             own = slice(sample.burn_in, len(sample["info_mask"]) - sample.bootstrap)
             self._returns.extend(sample["info.return"][own][sample["info_mask"][own]][-EPISODES:].tolist())
 
+    def extend(self, returns: Iterable[float]) -> None:
+        """Take the returns of episodes that ended."""
+        self._returns.extend(returns)
+
     def clear(self) -> None:
         """Forget them: they were of other weights."""
         self._returns.clear()

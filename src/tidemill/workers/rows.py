@@ -1,6 +1,6 @@
 """The fields of an agent spec's rows."""
 
-from tidemill.api.algorithm import ROW_FIELDS
+from tidemill.api.algorithm import ARRIVAL_FIELDS, ROW_FIELDS
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.policy import PolicyConfig
@@ -14,7 +14,7 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
     """Return the fields of a row as `Agent` writes it."""
     policy = context.experiment.policies[spec.policy]
     answer, state = policy.answer(spaces), policy.state(spaces)
-    own = {**schema_of_space(spaces.observation, "obs"), **ROW_FIELDS}
+    own = {**schema_of_space(spaces.observation, "obs"), **(ARRIVAL_FIELDS if spec.mode == "stepwise" else ROW_FIELDS)}
     for name in (*answer, *state):
         if name in own or name.startswith("state.") != (name in state):
             raise ConfigError(

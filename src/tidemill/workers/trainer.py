@@ -5,17 +5,17 @@ samples → buffer → batch → algorithm.update → version + 1 → parameter 
 Several equal trainers of one policy each take samples of their own and sum their gradients, so that their weights stay the same, bit by bit.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
-from tidemill.api.buffer import Counts, Demand, Held
+from tidemill.api.buffer import Buffer, Counts, Demand, Held
 from tidemill.api.control import Adopt, Facts, Notice, State, Statistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
@@ -75,7 +75,7 @@ class TrainerWorker(Worker):
         super().__init__(context)
         self._config = config
         self.counters = Counters()
-        self._saved_update = -1
+        self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._versions: VersionPusher | None = None
         self._returns = TrainingReturns()
@@ -113,7 +113,9 @@ class TrainerWorker(Worker):
                 )
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         samples = ceil(experiment.samples_at_once(context.name, config.samples))
-        self._buffer = config.buffer.build(source, Demand(rows, samples, config.max_policy_lag, config.count))
+        folder = Path(context.folder) if context.folder else None
+        seed = derive_seed(experiment.seed, context.name, "buffer")
+        self._buffer = self._build_buffer(source, Demand(rows, samples, config.max_policy_lag, config.count, seed, folder))
         device = choose_device(config.device, number(context.name))
         policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
         self._policy = policy
@@ -134,6 +136,14 @@ class TrainerWorker(Worker):
             state = sum(array.nbytes for array in self._algorithm.state().values())
             needs += [Need("sums", self._peers.nbytes), Need("weights before an update", weights + state)]
         return Facts(memory=(*needs, *self._buffer.needs))
+
+    def _build_buffer(self, source: ChannelSampleConsumer, demand: Demand) -> Buffer:
+        if self._facts.mode == "stepwise":
+            raise ConfigError(
+                f'sample stream "{self._config.samples}" has rows that are sent one by one (AgentSpec.mode = "stepwise"), for a replay memory; set '
+                'buffer and ratio, or take mode = "fixed"'
+            )
+        return self._config.buffer.build(source, demand)
 
     def _build_algorithm(self) -> Algorithm:
         """Return the algorithm, as it is set now. After each adoption it draws other numbers."""
@@ -215,10 +225,7 @@ class TrainerWorker(Worker):
             counters.rows += int(agreed.fresh)
             counters.steps = counters.rows // self._facts.seats_per_lane
             self._policy.version = counters.updates
-            if self._publisher is not None:
-                left = self.clock.enter("copy")
-                self._publisher.publish(self._policy)
-                self.clock.enter(left)
+            self._publish()
             if self._config.max_policy_lag == 0:
                 yield from self._sum(np.zeros(1))  # all have published: whoever gets a sample back finds the new version, whichever trainer it asks
             self._buffer.release()
@@ -234,6 +241,12 @@ class TrainerWorker(Worker):
                 yield result
         super().exit(self._reason or "")
         yield result
+
+    def _publish(self) -> None:
+        if self._publisher is not None:
+            left = self.clock.enter("copy")
+            self._publisher.publish(self._policy)
+            self.clock.enter(left)
 
     def _agree(self, batch: Sequence[Held]) -> Generator[PollResult, None, _Agreed]:
         """Return what all trainers together bring to the update that is due, and count it."""
@@ -348,26 +361,37 @@ class TrainerWorker(Worker):
 
     def _save(self, final: bool = False) -> None:
         self._last_save = monotonic()
-        if not self._first or self._folder is None or self._saved_update == self.counters.updates:
+        if not self._first or self._folder is None or self._saved == (self.counters.updates, self.counters.steps):
             return
         # Among equal trainers an update may be half done: what was before it is kept.
         policy, algorithm = self._before if self._in_update else (self._policy.parameters(), self._algorithm.state())
         arrays = {"policy": policy, "algorithm": algorithm}
         spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment
         names = {"policy": self._config.policy, "experiment": self.context.experiment.name}
-        facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._adopted}
+        facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._adopted, **self._kept_facts()}
         try:
-            write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints)
+            write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints, self._kept_folders())
         except CheckpointError as error:
             if final:
                 raise
             self.report(Notice(str(error)))  # training goes on; the last good checkpoint is kept
             return
-        self._saved_update = self.counters.updates
+        self._saved = self.counters.updates, self.counters.steps
+
+    def _kept_facts(self) -> dict[str, Any]:
+        """Return what checkpoints keep besides."""
+        return {}
+
+    def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
+        """Return the folders that checkpoints keep besides: name → who writes its files."""
+        return {}
+
+    def _take_back(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take back what `_kept_facts` and `_kept_folders` gave to the checkpoint at `path`."""
 
     def _restore(self) -> None:
         assert self._folder is not None
-        _, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
+        path, arrays, facts, _ = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
         for name in vars(self.counters):
             setattr(self.counters, name, facts.get(name, 0))  # older checkpoints lack the newer ones
         self._adopted = facts.get("settings", {})
@@ -376,7 +400,8 @@ class TrainerWorker(Worker):
         self._algorithm.load_state(arrays["algorithm"])
         if (rank := number(self.context.name)) and isinstance(self._algorithm, DataParallel):
             self._algorithm.separate(rank)
-        self._saved_update = self.counters.updates
+        self._take_back(path, facts)
+        self._saved = self.counters.updates, self.counters.steps
 
     def _open_versions(self) -> None:
         config, context = self._config, self.context

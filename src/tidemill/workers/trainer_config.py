@@ -9,10 +9,24 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig, WorkerHandle
 from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
+from tidemill.replay.limiter import check_slack, parse_ratio
 from tidemill.replay.queue import Queue
 from tidemill.workers.records import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
+FAREWELL = 120.0  # seconds more to end: a replay memory may be tens of GB
+LIMITED = (
+    "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight", "limiter/debt", "limiter/debt_min",
+    "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance", "limiter/age_versions",
+    "limiter/age_seconds",
+)  # fmt: skip
+"""What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run, ages are those of
+the policy that acted, when its step is stored."""
+ITERATION = (
+    "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes", "iteration/training_return",
+    "iteration/evaluation_episodes", "iteration/evaluation_steps", "iteration/evaluation_return",
+)  # fmt: skip
+"""What is told at the end of an iteration; the returns where episodes ended in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +44,18 @@ class Trainer(WorkerConfig):
     checkpoints         how many of them are kept
     database_seconds    seconds between versions that are pushed into the run's parameter database; the first and the last always are. None: none is
     database_versions   how many of them are kept, besides tagged ones
+    ratio               for a replay memory: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8. Actors' steps wait for
+                        training, and training for steps (see `replay.limiter`)
+    slack               steps that gathering may be ahead of training; None: as many as there are slots (lanes of all targets of all actors)
+    exact               the run's weights depend on nothing but its configuration, however long environments and training take: each slot's next step
+                        waits until all that its last one owes is trained. Costs throughput where latencies vary
+    journal             write down in the run's folder what came and what was trained, in order, so that it can be trained again from that
+    keep_buffer         checkpoints hold the replay memory; else it is filled anew after a resume, and owes nothing before
+    iteration_steps     training steps of an iteration, with a ratio. At its end all that is owed is trained, and while training pauses the weights of
+                        that moment are evaluated; a checkpoint is written, and its statistics are told (iteration/…). Open episodes go on in the
+                        next one. None: there are no iterations
+    evaluation_steps    steps of each iteration's evaluation, 0 for none
+    max_no_progress_s   seconds without a stored step after which the run fails, once steps are in flight
     device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
                         is one. Worth it for images and wide networks; MLPs of the usual size should train faster on a CPU (benchmarks/device.py
                         tells)
@@ -48,6 +74,14 @@ class Trainer(WorkerConfig):
     checkpoints: int = 3
     database_seconds: float | None = 10.0
     database_versions: int = 20
+    ratio: str | int | None = None
+    slack: int | None = None
+    exact: bool = False
+    journal: bool = False
+    keep_buffer: bool = True
+    iteration_steps: int | None = None
+    evaluation_steps: int = 0
+    max_no_progress_s: float = 600.0
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -66,12 +100,48 @@ class Trainer(WorkerConfig):
                 f"batch_size = {self.batch_size}, but max_policy_lag = 0 trains on one sample of each producer per update, whatever they hold; leave "
                 "it out, or allow some lag"
             )
+        self._check_ratio()
         check_device(self.device)
+
+    def _check_ratio(self) -> None:
+        memory = type(self.buffer).__name__
+        if self.ratio is None:
+            if self.buffer.replays:
+                raise ConfigError(
+                    f"buffer = {memory} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per env step, like "
+                    '"1/4" or 1'
+                )
+            for name in ("slack", "exact", "journal", "iteration_steps", "evaluation_steps"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} = {getattr(self, name)} goes with a replay memory and a ratio; set these, or leave it out")
+            return
+        parse_ratio(self.ratio)
+        if not self.buffer.replays:
+            raise ConfigError(f'ratio = "{self.ratio}" needs a replay memory, and buffer = {memory} is none; take Replay, or leave the ratio out')
+        if self.batch_size is None:
+            raise ConfigError(f'ratio = "{self.ratio}": batch_size says how many transitions a training task draws; set it, to 32 or 256, say')
+        if self.count > 1:
+            raise ConfigError(f'ratio = "{self.ratio}" goes with one trainer, whose memory holds all steps, not count = {self.count}; set it to 1')
+        if self.exact and self.slack is not None:
+            raise ConfigError(f"slack = {self.slack}: with exact = True it is the number of slots; leave it out")
+        if self.slack is not None:
+            check_slack(self.slack, 0)
+        if self.iteration_steps is not None and self.iteration_steps < 1:
+            raise ConfigError(f"iteration_steps = {self.iteration_steps} must be at least 1; None: no iterations")
+        if self.evaluation_steps and (self.evaluation_steps < 0 or self.iteration_steps is None):
+            raise ConfigError(f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at least 1 of both")
+        if self.max_no_progress_s <= 0:
+            raise ConfigError(f"max_no_progress_s = {self.max_no_progress_s} must be above 0")
 
     def ports(self) -> tuple[Port, ...]:
         ports = [Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0), Port(self.policy, "publish")]
         ports += [Port(self.policy, "sum")] if self.count > 1 else []
+        ports += [Port(self.samples, "grant", policy=self.policy, lockstep=self.exact)] if self.ratio is not None else []
         return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)
+
+    @property
+    def farewell_s(self) -> float:
+        return FAREWELL if self.ratio is not None and self.keep_buffer else 0.0
 
     def records(self) -> tuple[str, ...]:
         """See `tidemill.workers.records`."""
@@ -79,9 +149,17 @@ class Trainer(WorkerConfig):
 
     def measures(self) -> tuple[str, ...] | None:
         own = self.algorithm.measures()
-        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *own)
+        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *(LIMITED if self.ratio is not None else ()), *self._iteration(), *own)
+
+    def _iteration(self) -> tuple[str, ...]:
+        evaluated = tuple(name for name in ITERATION if name.startswith("iteration/evaluation"))
+        return () if self.iteration_steps is None else tuple(n for n in ITERATION if self.evaluation_steps or n not in evaluated)
 
     def build(self, context: Context) -> WorkerHandle:
+        if self.ratio is not None:
+            from tidemill.workers.limited import LimitedTrainerWorker
+
+            return LimitedTrainerWorker(context, self)
         from tidemill.workers.trainer import TrainerWorker
 
         return TrainerWorker(context, self)

@@ -1,0 +1,276 @@
+"""Slots: environments that may fail. A step that raises or takes too long is voided, its episode is cut there, and the environment is made anew.
+
+Nothing is made up: what the lost step would have told is not known, so that the episode ends after its last known observation, never terminally
+(`Tick.voided`). One that keeps failing is quarantined, and the others go on without it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment, EnvironmentConfig, Tick
+from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault
+from tidemill.core.schema import Arrays
+from tidemill.core.tally import Told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots(EnvironmentConfig):
+    """`environment`, as one that may fail: for slow and remote environments, a lane in each target (`Actors.lanes` = 1, `Actors.ring` = the number of
+    slots) of stepwise agents. Let it step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that slots do not wait for others.
+
+    deadline_s      seconds that a step, a reset, or making the environment may take at most; None: any time. Only for what steps elsewhere
+    backoff_s       seconds before a failed environment is made anew, doubled with each failure in a row, and varied by half, so that slots that fail
+                    together do not come back together
+    max_backoff_s   the most that comes to
+    failures        so many within `window_s` seconds quarantine the slot
+    """
+
+    environment: EnvironmentConfig
+    deadline_s: float | None = None
+    backoff_s: float = 0.5
+    max_backoff_s: float = 30.0
+    failures: int = 5
+    window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.environment, Slots):
+            raise ConfigError("Slots in Slots: write Slots(environment=…) once, around the environment itself")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ConfigError(f"deadline_s = {self.deadline_s} must be above 0; None is no deadline")
+        if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
+            raise ConfigError(f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = {self.max_backoff_s}")
+        if self.failures < 1 or self.window_s <= 0:
+            raise ConfigError(f"failures = {self.failures} must be at least 1, and window_s = {self.window_s} above 0")
+
+    def bare(self) -> EnvironmentConfig:
+        return self.environment
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "SlotEnvironment":
+        """Return the environment of one slot. What cannot be made at all raises here, at the start."""
+        if lanes != 1:
+            raise ConfigError(f"lanes = {lanes}: a slot is a target of one lane, so that it fails alone; take Actors(lanes=1, ring={lanes})")
+        return SlotEnvironment(self, seed, render)
+
+
+class SlotEnvironment(Environment):
+    """What `Slots` describes."""
+
+    lanes = 1
+    voids = True
+
+    def __init__(self, config: Slots, seed: int, render: bool) -> None:
+        self._config, self._seed, self._render = config, seed, render
+        self._inner: Environment | None = config.environment.build(1, seed, render)
+        self.agents, self.info, self.max_episode_steps = self._inner.agents, self._inner.info, self._inner.max_episode_steps
+        self.same_step = self._inner.same_step
+        self.faults: list[str] = []
+        self.quarantined = False
+        self._wake: Callable[[], None] = lambda: None
+        self._groups: Sequence[Sequence[int]] = ()
+        self._ticks: list[Tick] = []
+        self._options: Mapping[str, Any] | None = None
+        self._chance = Random(seed)
+        self._failed: deque[float] = deque(maxlen=config.failures)
+        self._row = self._made = 0  # failures in a row, environments made
+        self._sent: Sequence[Arrays] = ()
+        self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
+        self._answered = self._void = False
+        self._since = 0.0
+        self._mending: _Mending | None = None
+        self._closed = threading.Event()
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        assert self._inner is not None
+        self._groups = groups
+        self._inner.bind(groups)
+        self._ticks = [Tick.allocate(self.agents[group[0]].spaces.observation, len(group), self.info, False) for group in groups]
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        if self._inner is not None:
+            self._inner.on_ready(wake)
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        if self._inner is not None:
+            self._inner.enter_stage(options)
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        self._sent, self._reset = actions, reset.copy()
+        self._answered, self._void = False, False
+        self._since = monotonic()
+        if self._inner is None:
+            self._mend()
+        else:
+            self._attempt(self._begin)
+
+    def _begin(self) -> None:
+        assert self._inner is not None
+        self._inner.send(self._sent, self._reset)
+
+    def ready(self) -> bool:
+        if self._answered or self._void:
+            return True
+        if self.quarantined:
+            return False
+        if self._mending is not None:
+            self._look_at_mending()
+        inner = self._inner
+        if inner is not None:
+            self._attempt(lambda: self._receive(inner))
+        limit = self._config.deadline_s
+        if limit is not None and not (self._answered or self._void) and monotonic() - self._since > limit:
+            self._fail(DeadlineError(f"it did not answer within {limit:g} s"))
+        return self._answered or self._void
+
+    def _receive(self, inner: Environment) -> None:
+        if inner.ready():
+            if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
+                inner.recv(self._ticks)
+            self._answered = True
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        inner = self._inner
+        if inner is not None and not self._reset[0] and not self._void:
+            self._attempt(lambda: inner.recv(ticks))
+            if not self._void:
+                for tick in ticks:
+                    tick.voided.fill(False)
+                self._row = 0
+                return
+        for own, tick in zip(self._ticks, ticks, strict=True):
+            for name, leaf in tick.observation.items():
+                leaf[:] = 0 if self._void else own.observation[name]
+            for name, array in tick.info.items():
+                array[:] = own.info[name]
+            tick.voided.fill(self._void)
+            tick.restarted.fill(False)
+            for out, value in ((tick.reward, own.reward), (tick.done, own.done), (tick.truncated, own.truncated)):
+                out[:] = 0 if self._void else value
+            tick.present[:] = self._void | own.present
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._mending is not None:
+            self._mending.give_up()
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def statistics(self) -> dict[str, Told]:
+        return {} if self._inner is None else self._inner.statistics()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return None if self._inner is None else self._inner.render()
+
+    # ---- faults ------------------------------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """A step or a reset is lost, and the environment with it."""
+        now, config = monotonic(), self._config
+        what = "reset" if self._reset[0] else "step"
+        text = str(error) if isinstance(error, (EnvironmentFault, DeadlineError)) else f"{type(error).__name__}: {error}"
+        self.faults.append(f"a {what} is lost: {text}")
+        self._failed.append(now)
+        self._row += 1
+        self.quarantined = len(self._failed) == config.failures and now - self._failed[0] <= config.window_s
+        lost, self._inner = self._inner, None
+        if self._mending is not None:
+            self._mending.give_up()
+        pause = min(config.backoff_s * 2 ** min(self._row - 1, 30), config.max_backoff_s) * self._chance.uniform(0.5, 1.5)
+        self._made += 1
+        self._mending = _Mending(self._remake, self._made, lost, None if self.quarantined else pause, self._closed, self._wake)
+        if self._reset[0]:
+            self._mend()
+        else:
+            self._void = True
+
+    def _mend(self) -> None:
+        """A reset is asked for while the environment is being made anew; that has its own time."""
+        self._since = monotonic() + (self._mending.pause or 0.0 if self._mending is not None else 0.0)
+
+    def _remake(self, number: int) -> Environment:
+        made = self._config.environment.build(1, self._seed + 1_000_003 * number, self._render)
+        if made.agents != self.agents:
+            made.close()
+            raise EnvironmentFault("it came back with other spaces than it had: it is another environment, or another version of it, now")
+        made.bind(self._groups)
+        made.on_ready(self._wake)
+        if self._options is not None:
+            made.enter_stage(self._options)
+        return made
+
+    def _look_at_mending(self) -> None:
+        assert self._mending is not None
+        made = self._mending.made
+        if made is None:
+            return
+        self._mending = None
+        if isinstance(made, Environment):
+            self._inner, self._since = made, monotonic()
+            self._attempt(self._begin)
+        else:
+            self._fail(made)
+
+
+class _Mending:
+    """A thread that closes what is broken, waits `pause` seconds (None: for ever), and makes another environment: `made`, or what that raised."""
+
+    def __init__(
+        self,
+        make: Callable[[int], Environment],
+        number: int,
+        lost: Environment | None,
+        pause: float | None,
+        closed: threading.Event,
+        wake: Callable[[], None],
+    ) -> None:
+        self.made: Environment | Exception | None = None
+        self.pause = pause
+        self._unwanted = False
+        self._lock = threading.Lock()
+        self._arguments = make, number, lost, closed, wake
+        threading.Thread(target=self._mend, daemon=True, name="slot").start()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: what it makes is closed."""
+        with self._lock:
+            self._unwanted = True
+            made = self.made
+        if isinstance(made, Environment):
+            made.close()
+
+    def _mend(self) -> None:
+        make, number, lost, closed, wake = self._arguments
+        if lost is not None:
+            with suppress(Exception):
+                lost.close()
+        if self.pause is None or closed.wait(self.pause) or self._unwanted:
+            return
+        made: Environment | Exception
+        try:
+            made = make(number)
+        except Exception as error:
+            made = error
+        with self._lock:
+            unwanted = self._unwanted or closed.is_set()
+            self.made = None if unwanted else made
+        if unwanted and isinstance(made, Environment):
+            made.close()
+        elif not unwanted:
+            wake()

@@ -1,0 +1,168 @@
+"""The journal of a limited run: what came, in the order in which it was stored, and where between it was trained.
+
+A header (a line of JSON) and records: an arrival (its channel, and its rows as they came: what was observed, the version that acted, the loss of
+a step), a training task (its progress), and a memory that began empty after a resume. Whoever feeds these to the same buffer and algorithm gets the
+same weights, since all that a buffer draws depends on what it was given (see `run.retrain`).
+"""
+
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from tidemill.api.algorithm import Sample
+from tidemill.api.stream import Offered, SampleConsumer
+from tidemill.core.errors import CheckpointError
+from tidemill.core.schema import Field, Schema
+
+FORMAT = 1
+_ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
+_CHANNEL, _PROGRESS = struct.Struct("<H"), struct.Struct("<d")
+
+
+def journal_path(folder: Path, policy: str) -> Path:
+    """Return where the journal of a run in `folder` lies."""
+    return folder / f"journal-{policy}.bin"
+
+
+class JournalWriter:
+    """Writes a journal. `offered` says what each channel sends, `facts` are plain data for the header. `end`, in bytes, is where a resumed run goes
+    on: what was written after it is cut off."""
+
+    def __init__(self, path: Path, offered: list[Offered], facts: dict[str, Any], end: int | None) -> None:
+        try:
+            if end is None:
+                schema = {name: [list(field.shape), field.dtype] for name, field in offered[0].schema.items()}
+                header = {"format": FORMAT, "schema": schema, "leads": [list(block.lead) for block in offered], "facts": facts}
+                self._file: BinaryIO = path.open("wb")
+                self._file.write(json.dumps(header).encode() + b"\n")
+            else:
+                self._file = path.open("r+b")
+                self._file.truncate(end)
+                self._file.seek(end)
+        except OSError as error:
+            raise CheckpointError(
+                f"the journal {path} cannot be written: {error.strerror}; a resumed run needs the journal of its first life"
+            ) from None
+        self._names = list(offered[0].schema)
+
+    def arrival(self, sample: Sample) -> None:
+        """Note that `sample` is stored next."""
+        self._file.write(b"".join([_ARRIVAL, _CHANNEL.pack(sample.channel), *(sample[name].tobytes() for name in self._names)]))
+
+    def task(self, progress: float) -> None:
+        """Note that a task is done next, with this `progress` (see `Algorithm.update`)."""
+        self._file.write(_TASK + _PROGRESS.pack(progress))
+
+    def emptied(self) -> None:
+        """Note that the memory begins empty."""
+        self._file.write(_EMPTIED)
+
+    def sync(self) -> int:
+        """Have all of it on the disk, and return its length."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._file.close()
+
+
+class Journaled(SampleConsumer):
+    """A sample stream whose samples are noted as they are taken."""
+
+    def __init__(self, source: SampleConsumer, journal: JournalWriter) -> None:
+        self._source, self._journal = source, journal
+
+    def offered(self) -> list[Offered] | None:
+        return self._source.offered()
+
+    def consume(self) -> Sample | None:
+        sample = self._source.consume()
+        if sample is not None:
+            self._journal.arrival(sample)
+        return sample
+
+    def release(self) -> None:
+        self._source.release()
+
+
+class Task(NamedTuple):
+    """A training task."""
+
+    progress: float
+
+
+class Emptied(NamedTuple):
+    """The memory begins empty."""
+
+
+class JournalReader(SampleConsumer):
+    """Reads a journal, and is the sample stream that it was written from. Raises `CheckpointError` for what is no journal."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("rb")
+            header = json.loads(self._file.readline(1 << 24))
+            if header["format"] != FORMAT:
+                raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
+            self.facts: dict[str, Any] = header["facts"]
+            self._schema: Schema = {name: Field(tuple(shape), dtype) for name, (shape, dtype) in header["schema"].items()}
+            self._leads: list[tuple[int, ...]] = [tuple(lead) for lead in header["leads"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None
+        self._waiting: deque[Sample] = deque()
+
+    def records(self) -> Iterator[Task | Emptied | None]:
+        """Yield the records in order. None stands for an arrival: it is there for `consume` then. A last one that is torn is left out."""
+        while tag := self._file.read(1):
+            if tag == _EMPTIED:
+                yield Emptied()
+            elif tag == _TASK:
+                if len(data := self._file.read(_PROGRESS.size)) < _PROGRESS.size:
+                    return
+                yield Task(*_PROGRESS.unpack(data))
+            elif tag == _ARRIVAL:
+                sample = self._read()
+                if sample is None:
+                    return
+                self._waiting.append(sample)
+                yield None
+            else:
+                raise CheckpointError(f"the journal is damaged: there is no record {tag!r} (at byte {self._file.tell() - 1:,})")
+
+    def _read(self) -> Sample | None:
+        data = self._file.read(_CHANNEL.size)
+        if len(data) < _CHANNEL.size:
+            return None
+        (channel,) = _CHANNEL.unpack(data)
+        if channel >= len(self._leads):
+            raise CheckpointError(f"the journal is damaged: it has {len(self._leads)} channels, and a record of channel {channel}")
+        sample = Sample()
+        sample.channel, sample.bootstrap = channel, 0
+        for name, field in self._schema.items():
+            shape = (*self._leads[channel], *field.shape)
+            size = int(np.prod(shape)) * np.dtype(field.dtype).itemsize
+            if len(data := self._file.read(size)) < size:
+                return None
+            sample[name] = np.frombuffer(data, field.dtype).reshape(shape)
+        return sample
+
+    def offered(self) -> list[Offered]:
+        return [Offered(self._schema, lead, 2, lead[0] * lead[1]) for lead in self._leads]
+
+    def consume(self) -> Sample | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def release(self) -> None:
+        """Nothing: samples are copies."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,100 @@
+"""The prioritised replay: what the algorithm was most wrong about is drawn more often."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from tidemill.api.buffer import Demand, ReplayBuffer
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Array, Arrays
+from tidemill.replay.replay import Replay, Uniform
+from tidemill.replay.sequences import Ints
+from tidemill.replay.sum_tree import Priorities, SumTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrioritisedReplay(Replay):
+    """Schaul et al. 2016, "Prioritized Experience Replay", section 3.3, the proportional variant: transition i is drawn with probability
+    P(i) = p_i^α / Σ p^α, one from each of as many equal shares of the sum as the batch has, and weighs (N · P(i))^-β, divided by the greatest
+    weight in the batch. p_i is how far off the algorithm was when it last trained on it; a new transition has the greatest p so far.
+
+    alpha          α: 0 draws uniformly, 1 in proportion
+    beta           β at the start; it rises to 1, in proportion to finished updates,
+    beta_updates   within so many of them
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.4
+    beta_updates: int = 100_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not (isfinite(value) and 0 <= value <= 1):
+                raise ConfigError(f"PrioritisedReplay: {name} = {value} must be between 0 and 1")
+        if self.beta_updates < 1:
+            raise ConfigError(f"PrioritisedReplay: beta_updates = {self.beta_updates} must be at least 1")
+
+    def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
+        return Prioritised(self, source, demand)
+
+
+class Prioritised(Uniform):
+    """See `PrioritisedReplay`."""
+
+    _config: PrioritisedReplay
+    _priorities: Priorities
+
+    def __init__(self, config: PrioritisedReplay, source: SampleConsumer, demand: Demand) -> None:
+        self._drawn: tuple[Ints, Ints, Array] | None = None  # places, the rows there, and where their new priorities will be
+        super().__init__(config, source, demand)
+
+    def _books(self, places: int) -> int:
+        return super()._books(places) + SumTree.nbytes(places)
+
+    def _make_tree(self, places: int) -> Priorities:
+        self._priorities = Priorities(places, self._config.alpha)
+        return self._priorities
+
+    def _draw(self, count: int) -> Ints:
+        tree = self._priorities.tree
+        shares = (np.arange(count) + self._rng.random(count)) / count
+        return tree.find(shares * tree.total)
+
+    def _weigh(self, places: Ints, version: int) -> Array:
+        config, tree = self._config, self._priorities.tree
+        beta = config.beta + (1 - config.beta) * min(max(version, 0) / config.beta_updates, 1)
+        chance = tree.leaves[places] * (self.sequences.count / tree.total)
+        weight = chance**-beta
+        normal: Array = (weight / weight.max()).astype(np.float32)
+        return normal[np.newaxis]
+
+    def take(self, version: int) -> Any:
+        taken = super().take(version)
+        if taken is not None:
+            (held,) = taken
+            self._drawn = self._places, self.sequences.rows(self._places), held.sample["priority"][0]
+        return taken
+
+    def release(self) -> None:
+        """Take the new priorities of the batch, of those transitions that are still there."""
+        if self._drawn is None:
+            return
+        (places, rows, priority), self._drawn = self._drawn, None
+        valid = np.isfinite(priority) & (self.sequences.span[places] > 0) & (self.sequences.rows(places) == rows)
+        if valid.any():
+            self._priorities.change(places[valid], priority[valid])
+
+    def _arrays(self) -> Arrays:
+        return {**super()._arrays(), "powers": self._priorities.tree.leaves}
+
+    def _more_facts(self) -> dict[str, Any]:
+        return {"greatest": self._priorities.greatest}
+
+    def _take_facts(self, manifest: dict[str, Any]) -> None:
+        self._priorities.greatest = float(manifest["greatest"])
+        self._priorities.tree.refill(self._priorities.tree.leaves)

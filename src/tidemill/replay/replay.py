@@ -1,0 +1,362 @@
+"""The replay memory: what actors did, to be drawn from again and again."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tidemill.api.algorithm import Sample
+from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuffer
+from tidemill.api.stream import Offered, SampleConsumer
+from tidemill.core.checkpoint import MANIFEST, sync, write_synced
+from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
+from tidemill.core.memory import Need, available, size
+from tidemill.core.schema import Array, Arrays, Schema
+from tidemill.replay.sequences import Ints, Sequences
+from tidemill.replay.store import Store, not_stacked
+from tidemill.replay.sum_tree import Priorities
+
+LOOKED_AT = 256
+"""So many first rows are looked at: are their stacks of frames what they should be?"""
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(BufferConfig):
+    """The newest rows of every seat, from which batches are drawn, each transition equally likely. For off-policy algorithms (`DQN`, `SAC`), with
+    agents of `AgentSpec(mode="stepwise")`. `Trainer.batch_size` is the number of transitions in a batch.
+
+    capacity         rows that it holds; all seats share them equally, and so do equal trainers. An episode of T steps takes T + 1
+    warm_up          transitions that must be there before the first batch is drawn
+    steps            n of n-step returns: a transition reaches over so many steps, fewer at an episode's end
+    frame_stack      as in the agent spec (or of the environment, as Atari's): stacked observations are kept as single frames, and stacked when they
+                     are drawn. What stands for the frames before an episode's first one is seen from the first rows. 1: kept as they come
+    whole_episodes   the steps of an episode count once it is over, and not from when they come
+    max_bytes        memory that it may take at most; None: what the machine has
+    mapped           keep rows in a file in the run's folder and not in memory: it has no name, takes its whole size on the disk at once, and is gone
+                     when the run ends, in whatever way. Checkpoints hold what is in it
+    """
+
+    replays: ClassVar[bool] = True
+
+    capacity: int
+    warm_up: int = 1000
+    steps: int = 1
+    frame_stack: int = 1
+    whole_episodes: bool = False
+    max_bytes: int | None = None
+    mapped: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("capacity", 1), ("warm_up", 1), ("steps", 1), ("frame_stack", 1), ("max_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{type(self).__name__}: {name} = {value} must be at least {least}")
+        if self.warm_up > self.capacity:
+            raise ConfigError(
+                f"{type(self).__name__}: warm_up = {self.warm_up:,} transitions are more than capacity = {self.capacity:,} rows can hold"
+            )
+
+    def check(self, max_lag: int | None) -> None:
+        if max_lag is not None:
+            raise ConfigError(
+                f"max_policy_lag = {max_lag}, but a {type(self).__name__} is there to train on what older versions did; leave it out, or take Queue"
+            )
+
+    def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
+        return Uniform(self, source, demand)
+
+
+class Uniform(ReplayBuffer):
+    """See `Replay`."""
+
+    def __init__(self, config: Replay, source: SampleConsumer, demand: Demand) -> None:
+        super().__init__(source, demand)
+        if demand.rows is None:
+            raise ConfigError(f"a {type(config).__name__} draws batches of batch_size transitions; set Trainer.batch_size, 32 to 256 are usual")
+        self._config, self._batch = config, demand.rows
+        self._rng = np.random.default_rng(demand.seed)
+        self._warm = False
+        self._slots = 0  # of all producers, once these have made them
+        self._looked_at = 0  # rows
+        self._blank = False  # whether the frames before an episode's first one are 0; else they are copies of it
+        self._places: Ints = np.empty(0, np.int64)  # where the last batch begins
+        self._needs: tuple[Need, ...] = ()
+        self._make()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return self._needs
+
+    # ---- making it ---------------------------------------------------------------------------------------------------------------------------
+
+    def _make(self) -> bool:
+        """Make the memory, as soon as the producers' rows are known."""
+        blocks = self._source.offered()
+        if blocks is None:
+            return False
+        config, name = self._config, type(self._config).__name__
+        seats = [block.lead[1] for block in blocks]
+        lanes = sum(seats)
+        self._first = np.add.accumulate([0, *seats])[:-1]
+        own = config.capacity // self._demand.trainers
+        length = own // lanes
+        shared = f" ({own:,} for each of {self._demand.trainers} trainers)" if self._demand.trainers > 1 else ""
+        least = Sequences.least_length(config.steps, config.frame_stack)
+        if length < least:
+            raise ConfigError(
+                f"{name}: capacity = {config.capacity:,} rows{shared} leave {length:,} for each of {lanes:,} seats, and each needs {least} for "
+                f"steps = {config.steps} and frame_stack = {config.frame_stack}; make it at least {least * lanes * self._demand.trainers:,}"
+            )
+        if own < self._batch:
+            raise ConfigError(
+                f"{name}: capacity = {config.capacity:,} rows{shared} is less than a batch of {self._batch:,}; make it more, or batch_size less"
+            )
+        reached = lanes * (length - config.steps - config.frame_stack) // 2  # with episodes of a single step, half of the rows are last ones
+        if config.warm_up > reached:
+            raise ConfigError(
+                f"{name}: warm_up = {config.warm_up:,} transitions might never be reached: with {lanes:,} seats, capacity = {config.capacity:,} rows"
+                f"{shared} are sure to hold {reached:,}, since episodes may be short; make warm_up less, or capacity more"
+            )
+        places = lanes * length
+        self._store = Store(_common(blocks), config.frame_stack)
+        self._open(lanes, length, places)
+        self._slots = sum(block.slots for block in blocks)
+        return True
+
+    def _open(self, lanes: int, length: int, places: int) -> None:
+        config, store = self._config, self._store
+        rows, books = store.nbytes(places), self._books(places)
+        sums, free = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them", available()
+        if config.max_bytes is not None:
+            self._fit(rows + books, config.max_bytes, f"max_bytes allows {size(config.max_bytes)}: {sums}", "max_bytes more")
+        held = books if config.mapped else rows + books
+        self._fit(held, free, f"{size(free)} of memory are available: {sums}", "mapped = True to keep rows in a file")
+        self._tree = self._make_tree(places)
+        if config.mapped and self._demand.folder is None:
+            raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")
+        store.open(places, self._demand.folder if config.mapped else None)
+        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, self._tree)
+        self._needs = (Need("replay", books if config.mapped else rows + books, sums),)
+
+    def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
+        """Raise `ConfigError` when what it takes is more bytes than the most that there may be."""
+        if takes > most:
+            capacity, name = self._config.capacity, type(self._config).__name__
+            raise ConfigError(
+                f"{name}: capacity = {capacity:,} rows takes {size(takes)}, and {limit}; make capacity at most {int(capacity * most / takes):,}, or "
+                f"{cure}; stacked frames take less with frame_stack"
+            )
+
+    def _books(self, places: int) -> int:
+        """Return the bytes of what finds rows."""
+        return 8 * places
+
+    def _make_tree(self, places: int) -> Priorities | None:
+        """Return what knows how likely each place is; None: all are equally."""
+        return None
+
+    # ---- rows come in ------------------------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> list[Received]:
+        received: list[Received] = []
+        if not self._slots and not self._make():
+            return received
+        for _ in range(self._slots):
+            sample = self._source.consume()
+            if sample is None:
+                break
+            received.append(self._take_in(sample))
+            self._source.release()
+        self._warm = self._warm or self.sequences.count >= self._config.warm_up
+        return received
+
+    def _take_in(self, sample: Sample) -> Received:
+        start, seats = int(self._first[sample.channel]), sample["version"].shape[1]
+        every = np.arange(start, start + seats)
+        committed = lost = 0
+        returns: list[float] = []
+        for t in range(len(sample["version"])):
+            row = {name: array[t] for name, array in sample.items()}
+            begins, version = row["on_reset"], row["version"]
+            stepped = version >= 0
+            voided = row.get("voided")
+            if voided is not None and voided.any():
+                self.sequences.cut(every[voided])
+                lost += int(np.count_nonzero(voided))
+            if (stepped & begins).any():
+                raise SchemaError(
+                    "a replay was sent rows whose first ones in an episode have acted already: they hold what is done in them, not what led to them; "
+                    'take AgentSpec(mode="stepwise") for the agents of this sample stream'
+                )
+            committed += int(np.count_nonzero(stepped))
+            if row["info_mask"].any():
+                returns += row["info.return"][row["info_mask"]].tolist()
+            here = stepped | begins
+            columns: Any = slice(None) if here.all() else here.nonzero()[0]
+            lanes = every[columns]
+            if len(lanes):
+                places = self.sequences.append(lanes, begins[columns], (row["done"] | row["truncated"])[columns])
+                self._store.write(places, row, columns)
+                if self._store.frames:
+                    self._look_at(places, row, columns)
+        return Received(sample.channel, committed, lost, tuple(returns))
+
+    def _look_at(self, places: Ints, row: Arrays, columns: Any) -> None:
+        """Raise `ConfigError` when the stacks of rows cannot be made again of the frames that are kept of them: of the first rows, and of all that
+        begin an episode. What stands for the frames before these is seen from them."""
+        first = self.sequences.step[places] == 0
+        if self._looked_at >= LOOKED_AT and not first.any():
+            return
+        self._looked_at += len(places)
+        for name, frames in self._store.frames.items():
+            given = row[name][columns]
+            if np.array_equal(self._stack(name, places), given):
+                continue
+            self._blank |= bool(first.any())
+            if not np.array_equal(self._stack(name, places), given):
+                raise not_stacked(name, "another one in an episode's next row", frames.count)
+
+    def _stack(self, name: str, places: Ints) -> Array:
+        """Return the stacks [n, ...] of a leaf that end at `places`."""
+        frames, (stacks, before) = self._store.frames[name], self.sequences.stacks(places)
+        found = self._store.arrays[name][stacks]
+        if self._blank:
+            found[before] = 0
+        return frames.join(found)
+
+    # ---- batches -----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def sampleable(self) -> bool:
+        return self._warm
+
+    def take(self, version: int) -> Sequence[Held] | None:
+        if not self._warm:
+            return None
+        self._places = places = self._draw(self._batch)
+        sample = self._gather(places)
+        sample["weight"], sample["priority"] = self._weigh(places, version), np.full((1, len(places)), np.nan, np.float32)
+        versions = sample["version"]
+        return [Held(sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64)))]
+
+    def _draw(self, count: int) -> Ints:
+        return self.sequences.draw(count, self._rng)
+
+    def _weigh(self, places: Ints, version: int) -> Array:
+        return np.ones((1, len(places)), np.float32)
+
+    def _gather(self, places: Ints) -> Sample:
+        """Return the transitions that begin at `places`: copies."""
+        sequences, arrays, spans = self.sequences, self._store.arrays, self.sequences.span[places]
+        last, then = sequences.ahead(places, spans), sequences.ahead(places, 1)
+        sample = Sample()
+        sample.bootstrap = 0
+        for name, array in arrays.items():
+            if name.startswith("obs"):
+                for whose, at in (("", places), ("next.", last)):
+                    found = self._stack(name, at) if name in self._store.frames else array[at]
+                    sample[whose + name] = found[np.newaxis]
+            elif name.startswith("action"):
+                sample[name] = array[then][np.newaxis]
+        n = np.arange(1, self._config.steps + 1)
+        rewards = arrays["reward"][sequences.ahead(places[:, None], n)]
+        rewards[n > spans[:, None]] = 0
+        sample["rewards"], sample["steps"] = rewards[np.newaxis], spans[np.newaxis]
+        sample["done"], sample["version"] = arrays["done"][last][np.newaxis], arrays["version"][then][np.newaxis]
+        return sample
+
+    def release(self) -> None:
+        """Nothing: batches are copies."""
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        fields = {name: [list(field.shape), field.dtype] for name, field in self._store.schema.items()}
+        return {"format": FORMAT, "kind": type(self).__name__, "lanes": self.sequences.lanes, "length": self.sequences.length, "fields": fields}
+
+    def _arrays(self) -> Arrays:
+        """Return all arrays that make it up, by file name: views. Those of rows have the places first."""
+        return {f"row.{name}": array for name, array in self._store.arrays.items()} | self.sequences.state()
+
+    def save(self, folder: Path) -> None:
+        try:
+            filled = int(self.sequences.filled().max(initial=0))
+            sums = {name: _write(folder / f"{name}.npy", self._part(array, filled)) for name, array in self._arrays().items()}
+            chance = self._rng.bit_generator.state
+            manifest = {
+                **self._facts(),
+                "filled": filled,
+                "warm": self._warm,
+                "blank": self._blank,
+                "random": chance,
+                "sha256": sums,
+                **self._more_facts(),
+            }
+            write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync(folder)
+        except OSError as error:
+            raise CheckpointError(f"the replay cannot be written to {folder}: {error.strerror}; free space or make the folder writable") from None
+
+    def _part(self, array: Array, filled: int) -> Array:
+        """Return of an array with the places first the rows that were ever written, [lanes, filled, ...]; others as they are."""
+        lanes, length = self.sequences.lanes, self.sequences.length
+        return array.reshape(lanes, length, *array.shape[1:])[:, :filled] if len(array) == lanes * length else array
+
+    def _more_facts(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, folder: Path) -> None:
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+            for name, own in self._facts().items():
+                if manifest[name] != own:
+                    raise CheckpointError(
+                        f"the replay in {folder} has {name} = {manifest[name]}, and this one {own}; resume with the settings and actors that saved it"
+                    )
+            for name, array in self._arrays().items():
+                part = self._part(array, manifest["filled"])
+                part[...] = _read(folder / f"{name}.npy", manifest["sha256"][name], part)
+            self._rng.bit_generator.state = manifest["random"]
+            self._warm, self._blank = bool(manifest["warm"]), bool(manifest["blank"])
+            self._take_facts(manifest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the replay in {folder} cannot be read: {type(error).__name__}: {error}") from None
+        self.sequences.recount()
+
+    def _take_facts(self, manifest: dict[str, Any]) -> None:
+        """Take back what `_more_facts` returned."""
+
+
+def _common(blocks: Sequence[Offered]) -> Schema:
+    """Return the schema of all producers' rows."""
+    first, *others = (block.schema for block in blocks)
+    for other in others:
+        if dict(other) != dict(first):
+            raise ConfigError("a replay needs rows of one kind, and its producers send different ones; give each kind a sample stream and a trainer")
+    return first
+
+
+def _write(path: Path, array: Array) -> str:
+    """Write a new file that only its owner may read, and have it on the disk; return its checksum."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, checksum: str, like: Array) -> Array:
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+            raise CheckpointError(f"replay file {path} is damaged (its checksum differs)")
+    array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise CheckpointError(f"replay file {path} holds {array.dtype}{list(array.shape)}, not {like.dtype}{list(like.shape)}")
+    return array

@@ -1,0 +1,174 @@
+"""Which rows of a replay's memory belong together: one circular sequence for each lane, cut into episodes. The rows themselves lie elsewhere.
+
+Row r of lane l lies at *place* l · length + r mod length. A transition begins at a row and ends `span` rows behind it, after n steps, or fewer
+where the episode was over before; a place whose span is 0 begins none (yet, or any more). Neither lanes nor episodes ever mix: what a lane holds
+was written by one seat, and a span never leads out of an episode.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.schema import Arrays
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Watcher(Protocol):
+    """Who is told which places begin a transition."""
+
+    def admit(self, places: Ints) -> None:
+        """These do from now on."""
+
+    def drop(self, places: Ints) -> None:
+        """These do no longer."""
+
+
+class Sequences:
+    """`frames`: how many rows a stack of observations reaches over; a row whose stack is no longer whole begins no transition. `whole`: the
+    transitions of an episode count once it is over (or too long for its lane)."""
+
+    def __init__(self, lanes: int, length: int, steps: int, frames: int, whole: bool, watcher: Watcher | None = None) -> None:
+        self.lanes, self.length = lanes, length
+        self._steps, self._frames, self._whole, self._watcher = steps, frames, whole, watcher
+        self._room = length - steps - frames - 1  # an episode so long has left just one transition of those before it
+        self.heads: Ints = np.zeros(lanes, np.int64)
+        """Rows ever written, per lane."""
+        self.age: Ints = np.full(lanes, -1, np.int64)
+        """Steps of each lane's open episode so far; -1: none is open."""
+        self.loose: Bools = np.full(lanes, not whole)
+        """Whether the transitions of the open episode count before it is over."""
+        self.step = np.zeros(lanes * length, np.int32)
+        """The number of each row within its episode."""
+        self.span = np.zeros(lanes * length, np.int32)
+        """Rows from the beginning of a transition to its end; 0 where none begins."""
+        self.count = 0
+        """Transitions."""
+
+    @staticmethod
+    def least_length(steps: int, frames: int) -> int:
+        """Return the rows that a lane must have so that it always holds a transition once it is full."""
+        return 2 * (steps + frames) + 2
+
+    def ahead(self, places: Ints, rows: NDArray[np.int32] | Ints | int) -> Ints:
+        """Return the places so many rows behind these (before them: negative), in the same lanes; broadcasts."""
+        start = places // self.length * self.length
+        return start + (places - start + rows) % self.length
+
+    def filled(self) -> Ints:
+        """Return how many rows each lane holds."""
+        return np.minimum(self.heads, self.length)
+
+    def rows(self, places: Ints) -> Ints:
+        """Return the numbers of the rows that lie at `places`, counted in their lanes from the first one ever written."""
+        newest = self.heads[places // self.length] - 1
+        return newest - (newest - places) % self.length
+
+    def append(self, lanes: Ints, begins: Bools, ends: Bools) -> Ints:
+        """Add a row to each of `lanes` (each at most once) and return the rows' places. Where an episode begins while another is open, that one was
+        cut. A row after the end of an episode begins one, whatever `begins` says."""
+        age = self.age[lanes]
+        begins = begins | (age < 0)
+        if (begins & (age >= 0)).any():
+            self.cut(lanes[begins])
+        rows = self.heads[lanes]
+        places = lanes * self.length + rows % self.length
+        full = rows >= self.length
+        if full.any():
+            self._forget(places[full])
+        age = np.where(begins, 0, age + 1)
+        self.step[places], self.heads[lanes], self.age[lanes] = age, rows + 1, age
+        if self._whole:
+            self.loose[lanes[begins]] = False
+        mature = (age >= self._steps) & self.loose[lanes]
+        if mature.any():
+            self._admit(self.ahead(places[mature], -self._steps), self._steps)
+        if ends.any():
+            self._close(lanes[ends])
+        if self._whole:
+            self._loosen(lanes[~self.loose[lanes] & (age >= self._room) & ~ends])
+        return places
+
+    def cut(self, lanes: Ints) -> None:
+        """End the open episodes of `lanes` after their last rows; lanes without one stay as they are."""
+        self._close(lanes[self.age[lanes] >= 0])
+
+    def _newest(self, lanes: Ints) -> Ints:
+        return lanes * self.length + (self.heads[lanes] - 1) % self.length
+
+    def _close(self, lanes: Ints) -> None:
+        """Let the last steps of episodes that are over begin transitions, shorter than others."""
+        age = self.age[lanes]
+        self.heads[lanes[age == 0]] -= 1  # a beginning without a step: nobody needs it, and slots that keep failing would fill their lanes with them
+        for lane in lanes[~self.loose[lanes]].tolist():
+            self._admit_back(lane, 1)
+        loose = self.loose[lanes]
+        for rows in range(1, self._steps):
+            longer = lanes[loose & (age >= rows)]
+            if len(longer):
+                self._admit(self.ahead(self._newest(longer), -rows), rows)
+        self.age[lanes] = -1
+
+    def _loosen(self, lanes: Ints) -> None:
+        """Let the steps of episodes count that their lanes cannot hold any longer as a whole."""
+        for lane in lanes.tolist():
+            self._admit_back(lane, self._steps)
+            self.loose[lane] = True
+
+    def _admit_back(self, lane: int, least: int) -> None:
+        """Let all steps of a lane's open episode begin transitions, but those less than `least` rows before its newest row."""
+        age = int(self.age[lane])
+        held = min(age, self.length - 1)
+        if held < age:  # the rows at the edge whose stacks reach over it
+            held -= self._frames - 1
+        back = np.arange(held, least - 1, -1)
+        if len(back):
+            self._admit(self.ahead(self._newest(np.array([lane])), -back), np.minimum(back, self._steps))
+
+    def _admit(self, places: Ints, spans: Ints | int) -> None:
+        self.span[places] = spans
+        self.count += len(places)
+        if self._watcher is not None:
+            self._watcher.admit(places)
+
+    def _forget(self, places: Ints) -> None:
+        """Give up what needs the rows at `places`, which are about to be written over."""
+        for rows in range(self._frames):
+            behind = self.ahead(places, rows)
+            gone = behind[(self.span[behind] > 0) & (self.step[behind] >= rows)]
+            if len(gone):
+                self.span[gone] = 0
+                self.count -= len(gone)
+                if self._watcher is not None:
+                    self._watcher.drop(gone)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """Return `count` places that begin a transition, each equally likely, with replacement. There must be one."""
+        filled = self.filled()
+        ends = np.add.accumulate(filled)
+        places = np.empty(0, np.int64)
+        for _ in range(8):  # most rows begin one
+            drawn = rng.integers(ends[-1], size=count - len(places))
+            lanes = np.searchsorted(ends, drawn, side="right")
+            drawn += lanes * self.length - (ends - filled)[lanes]
+            drawn = drawn[self.span[drawn] > 0]
+            places = np.concatenate([places, drawn]) if len(places) else drawn
+            if len(places) == count:
+                return places
+        return np.concatenate([places, rng.choice(np.flatnonzero(self.span), count - len(places))])
+
+    def stacks(self, places: Ints) -> tuple[Ints, Bools]:
+        """Return the places [n, frames] of the stacks of observations that end at `places`, the oldest first, and which of them would lie before the
+        beginning of the episode: its first row stands for those."""
+        back, step = np.arange(self._frames - 1, -1, -1), self.step[places][:, None]
+        return self.ahead(places[:, None], -np.minimum(back, step)), back > step
+
+    def state(self) -> Arrays:
+        """Return its arrays: views."""
+        return {name: getattr(self, name) for name in ("heads", "age", "loose", "step", "span")}
+
+    def recount(self) -> None:
+        """Count the transitions anew, after the arrays of `state` were written."""
+        self.count = int(np.count_nonzero(self.span))

@@ -1,0 +1,80 @@
+"""Trains a run again from its journal: the same arrivals, the same tasks between them, so the same weights to the last bit."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tidemill.api.buffer import Demand, ReplayBuffer
+from tidemill.api.label import read_spaces
+from tidemill.core.checkpoint import read_newest
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.schema import Arrays
+from tidemill.core.seeding import derive_seed
+from tidemill.nets.device import choose_device
+from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
+from tidemill.run.folder import RunFolder
+from tidemill.workers.trainer_config import Trainer
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What came of it: the policy's parameters, what was counted, and whether these are the very weights of the run's newest checkpoint; False also
+    when that is of another update."""
+
+    parameters: Arrays
+    updates: int
+    committed: int
+    voided: int
+    same: bool
+
+
+def retrain(run: str | Path) -> Retrained:
+    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`). Raises `RunError` or `CheckpointError` where there is none."""
+    folder = RunFolder.open(Path(run))
+    experiment, _ = folder.experiment(None)
+    found = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Trainer) and config.journal]
+    if not found:
+        raise RunError(f"{folder.path} has no journal: its trainer was not told to write one; train with Trainer(journal=True)")
+    ((group, config),) = found
+    worker = f"{group}-0"
+    reader = JournalReader(journal_path(folder.path, config.policy))
+    try:
+        spaces = read_spaces(reader.facts["spaces"])
+        policy = experiment.policies[config.policy].build_on(
+            choose_device(config.device, 0), spaces, derive_seed(experiment.seed, "policy", config.policy)
+        )
+        policy.version = 0
+        algorithm = config.algorithm.build(policy, derive_seed(experiment.seed, worker))
+
+        def empty() -> ReplayBuffer:
+            demand = Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, worker, "buffer"), folder=folder.path)
+            buffer = config.buffer.build(reader, demand)
+            if not isinstance(buffer, ReplayBuffer):
+                raise ConfigError(f"{type(config.buffer).__name__} builds no ReplayBuffer")
+            return buffer
+
+        buffer, committed, voided, updates = empty(), 0, 0, 0
+        for record in reader.records():
+            match record:
+                case Emptied():
+                    buffer = empty()
+                case Task(progress):
+                    taken = buffer.take(updates)
+                    if taken is None:
+                        raise RunError(
+                            f"the journal of {folder.path} has a task before its memory could be sampled from; it is of another configuration"
+                        )
+                    algorithm.update([held.sample for held in taken], progress)
+                    buffer.release()
+                    updates += 1
+                    policy.version = updates
+                case None:
+                    for received in buffer.receive():
+                        committed, voided = committed + received.committed, voided + received.voided
+    finally:
+        reader.close()
+    _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
+    own, kept = policy.parameters(), arrays["policy"]
+    same = facts["updates"] == updates and own.keys() == kept.keys() and all(np.array_equal(own[n], kept[n], equal_nan=True) for n in own)
+    return Retrained({name: array.copy() for name, array in own.items()}, updates, committed, voided, same)

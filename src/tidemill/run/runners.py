@@ -1,0 +1,114 @@
+"""Train runners: an experiment as iterations of training steps and evaluation steps.
+
+    runner = AsyncTrainRunner(experiment, num_slots=32, ratio="1/4", num_iterations=20, training_steps=10_000, evaluation_steps=2_000)
+    result = runner.run()
+    for iteration in runner.iterations:
+        print(iteration["iteration/number"], iteration["iteration/evaluation_return"])
+
+They are settings of an experiment and no second system: what they run is the experiment that `with_slots` returns, which every launcher runs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.core.errors import ConfigError
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.slots import Slots
+from tidemill.replay.limiter import parse_ratio
+from tidemill.run.metrics import read_metrics
+from tidemill.run.session import Result, train
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.trainer_config import Trainer
+
+
+def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, **trainer: Any) -> Experiment:
+    """Return `experiment` with so many slots, and that ratio: its actors become one, with a target of one lane for each slot, whose environment steps
+    in a thread of its own and may fail; its agents send step by step. `trainer` are further settings of its trainer. What is None stays.
+
+    Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
+    """
+    trainers = {name: config for name, config in experiment.workers.items() if isinstance(config, Trainer)}
+    if len(trainers) != 1:
+        raise ConfigError(f"slots and ratios go with one trainer, and the experiment has {len(trainers)} ({', '.join(trainers)}); write them into it")
+    ((name, config),) = trainers.items()
+    if not config.buffer.replays:
+        raise ConfigError(
+            f"slots and ratios go with a replay memory, and {name} has a {type(config.buffer).__name__}: {type(config.algorithm).__name__} learns "
+            "from what its own policy has just done; take an experiment with DQN or SAC and a Replay"
+        )
+    if ratio is not None:
+        parse_ratio(ratio)
+        trainer["ratio"] = ratio
+    workers: dict[str, WorkerConfig] = {**experiment.workers, name: config.replace(**trainer)}
+    if slots is not None:
+        if slots < 1:
+            raise ConfigError(f"slots = {slots} must be at least 1")
+        for group, actors in experiment.workers.items():
+            if isinstance(actors, Actors) and any(config.samples in spec.streams for spec in actors.agents):
+                workers[group] = _in_slots(actors, slots, config.samples)
+    return experiment.replace(workers=workers)
+
+
+def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
+    environment = actors.environment
+    if isinstance(environment, Gymnasium) and not environment.threads:
+        environment = environment.replace(threads=1)
+    if not isinstance(environment, Slots):
+        environment = Slots(environment=environment)
+    agents = tuple(spec.replace(mode="stepwise") if stream in spec.streams else spec for spec in actors.agents)
+    return actors.replace(environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents)
+
+
+class AsyncTrainRunner:
+    """Trains with `num_slots` slots that step at the same time as training goes on, held together by the exact `ratio` of training tasks to steps.
+
+    num_iterations    so many; None: until the experiment's limits
+    training_steps    env steps of an iteration; None: there are no iterations
+    evaluation_steps  env steps of the evaluation at each one's end, by the weights of that moment, in an environment of its own
+    exact             the result depends on nothing but the configuration, however long steps and updates take (see `Trainer.exact`)
+    slack             steps that gathering may be ahead; None: `num_slots`
+    launch            "threads", "processes" or "inline"
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        num_slots: int,
+        ratio: str | int | None = None,
+        num_iterations: int | None = None,
+        training_steps: int | None = None,
+        evaluation_steps: int = 0,
+        exact: bool = False,
+        slack: int | None = None,
+        launch: str = "threads",
+    ) -> None:
+        settings: dict[str, Any] = {"exact": exact, "slack": slack, "iteration_steps": training_steps, "evaluation_steps": evaluation_steps}
+        experiment = with_slots(experiment, num_slots, ratio, **settings)
+        if num_iterations is not None:
+            if num_iterations < 1 or training_steps is None:
+                raise ConfigError(f"num_iterations = {num_iterations}: make it at least 1, and say how many training_steps an iteration has")
+            experiment = experiment.replace(limits=experiment.limits.replace(steps=num_iterations * training_steps))
+        self.experiment, self._launch = experiment, launch
+        """What it runs."""
+        self.iterations: list[dict[str, float]] = []
+        """What each iteration came to, as the metrics have it: ``step``, and ``iteration/…``."""
+
+    def run(self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False) -> Result:
+        """Train to the end; see `tidemill.train`. A checkpoint is written at each iteration's
+        end (`Trainer.checkpoints` says how many are kept)."""
+        result = train(self.experiment, launch=self._launch, run_dir=run_dir, source=source, quiet=quiet, layout="given")
+        self.iterations = [
+            {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
+            for record in read_metrics(result.folder)
+            if "iteration/number" in record
+        ]
+        return result
+
+
+class TrainRunner(AsyncTrainRunner):
+    """The plain synchronous runner: one slot, in this thread; a step, then the training that it owes. The same experiment, the same iterations."""
+
+    def __init__(self, experiment: Experiment, **settings: Any) -> None:
+        super().__init__(experiment, **{"num_slots": 1, "exact": True, "launch": "inline", **settings})

@@ -1,0 +1,55 @@
+"""How an actor's slots are: what went wrong in them, told now and then, and when too few are left to go on."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from tidemill.api.environment import Environment
+from tidemill.core.errors import EnvironmentFault
+
+TELL = 10.0  # seconds between notices of faults; the first one is told at once
+
+
+class Health:
+    """Of the `environments` that void their steps when these fail (see `envs.slots`).
+
+    least   slots that must be healthy
+    tell    takes a text for the user
+    """
+
+    def __init__(self, environments: Sequence[Environment], least: int, tell: Callable[[str], None]) -> None:
+        self._slots = [(number, environment) for number, environment in enumerate(environments) if environment.voids]
+        self._least, self._tell = least, tell
+        self._faults = [0] * len(self._slots)
+        self._untold: list[str] = []
+        self._told_at = -TELL
+        self._first = ""
+
+    def look(self) -> None:
+        """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
+        if not self._slots:
+            return
+        for place, (number, slot) in enumerate(self._slots):
+            if slot.faults:
+                self._faults[place] += len(slot.faults)
+                self._untold += [f"slot {number}: {text}" for text in slot.faults]
+                slot.faults.clear()
+                self._first = self._first or self._untold[0]
+                if slot.quarantined:
+                    self._untold.append(f"slot {number} is quarantined: it failed {self._faults[place]} times")
+        if self._untold and monotonic() - self._told_at >= TELL:
+            more = f" (and {len(self._untold) - 1} more)" if len(self._untold) > 1 else ""
+            self._tell(f"{self._untold[-1]}{more}")
+            self._untold.clear()
+            self._told_at = monotonic()
+        healthy = sum(not slot.quarantined for _, slot in self._slots)
+        if healthy < self._least:
+            raise EnvironmentFault(
+                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}"
+            )
+
+    def stats(self) -> dict[str, float]:
+        """Return the faults of each slot, and how many are in quarantine."""
+        if not self._slots:
+            return {}
+        faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
+        return {"slots/quarantined": float(sum(slot.quarantined for _, slot in self._slots)), "slots/faults": float(sum(self._faults)), **faults}

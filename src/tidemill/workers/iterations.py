@@ -1,0 +1,73 @@
+"""Iterations: so many training steps, then an evaluation by the weights of that moment, while training and gathering pause at a quiescent cut.
+
+The evaluation has an environment of its own, and draws random numbers of its own; it writes no memory and takes no credits, so that training is what
+it would be without.
+"""
+
+from collections.abc import Callable, Generator
+from time import monotonic
+
+from tidemill.api.environment import Tick
+from tidemill.api.experiment import Context
+from tidemill.api.policy import Policy
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.clock import Clock
+from tidemill.core.seeding import derive_seed
+from tidemill.streams.inline import InlineInferenceClient
+from tidemill.streams.parameters import Subscription
+from tidemill.streams.samples import NullSampleProducer
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.base import PollResult
+from tidemill.workers.frames import build_environment
+from tidemill.workers.rows import row_schema
+from tidemill.workers.stepwise import StepwiseAgent, StepwiseTarget
+
+
+class _Frozen(Subscription):
+    """Parameters that stay."""
+
+    def refresh(self, policy: Policy) -> bool:
+        return True
+
+
+def evaluate(
+    context: Context, actors: Actors, spaces: Spaces, policy: Policy, steps: int, iteration: int, stop: Callable[[], bool]
+) -> Generator[PollResult, None, dict[str, float]]:
+    """Play `steps` steps of the environment of `actors` by `policy` as it is now, by the mode of its distribution. Returns what came of it: the mean
+    return of the episodes that ended, and how many these were; nothing when it is told to `stop`."""
+    spec, config = actors.agents[0], context.experiment.policies[actors.agents[0].policy]
+    seed = derive_seed(context.experiment.seed, "evaluation", iteration)
+    player = config.build(spaces, seed)
+    player.load(policy.parameters(), policy.version)
+    environment = build_environment(actors, 1, seed)
+    try:
+        environment.bind([[0]])
+        environment.on_ready(context.endpoints.bell.ring)
+        answer, state, observation = config.answer(spaces), config.state(spaces), schema_of_space(spaces.observation, "obs")
+        client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
+        schema, samples = row_schema(context, spec, spaces, environment.info), NullSampleProducer()
+        samples.offer(schema, 1, 1, 1)
+        agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
+        tick = Tick.allocate(spaces.observation, 1, environment.info, False)
+        target = StepwiseTarget(environment, [agent], [tick], actors.max_episode_steps, Clock())
+        until = monotonic() + 0.01
+        while target.steps < steps:
+            before = target.place
+            if target.all_done():
+                target.reset()
+            elif target.ready_to_step():
+                target.step()
+            client.flush()
+            if target.ready_to_observe():
+                target.observe()
+            if stop():
+                return {}
+            moved = target.place != before
+            if not moved or monotonic() > until:
+                yield PollResult(0, int(moved))
+                until = monotonic() + 0.01
+    finally:
+        environment.close()
+    returns = [ret for ret, _, _ in agent.episodes]
+    found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(target.steps)}
+    return {**found, "evaluation_return": sum(returns) / len(returns)} if returns else found

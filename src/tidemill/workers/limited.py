@@ -1,0 +1,370 @@
+"""The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
+
+A turn: receive all that has come, grant what the gates allow, run one task if one is owed. So whoever gathers waits for a task at most, and nobody
+at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an exact run all tasks that are owed come before the grant.
+"""
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
+from tidemill.api.control import Adopt, Facts, Measured, Notice, State
+from tidemill.api.experiment import Context
+from tidemill.api.label import plain_spaces
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.checkpoint import read_newest
+from tidemill.core.errors import CheckpointError, ConfigError, RunError
+from tidemill.replay.journal import Journaled, JournalWriter, journal_path
+from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.streams.credits import CreditWriter
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.ages import Ages
+from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.iterations import evaluate
+from tidemill.workers.trainer import TrainerWorker
+from tidemill.workers.trainer_config import Trainer
+
+DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
+CUT = 10.0  # seconds that it waits for them before a regular checkpoint
+TOLD = 0.2  # seconds between reports: tasks are many and short
+MEMORY = "buffer"
+
+
+class LimitedTrainerWorker(TrainerWorker):
+    """See the module's text."""
+
+    _buffer: ReplayBuffer
+
+    def __init__(self, context: Context, config: Trainer) -> None:
+        super().__init__(context, config)
+        assert config.ratio is not None
+        self._ratio = parse_ratio(config.ratio)
+        self._counts = Counts()
+        self.limiter = Limiter(self._ratio, 1)  # until it is configured
+        self._cut_at: float | None = None  # when a drain for a checkpoint began
+        self._sums: dict[str, float] = {}  # of metrics since the last report
+        self._means: dict[str, float] = {}  # of metrics in the last report
+        self._tasks = self._seconds = 0.0  # since then: how many, and what they took
+        self._told_steps = 0
+        self._told_at = self._progress_at = 0.0
+        self._restored: Path | None = None
+        self._journal: JournalWriter | None = None
+        self._iteration_end: int | None = None
+        self._episodes: list[float] = []  # returns of those that ended in this iteration
+
+    def _configure(self, facts: Facts) -> Facts:
+        context, config = self.context, self._config
+        cells = context.edges(f"credits/{config.samples}/")
+        self._actors = {edge.targets[0]: _Share(CreditWriter(context.endpoints.writer(edge.name))) for edge in cells}
+        told = super()._configure(facts)
+        slots = sum(share.slots for share in self._actors.values())
+        self.slots = slots
+        slack = slots if config.slack is None else config.slack
+        check_slack(slack, sum(share.lanes - 1 for share in self._actors.values()))
+        self.limiter = Limiter(self._ratio, slack, self._counts)
+        if self._restored is not None and config.keep_buffer:
+            self._buffer.restore(self._restored)
+        elif self._restored is not None:
+            self.limiter.warm_up_again()
+            if self._journal is not None:
+                self._journal.emptied()
+        if self._buffer.sampleable:
+            self.limiter.sampleable()
+        self._begin_phase()
+        return told
+
+    def _begin_phase(self) -> None:
+        """Grant up to the end of the iteration, or the limit of steps. Where the lanes of a target step together it may be passed by some."""
+        each, ends = self._config.iteration_steps, [self.context.experiment.limits.steps]
+        if each is not None:
+            ends.append((self.counters.steps // each + 1) * each)
+            self._iteration_end = ends[-1]
+        together = any(share.lanes > 1 for share in self._actors.values())
+        self.limiter.begin_phase(None if together else min((end for end in ends if end is not None), default=None))
+
+    def _quiet(self) -> bool:
+        """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
+        return not self._due() and all(share.outstanding < share.lanes for share in self._actors.values())
+
+    def _build_buffer(self, source: SampleConsumer, demand: Demand) -> Buffer:
+        config, producers = self._config, [e.name.split("/")[2] for e in self.context.edges(f"samples/{self._config.samples}/")]
+        if self._facts.mode != "stepwise":
+            raise ConfigError(
+                f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay memory stores steps one by one; take '
+                'AgentSpec(mode = "stepwise")'
+            )
+        self._producers = producers
+        self._shares = [self._actors[producer] for producer in producers]  # of each channel
+        for share, offered in zip(self._shares, source.offered() or (), strict=True):
+            share.slots += offered.lead[1]
+            share.lanes = offered.lead[1]
+        if config.journal and demand.folder is not None:
+            self._journal = JournalWriter(
+                journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
+            )
+            source = Journaled(source, self._journal)
+        self._ages = Ages(source)
+        return config.buffer.build(self._ages, demand)
+
+    def _journal_facts(self) -> dict[str, Any]:
+        return {"experiment": self.context.experiment.name, "policy": self._config.policy, "spaces": plain_spaces(self._spaces)}
+
+    def _journal_end(self) -> int | None:
+        """Return where a resumed run's journal goes on; None for a new run."""
+        if self.context.resume is None:
+            return None
+        assert self._folder is not None
+        path, _, facts, _ = read_newest(self._folder)
+        if "journal" not in facts:
+            raise CheckpointError(f"checkpoint {path} is of a run without a journal, which cannot begin in its middle; resume with journal = False")
+        return int(facts["journal"])
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._progress_at = self._told_at = monotonic()
+        self._told_steps = self.counters.steps
+        self._ages.publish(self._policy.version)
+        super().start()
+
+    def exit(self, reason: str = "") -> None:
+        """See `Worker.exit`. What is in flight may still come, and what is owed is trained; until then this one works on."""
+        if self.state not in (State.RUNNING, State.PAUSED):
+            Worker.exit(self, reason)
+        elif self._reason is None:
+            self._end(reason)
+            if self.state is State.PAUSED:
+                self.start()
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self.limiter.drain()
+
+    def _train(self) -> Iterator[PollResult]:
+        limiter, exact = self.limiter, self._config.exact
+        while True:
+            moved = self._receive()
+            if not (exact and limiter.owed):
+                self._grant()
+            ran = self._due()
+            if ran:
+                self._run_task()
+                moved += 1
+            if moved or self._reason is not None or self._cut_at is not None:
+                self._look_round()
+            else:
+                self._look_for_progress()
+            if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
+                limiter.drain()
+                if self._quiet():
+                    yield from self._end_iteration(self._iteration_end)
+                    self._end_at_limits()
+            else:
+                self._end_at_limits()
+            if self._reason is not None and (self._quiet() or self._alone_at_end()):
+                break
+            yield PollResult(moved, int(ran))
+        limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
+        self._summarise()
+        Worker.exit(self, self._reason)
+        yield PollResult(moved, 1)
+
+    def _end_iteration(self, steps: int) -> Iterator[PollResult]:
+        """Evaluate, save, tell; and begin the next iteration."""
+        assert self._config.iteration_steps is not None
+        number, returns = steps // self._config.iteration_steps, self._episodes
+        evaluated: dict[str, float] = {}
+        self._summarise()
+        self._count_time()
+        if self._config.evaluation_steps:
+            group = self._producers[0].rpartition("-")[0]
+            actors = self.context.experiment.workers[group]
+            assert isinstance(actors, Actors)
+            steps = self._config.evaluation_steps
+            evaluated = yield from evaluate(self.context, actors, self._spaces, self._policy, steps, number, lambda: self._reason is not None)
+            if self._reason is not None:
+                return
+        counters = self.counters
+        told = {"number": float(number), "updates": float(counters.updates), "seconds": counters.seconds, "training_episodes": float(len(returns))}
+        told |= {"training_return": sum(returns) / len(returns)} if returns else {}
+        self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
+        self._episodes = []
+        TrainerWorker._save(self)
+        self._cut_at = None
+        self._begin_phase()
+        self._progress_at = self._told_at = monotonic()
+        self.limiter.report()  # what was waited for meanwhile was the evaluation
+
+    def _due(self) -> bool:
+        """True when a task is owed, and within the limit of updates."""
+        limit = self.context.experiment.limits.updates
+        return self.limiter.owed > 0 and (limit is None or self.counters.updates < limit)
+
+    def _receive(self) -> int:
+        """Store what has come. Return how many samples that was."""
+        arrivals = self._buffer.receive()
+        if not arrivals:
+            return 0
+        limiter = self.limiter
+        for channel, committed, voided, returns in arrivals:
+            share = self._shares[channel]
+            share.credits.received += 1
+            share.outstanding -= committed + voided
+            if committed:
+                limiter.commit(committed)
+            if voided:
+                limiter.void(voided)
+            self._returns.extend(returns)
+            self._episodes += returns if self._config.iteration_steps is not None else ()
+        if self._buffer.sampleable:
+            limiter.sampleable()
+        self.counters.steps = self.counters.rows = limiter.counts.committed
+        self._progress_at = monotonic()
+        return len(arrivals)
+
+    def _grant(self) -> None:
+        """Grant what the gates allow, first to whoever has least of what it can use. In an exact run the actor is told of each sample, since it waits
+        until that was dealt with."""
+        for share in sorted(self._actors.values(), key=_Share.used) if len(self._actors) > 1 else self._actors.values():
+            wanted = share.slots - share.outstanding
+            steps = self.limiter.start(wanted) if wanted > 0 else 0
+            share.outstanding += steps
+            share.credits.granted += steps
+            if steps or (self._config.exact and share.credits.received > share.told):
+                share.told = share.credits.received
+                share.credits.write()
+
+    def _run_task(self) -> None:
+        """Train once."""
+        taken = self._buffer.take(self._policy.version)
+        if taken is None:
+            raise RunError(f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not hold for ever")
+        began = monotonic()
+        left = self.clock.enter("train")
+        progress = self._progress()
+        if self._journal is not None:
+            self._journal.task(progress)
+        metrics = self._algorithm.update([held.sample for held in taken], progress)
+        self.clock.enter(left)
+        self._count({**metrics, **self._lags(taken)})
+        self.counters.updates += 1
+        self._policy.version = self.counters.updates
+        self._buffer.release()
+        self.limiter.finish_task()
+        if not self.limiter.owed:  # else the next one is about to be published in its place
+            self._publish()
+            self._ages.publish(self._policy.version)
+        self._tasks += 1
+        self._seconds += monotonic() - began
+
+    def _look_round(self) -> None:
+        now = monotonic()
+        if now - self._told_at >= TOLD:
+            self._summarise()
+            if self._versions is not None:
+                self._versions.look(self._policy, self._version_counters())
+        if self._reason is None and self._cut_at is None and not self.limiter.owed and now - self._last_save >= self._config.checkpoint_seconds:
+            self._save()
+        if self._cut_at is not None and (self._quiet() or now - self._cut_at > CUT):
+            self._write_cut()
+
+    def _look_for_progress(self) -> None:
+        """Fail when nothing has come for long. Whoever knows why has said so: actors tell what their slots suffer from."""
+        limit = self._config.max_no_progress_s
+        if monotonic() - self._progress_at > limit and self.limiter.in_flight:
+            self._summarise()
+            TrainerWorker._save(self, final=True)
+            raise RunError(
+                f"no step was stored for {limit:g} s, with {self.limiter.in_flight} in flight; look at what the slots' environments wait for, or set "
+                "max_no_progress_s higher"
+            )
+
+    def _alone_at_end(self) -> bool:
+        """True when what is in flight does not come."""
+        return not self._due() and monotonic() - self._together_at > DRAIN
+
+    # ---- what is told ------------------------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, message: Adopt) -> None:
+        if self._journal is not None:
+            raise RunError("the policy is to go on from another one's weights, which a journal does not hold; train populations with journal = False")
+        super()._adopt(message)
+
+    def _count(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def _summarise(self) -> None:
+        """Report the means of what updates returned since the last report, what the limiter counts, and the number of slots that would balance the
+        run: N* = seconds of a step / (ratio · seconds of a task)."""
+        now = monotonic()
+        counts, told = self._buffer.counts, {**self.limiter.report(), **self._ages.take()}
+        for name in ("dropped", "evicted", "reused"):
+            setattr(self.counters, name, getattr(self.counters, name) + getattr(counts, name))
+        self._buffer.counts = type(counts)()
+        flown, committed = told.pop("limiter/flown"), self.counters.steps - self._told_steps
+        if self._tasks:
+            self._means = {name: total / self._tasks for name, total in self._sums.items()}
+            if committed and flown:
+                told["limiter/balance"] = flown / committed / (float(self._ratio) * self._seconds / self._tasks)
+        if self._tasks or (
+            committed and (self._means or self._config.measures() is not None)
+        ):  # in the warm-up, too, unless nobody knew what is to come
+            self._count_time()
+            self._report_update({**self._means, **told})
+        self._sums, self._tasks, self._seconds, self._told_at, self._told_steps = {}, 0.0, 0.0, now, self.counters.steps
+
+    # ---- checkpoints: at a quiescent cut -----------------------------------------------------------------------------------------------------
+
+    def _save(self, final: bool = False) -> None:
+        """Write a checkpoint: at the end now, else when nothing is in flight and nothing owed."""
+        if final or self._config.exact or self.state is State.PAUSED:  # an exact run is at a cut after each sample, and may not stop for it
+            super()._save(final)
+        elif self._cut_at is None and self._folder is not None:
+            self._cut_at = monotonic()
+            self.limiter.drain()
+
+    def _write_cut(self) -> None:
+        super()._save()
+        self._cut_at = None
+        if self._reason is None:
+            self._begin_phase()
+
+    def _kept_facts(self) -> dict[str, Any]:
+        facts = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
+        return facts if self._journal is None else {**facts, "journal": self._journal.sync()}
+
+    def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
+        return {MEMORY: self._buffer.save} if self._config.keep_buffer else {}
+
+    def _take_back(self, path: Path, facts: dict[str, Any]) -> None:
+        kept = facts.get("limiter")
+        if kept is None:
+            raise CheckpointError(f"checkpoint {path} is of a run without a ratio, and this one has ratio = {self._config.ratio}; train anew")
+        self._counts = Counts(**kept)
+        if Fraction(facts["ratio"]) != self._ratio:
+            self.report(Notice(f"ratio was {facts['ratio']} and is {self._ratio}: steps that are stored from now on owe by the new one"))
+            self._counts = Counts(**{**kept, "waived": kept["started"] - kept["voided"], "base": kept["tasks"]})
+        self._restored = path / MEMORY
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        if self.state is State.FAILED:
+            self.limiter.stop(RunError("the trainer failed"))
+        super()._close()
+
+
+class _Share:
+    """What an actor has of the credits: `slots` lanes of all its targets, `lanes` in each, `outstanding` steps granted that have not come, and
+    `told` samples that it knows to be dealt with."""
+
+    def __init__(self, credits: CreditWriter) -> None:
+        self.credits, self.slots, self.lanes, self.outstanding = credits, 0, 1, 0
+        self.told = 0
+
+    def used(self) -> float:
+        return self.outstanding / max(self.slots, 1)

@@ -1,0 +1,188 @@
+"""DQN: what an update does to the weights, the target, ε and the priorities; and that it learns."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tidemill.algorithms.dqn import DQN
+from tidemill.api.algorithm import Sample
+from tidemill.api.spaces import Box, Dict, Discrete, Spaces
+from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.threads import limit_threads
+from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.q_network import QNetwork
+
+SPACES = Spaces(Box((3,), "float32"), Discrete(4))
+BATCH, STEPS = 16, 2
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    limit_threads(1)
+
+
+def sample_of(seed=0, **fields):
+    """A batch as a replay draws it."""
+    rng = np.random.default_rng(seed)
+    steps = rng.integers(1, STEPS + 1, BATCH).astype(np.int32)
+    rewards = rng.standard_normal((BATCH, STEPS)).astype(np.float32)
+    rewards[np.arange(STEPS) >= steps[:, None]] = 0
+    batch = {
+        "obs": rng.standard_normal((BATCH, 3)).astype(np.float32),
+        "next.obs": rng.standard_normal((BATCH, 3)).astype(np.float32),
+        "action": rng.integers(0, 4, BATCH),
+        "rewards": rewards,
+        "steps": steps,
+        "done": rng.random(BATCH) < 0.3,
+        "weight": rng.uniform(0.2, 1, BATCH).astype(np.float32),
+        "version": np.zeros(BATCH, np.int64),
+        "priority": np.full(BATCH, np.nan, np.float32),
+        **fields,
+    }
+    sample = Sample({name: array[np.newaxis] for name, array in batch.items()})
+    sample.bootstrap = 0
+    return sample
+
+
+def learner_of(config=None, net=None, seed=0):
+    policy = (net or QNetwork(hidden=(8,))).build(SPACES, seed)
+    policy.flat += np.random.default_rng(seed).standard_normal(policy.flat.size).astype(np.float32) * 0.3
+    return (config or DQN()).build(policy, seed)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("atoms", [1, 5])
+def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
+    net = QNetwork(hidden=(8,), duelling=False, atoms=atoms, least_return=-3, greatest_return=3)
+    learner = learner_of(DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net)
+    learner.policy.flat += 0.05  # online and target differ
+    sample = sample_of()
+    b = {name: torch.tensor(array[0]) for name, array in sample.items()}
+
+    def network(flat, x):
+        w0, b0, w1, b1 = flat[:24].reshape(3, 8), flat[24:32], flat[32 : 32 + 32 * atoms].reshape(8, -1), flat[32 + 32 * atoms :]
+        return ((x @ w0 + b0).relu() @ w1 + b1).reshape(len(x), 4, atoms)
+
+    online, target = torch.tensor(learner.policy.flat.copy(), requires_grad=True), torch.tensor(learner._target.flat)
+    adam, rows, support = torch.optim.Adam([online], lr=0.01, eps=1e-5), torch.arange(BATCH), torch.linspace(-3, 3, atoms)
+    expected = (lambda told: told[..., 0]) if atoms == 1 else (lambda told: told.softmax(-1) @ support)
+    with torch.no_grad():
+        told = network(target, b["next.obs"])
+        best = expected(network(online if double else target, b["next.obs"])).argmax(1)
+        returns = b["rewards"][:, 0] + 0.9 * b["rewards"][:, 1]
+        discount = 0.9 ** b["steps"] * ~b["done"]
+    seen = network(online, b["obs"])[rows, b["action"]]
+    if atoms == 1:
+        goal = (returns + discount * told[rows, best, 0]).float()
+        loss = functional.huber_loss(seen[:, 0], goal, reduction="none")
+        error = (seen[:, 0] - goal).abs()
+    else:
+        goal = torch.zeros(BATCH, atoms)
+        for i in range(BATCH):  # algorithm 1 as it is printed
+            for j, p in enumerate(told[i, best[i]].softmax(-1)):
+                at = ((returns[i] + discount[i] * support[j]).clamp(-3, 3) + 3) / (6 / (atoms - 1))
+                low, high = int(at.floor()), int(at.ceil())
+                goal[i, low] += p * (high - at) if high > low else p
+                goal[i, high] += p * (at - low)
+        loss = error = -(goal * seen.log_softmax(-1)).sum(-1)
+    (loss * b["weight"]).mean().backward()
+    adam.step()
+    metrics = learner.update([sample], 0.0)
+    np.testing.assert_allclose(learner.policy.flat, online.detach().numpy(), atol=2e-5)
+    np.testing.assert_allclose(sample["priority"][0], error.detach().numpy(), rtol=1e-3, atol=1e-4)
+    assert metrics["loss/value"] == pytest.approx(float((loss * b["weight"]).mean().detach()), rel=1e-3)
+
+
+def test_what_is_forbidden_next_is_not_hoped_for():
+    space = Dict({"seen": Box((3,), "float32"), "action_mask": Box((4,), "int8", (0,), (1,))})
+    policy = QNetwork(hidden=(8,)).build(Spaces(space, Discrete(4)), 0)
+    learner = DQN().build(policy, 0)
+    shape = {"obs.seen": np.ones((BATCH, 3), np.float32), "next.obs.seen": np.ones((BATCH, 3), np.float32)}
+    masks = {"obs.action_mask": np.ones((BATCH, 4), np.int8), "next.obs.action_mask": np.tile(np.array([0, 1, 0, 0], np.int8), (BATCH, 1))}
+    sample = sample_of(**shape, **masks, done=np.zeros(BATCH, bool), rewards=np.zeros((BATCH, STEPS), np.float32))
+    seen = policy.twin().forward(np.ones((1, 3), np.float32))[0, :, 0].copy()
+    batch = {name: array[0] for name, array in sample.items()}
+    _, _, error, value = learner._differentiate(batch)
+    np.testing.assert_allclose(error, abs(value - 0.99 ** batch["steps"] * seen[1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("every", "rate"), [(3, 1.0), (2, 0.25)])
+def test_the_target_moves_by_the_count_of_updates(every, rate):
+    learner = learner_of(DQN(target_every=every, target_rate=rate))
+    expected = learner._target.flat.copy()
+    for update in range(1, 8):
+        learner.update([sample_of(update)], 0.0)
+        if update % every == 0:
+            expected += rate * (learner.policy.flat - expected)
+        np.testing.assert_allclose(learner._target.flat, expected, atol=1e-6)
+
+
+def test_epsilon_falls_with_updates_and_travels_with_the_weights():
+    learner = learner_of(DQN(epsilon_start=1.0, epsilon_end=0.2, epsilon_updates=4))
+    told = [float(learner.policy.parameters()["epsilon"])]
+    told += [(learner.update([sample_of(i)], 0.0), float(learner.policy.parameters()["epsilon"]))[1] for i in range(6)]
+    np.testing.assert_allclose(told, [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("net", [QNetwork(hidden=(8,)), QNetwork(hidden=(8,), noise=0.5, atoms=5)])
+def test_a_restored_learner_goes_on_exactly(net):
+    one, other = learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5)
+    for i in range(5):
+        one.update([sample_of(i)], 0.0)
+    other.policy.load({name: array.copy() for name, array in one.policy.parameters().items()}, 5)
+    other.load_state(one.state())
+    for i in range(5, 12):
+        assert one.update([sample_of(i)], 0.0) == other.update([sample_of(i)], 0.0)
+    np.testing.assert_array_equal(one.policy.flat, other.policy.flat)
+    with pytest.raises(SchemaError, match="not one of DQN"):
+        other.load_state({})
+
+
+def test_a_step_that_would_spoil_the_weights_is_left_out():
+    learner = learner_of()
+    before = learner.policy.flat.copy()
+    rewards = np.full((BATCH, STEPS), np.nan, np.float32)
+    with pytest.raises(RunError, match="left out a step"):
+        learner.update([sample_of(rewards=rewards)], 0.0)
+    np.testing.assert_array_equal(learner.policy.flat, before)
+
+
+def test_it_tells_what_it_said_it_measures():
+    assert set(learner_of().update([sample_of()], 0.0)) == set(DQN().measures())
+
+
+REFUSED = {
+    "gamma = 1.5 is not between": lambda: DQN(gamma=1.5),
+    "target_every = 0 is not between": lambda: DQN(target_every=0),
+    "is not known": lambda: DQN(learning_rate_schedule="cosine"),
+    "take a QNetwork": lambda: DQN().build(ActorCritic().build(SPACES, 0), 0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message):
+    with pytest.raises(ConfigError, match=message):
+        REFUSED[message]()
+
+
+@pytest.mark.parametrize("net", [QNetwork(hidden=(16,)), QNetwork(hidden=(16,), atoms=21, least_return=-1, greatest_return=3), QNetwork(noise=0.3)])
+def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
+    """States 0, 1, 2 in a row: action 0 goes on and pays 1 at the end of state 2, the others end at once and pay 0.5. Best: γ², γ, 1."""
+    policy = net.build(SPACES, 0)
+    learner = DQN(learning_rate=3e-3, gamma=0.8, target_every=50).build(policy, 0)
+    state, action = (part.reshape(-1) for part in np.meshgrid(np.arange(3), np.arange(4), indexing="ij"))
+    eye = np.eye(4, 3, dtype=np.float32)
+    over = (action > 0) | (state == 2)
+    pays = np.where(action > 0, 0.5, np.where(state == 2, 1.0, 0.0)).astype(np.float32)
+    n = len(state)
+    fields = {"obs": eye[state], "next.obs": eye[state + 1], "action": action, "rewards": pays[:, None], "steps": np.ones(n, np.int32)}
+    fields |= {"done": over, "weight": np.ones(n, np.float32), "version": np.zeros(n, np.int64), "priority": np.zeros(n, np.float32)}
+    sample = Sample({name: array[np.newaxis] for name, array in fields.items()})
+    for _ in range(1200):
+        learner.update([sample], 0.0)
+    twin = policy.twin()
+    twin.still()
+    found = policy.expected(twin.forward(eye[:3]))
+    np.testing.assert_allclose(found[:, 0], [0.64, 0.8, 1.0], atol=0.05)
+    np.testing.assert_allclose(found[:, 1:], 0.5, atol=0.05)

@@ -1,0 +1,33 @@
+"""Slots and ratios from the command line."""
+
+from pathlib import Path
+
+import pytest
+from tests.cli.test_cli import refused, tidemill
+
+from tidemill.run.metrics import read_metrics
+
+
+@pytest.mark.parametrize("exact", [(), ("--exact",)])
+def test_a_run_with_slots_and_its_retraining(tmp_path: Path, exact: tuple[str, ...]) -> None:
+    folder = tmp_path / "run"
+    small = ("--max-steps", 1200, "--set", "workers.trainer.buffer.warm_up=200", "--set", "workers.trainer.journal=true")
+    result = tidemill(
+        "train", "CartPole-v1", "--algorithm", "dqn", "--launch", "threads", "--slots", 4, "--ratio", "1/4", "--run-dir", folder, *exact, *small
+    )
+    assert result.exit_code == 0, result.output
+    last = read_metrics(folder)[-1]
+    assert last["limiter/committed"] == 1200 and 240 <= last["limiter/tasks"] <= 250
+    evaluated = tidemill("eval", folder, "--episodes", 12)
+    assert evaluated.exit_code == 0, evaluated.output
+    again = tidemill("retrain", folder)
+    assert again.exit_code == 0 and "1,200 steps stored, 0 lost" in again.output and "the same weights" in again.output
+
+
+def test_what_cannot_be_is_refused() -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn")
+    assert "PPO learns from what its own policy has just done" in refused("train", "CartPole-v1", "--slots", 4)
+    assert 'ratio = "1/4"' in refused(*dqn, "--ratio", "0.25")
+    assert "must be above 0" in refused(*dqn, "--ratio", "0/4")
+    assert "slots = 0" in refused(*dqn, "--slots", 0)
+    assert "slack = 0" in refused(*dqn, "--slots", 4, "--set", "workers.trainer.slack=0")

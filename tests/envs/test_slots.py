@@ -1,0 +1,207 @@
+"""Slots: a lost step is voided and never made up, the environment is made anew, and one that keeps failing is left out."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.slots import Slots
+
+SPACES = Spaces(Box((2,), "float32"), Discrete(2))
+PLACES = ("send", "ready", "recv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(EnvironmentConfig):
+    """Shows (number of this copy, its sends). `fails` has (copy, send, where)."""
+
+    fails: tuple[tuple[int, int, str], ...] = ()
+    unmade: tuple[int, ...] = ()  # copies that cannot be made
+    other: int = -1  # the copy that has other spaces
+    built: ClassVar[list["FragileEnvironment"]] = []
+    attempts: ClassVar[list[int]] = [0]
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "FragileEnvironment":
+        number = Fragile.attempts[0]
+        Fragile.attempts[0] += 1
+        if number in self.unmade:
+            raise ConnectionRefusedError(f"copy {number} cannot be made")
+        Fragile.built.append(FragileEnvironment(self, number))
+        return Fragile.built[-1]
+
+
+class FragileEnvironment(Environment):
+    def __init__(self, config: Fragile, number: int) -> None:
+        self.config, self.number, self.sends, self.closed, self.options = config, number, -1, 0, None
+        spaces = SPACES if number != config.other else Spaces(Box((3,), "float32"), Discrete(2))
+        self.agents, self.lanes = (AgentInfo("agent", spaces),), 1
+
+    def _go(self, place: str) -> None:
+        if (self.number, self.sends, place) in self.config.fails:
+            raise ConnectionResetError(f"copy {self.number}, send {self.sends}, {place}")
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        assert [list(group) for group in groups] == [[0]]
+
+    def send(self, actions: Any, reset: Any) -> None:
+        assert not self.closed and (self.sends >= 0 or reset.all())
+        self.sends += 1
+        self._go("send")
+
+    def ready(self) -> bool:
+        self._go("ready")
+        return (self.number, self.sends, "hang") not in self.config.fails
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        ticks[0].observation["obs"][:] = self.number, self.sends
+        self._go("recv")
+        ticks[0].reward[:] = 7
+        ticks[0].done[:] = ticks[0].truncated[:] = ticks[0].restarted[:] = False
+        ticks[0].present[:] = True
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Driver:
+    """Steps a slot as a target does."""
+
+    def __init__(self, **settings: Any) -> None:
+        Fragile.built.clear()
+        Fragile.attempts[0] = 0
+        fragile = {name: settings.pop(name) for name in ("fails", "unmade", "other") if name in settings}
+        self.slot = Slots(environment=Fragile(**fragile), **{"backoff_s": 0.0, **settings}).build(1, 5)
+        self.slot.bind([[0]])
+        self.rung = threading.Event()
+        self.slot.on_ready(self.rung.set)
+        self.tick = Tick.allocate(SPACES.observation, 1, {}, False)
+        self.reset = True
+
+    def step(self, seconds: float = 10.0) -> tuple[float, float] | str | None:
+        """One tick: what was seen, or "voided"; None when nothing came."""
+        self.slot.send([{"action": np.zeros(1, np.int64)}], np.array([self.reset]))
+        deadline = time.monotonic() + seconds
+        while not self.slot.ready():
+            if time.monotonic() > deadline or self.slot.quarantined:
+                return None
+            self.rung.wait(0.002)
+            self.rung.clear()
+        self.tick.reward[:], self.tick.voided[:] = np.nan, True
+        self.slot.recv([self.tick])
+        self.reset = bool(self.tick.voided[0])
+        assert not self.tick.done[0] and not self.tick.truncated[0]
+        if self.reset:
+            assert not self.tick.observation["obs"].any() and not self.tick.reward[0]
+            return "voided"
+        assert self.tick.reward[0] == 7
+        return tuple(self.tick.observation["obs"][0].tolist())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_step_that_raises_is_voided_and_the_next_episode_is_of_a_new_environment(place: str) -> None:
+    driver = Driver(fails=((0, 2, place),))
+    assert [driver.step() for _ in range(6)] == [(0, 0), (0, 1), "voided", (1, 0), (1, 1), (1, 2)]
+    assert [env.closed for env in Fragile.built] == [1, 0]
+    assert len(driver.slot.faults) == 1 and f"copy 0, send 2, {place}" in driver.slot.faults[0] and "a step is lost" in driver.slot.faults[0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_reset_that_raises_is_tried_again_and_voids_nothing(place: str) -> None:
+    driver = Driver(fails=((0, 0, place), (1, 0, place)))
+    assert [driver.step() for _ in range(2)] == [(2, 0), (2, 1)]
+    assert all("a reset is lost" in text for text in driver.slot.faults) and len(driver.slot.faults) == 2
+
+
+def test_an_environment_that_cannot_be_made_again_is_tried_again() -> None:
+    driver = Driver(fails=((0, 1, "send"),), unmade=(1, 2))
+    assert [driver.step() for _ in range(3)] == [(0, 0), "voided", (3, 0)]
+    assert "copy 1 cannot be made" in driver.slot.faults[1]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_one_that_hangs_is_given_up_at_its_deadline(at: int) -> None:
+    driver = Driver(fails=((0, at, "hang"),), deadline_s=0.05)
+    seen = [driver.step() for _ in range(4)]
+    assert seen == ([(1, 0), (1, 1), (1, 2), (1, 3)] if at == 0 else [(0, 0), (0, 1), "voided", (1, 0)])
+    assert "did not answer within 0.05 s" in driver.slot.faults[0]
+
+
+def test_one_that_keeps_failing_is_quarantined_after_its_void_was_told() -> None:
+    fails = tuple((copy, 1, "recv") for copy in range(9))
+    driver = Driver(fails=fails, failures=3)
+    assert [driver.step() for _ in range(7)] == [(0, 0), "voided", (1, 0), "voided", (2, 0), "voided", None]
+    assert driver.slot.quarantined and len(Fragile.built) == 3
+    driver.slot.close()
+
+
+def test_failures_that_are_long_past_do_not_count() -> None:
+    driver = Driver(fails=tuple((copy, 1, "recv") for copy in range(4)), failures=2, window_s=1e-9)
+    assert [driver.step() for _ in range(9)][-1] == (4, 0) and not driver.slot.quarantined
+
+
+def test_failures_in_a_row_wait_longer_each_time_and_differ_between_slots() -> None:
+    def pauses(seed: int) -> list[float]:
+        slot = Slots(environment=Fragile(), backoff_s=10.0, max_backoff_s=100.0, failures=9).build(1, seed)
+        slot.bind([[0]])
+        told = []
+        for _ in range(6):
+            slot.send([{}], np.ones(1, np.bool_))
+            slot._fail(EnvironmentFault("lost"))
+            assert slot._mending is not None and slot._mending.pause is not None
+            told.append(slot._mending.pause)
+        slot.close()
+        return told
+
+    first, second = pauses(1), pauses(2)
+    for number, pause in enumerate(first):
+        middle = min(10 * 2**number, 100)
+        assert middle / 2 <= pause <= middle * 1.5
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_another_environment_in_its_place_is_named() -> None:
+    driver = Driver(fails=((0, 1, "send"),), other=1)
+    assert [driver.step() for _ in range(3)] == [(0, 0), "voided", (2, 0)]
+    assert "other spaces" in driver.slot.faults[1] and Fragile.built[1].closed == 1
+
+
+def test_a_stage_reaches_an_environment_that_is_made_anew() -> None:
+    driver = Driver(fails=((0, 1, "send"),))
+    driver.slot.enter_stage({"level": 3})
+    assert [driver.step() for _ in range(3)] == [(0, 0), "voided", (1, 0)]
+    assert [env.options for env in Fragile.built] == [{"level": 3}] * 2
+
+
+def test_one_that_is_closed_while_it_is_made_anew_leaves_nothing_open() -> None:
+    driver = Driver(fails=((0, 1, "send"),), backoff_s=30.0)
+    assert [driver.step() for _ in range(2)] == [(0, 0), "voided"]
+    driver.slot.close()
+    deadline = time.monotonic() + 10
+    while any(thread.name == "slot" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not any(thread.name == "slot" for thread in threading.enumerate())
+    assert [env.closed for env in Fragile.built] == [1]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    slots = Slots(environment=Fragile())
+    with pytest.raises(ConfigError, match="ring=4"):
+        slots.build(4, 1)
+    for wrong in ({"deadline_s": 0.0}, {"backoff_s": -1.0}, {"max_backoff_s": 0.1}, {"failures": 0}, {"window_s": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Slots(environment=Fragile(), **wrong)
+    with pytest.raises(ConfigError, match="Slots in Slots"):
+        Slots(environment=slots)
+    Fragile.attempts[0] = 0
+    with pytest.raises(ConnectionRefusedError):
+        Slots(environment=Fragile(unmade=(0,))).build(1, 1)

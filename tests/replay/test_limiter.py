@@ -1,0 +1,292 @@
+"""The limiter's promises, at every instant of random schedules and with real threads (see the module's text for the letters):
+
+G1  0 ≤ D(C) - K ≤ Qt
+G2  some step, commit, void or task can always happen
+G3  after a drain I = 0, K = D(C), S = C + V
+G4  the slots' counters sum to the global ones
+"""
+
+import random
+import threading
+from fractions import Fraction
+from math import ceil, floor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.core.errors import ConfigError
+from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+
+RATIOS = [Fraction(1, 4), Fraction(1), Fraction(3, 2), Fraction(8)]
+
+
+def debt(counts: Counts, steps: int, ratio: Fraction) -> int:
+    return 0 if counts.waived is None else floor(max(0, steps - counts.waived) * ratio)
+
+
+def check(limiter: Limiter, ratio: Fraction, slack: int) -> None:
+    n = limiter.counts
+    queue = max(ceil(slack * ratio), ceil(ratio))
+    flight = n.started - n.committed - n.voided
+    assert flight >= 0
+    assert 0 <= debt(n, n.committed, ratio) - n.tasks <= queue  # G1
+    assert limiter.owed == debt(n, n.committed, ratio) - n.tasks
+    can_start = debt(n, n.committed + flight + 1, ratio) - n.tasks <= queue
+    assert can_start or flight or limiter.owed  # G2
+
+
+class Slots:
+    """What slots do: each has a step in flight or not; whole episodes become samplable at once."""
+
+    def __init__(self, limiter: Limiter, count: int, whole: bool, warm_up: int) -> None:
+        self.limiter, self.whole, self.warm_up = limiter, whole, warm_up
+        self.started, self.committed, self.voided = [0] * count, [0] * count, [0] * count
+        self.open, self.samplable = [0] * count, 0
+
+    def start(self, slot: int) -> bool:
+        if self.started[slot] > self.committed[slot] + self.voided[slot] or not self.limiter.start():
+            return False
+        self.started[slot] += 1
+        return True
+
+    def finish(self, slot: int, lost: bool, ends: bool) -> bool:
+        if self.started[slot] == self.committed[slot] + self.voided[slot]:
+            return False
+        if lost:
+            self.voided[slot] += 1
+            self.limiter.void()
+        else:
+            self.committed[slot] += 1
+            self.open[slot] += 1
+            self.limiter.commit()
+        if ends or lost or not self.whole:
+            self.samplable += self.open[slot]
+            self.open[slot] = 0
+        if self.samplable >= self.warm_up:
+            self.limiter.sampleable()
+        return True
+
+    def check(self) -> None:
+        n = self.limiter.counts
+        assert (sum(self.started), sum(self.committed), sum(self.voided)) == (n.started, n.committed, n.voided)  # G4
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ratio=st.sampled_from(RATIOS),
+    slack=st.integers(1, 9),
+    count=st.integers(1, 6),
+    whole=st.booleans(),
+    warm_up=st.integers(0, 12),
+    budget=st.none() | st.integers(0, 40),
+    moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
+)
+def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio, slack, count, whole, warm_up, budget, moves):
+    limiter = Limiter(ratio, slack)
+    limiter.begin_phase(budget)
+    slots = Slots(limiter, count, whole, warm_up)
+    if not warm_up:  # pre-filled
+        limiter.sampleable()
+    for who, what in moves:
+        before = limiter.counts
+        gate = debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue and before.started - before.voided != budget
+        if what < 4:
+            free = who < count and slots.started[who] == slots.committed[who] + slots.voided[who]
+            assert slots.start(who % count) == gate or not free
+        elif what < 8:
+            slots.finish(who % count, lost=what == 7, ends=who % 3 == 0)
+        elif limiter.owed:
+            limiter.finish_task()
+        else:
+            with pytest.raises(ValueError, match="none was owed"):
+                limiter.finish_task()
+        check(limiter, ratio, slack)
+        slots.check()
+        assert budget is None or limiter.counts.committed + limiter.in_flight <= budget
+    limiter.drain()
+    assert not limiter.start(5)
+    for slot in range(count):
+        slots.finish(slot, lost=slot % 2 == 0, ends=False)
+        check(limiter, ratio, slack)
+    while limiter.owed:
+        limiter.finish_task()
+        check(limiter, ratio, slack)
+    n = limiter.counts
+    assert limiter.drained and n.started == n.committed + n.voided and n.tasks == debt(n, n.committed, ratio)  # G3
+    slots.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(ratio=st.sampled_from(RATIOS), slack=st.integers(1, 9), most=st.integers(1, 30), tasks=st.integers(0, 20), warm=st.integers(0, 5))
+def test_many_steps_start_at_once_exactly_when_they_would_one_by_one(ratio, slack, most, tasks, warm):
+    together, alone = Limiter(ratio, slack), Limiter(ratio, slack)
+    for limiter in (together, alone):
+        limiter.start(warm)
+        limiter.sampleable()
+        limiter.commit(warm)
+        for _ in range(tasks):
+            limiter.start()
+            limiter.commit(limiter.in_flight)
+            if limiter.owed:
+                limiter.finish_task()
+    assert together.start(most) == sum(alone.start() for _ in range(most))
+
+
+@pytest.mark.parametrize("ratio", RATIOS, ids=str)
+def test_the_ratio_is_exact_however_long_it_runs(ratio):
+    limiter = Limiter(ratio, 3)
+    limiter.start(3)
+    limiter.sampleable()
+    for steps in range(1, 4_001):
+        limiter.commit()
+        while limiter.owed:
+            limiter.finish_task()
+        limiter.start()
+        assert limiter.counts.tasks == floor(max(0, steps - 3) * ratio)
+
+
+@pytest.mark.parametrize("ratio", RATIOS, ids=str)
+def test_the_promises_hold_with_real_threads(ratio):
+    limiter, slack, count, budget = Limiter(ratio, 4), 4, 6, 400
+    limiter.begin_phase(budget)
+    slots = Slots(limiter, count, whole=True, warm_up=30)
+    guard, errors = threading.Lock(), []
+
+    def run(body) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as error:
+                errors.append(error)
+                limiter.stop(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        return thread
+
+    def gather(slot: int) -> None:
+        draw = random.Random(slot)
+        while limiter.counts.committed < budget:
+            with guard:
+                started = slots.start(slot)
+            if started:
+                if draw.random() < 0.3:
+                    threading.Event().wait(draw.random() / 2000)
+                with guard:
+                    assert slots.finish(slot, lost=draw.random() < 0.1, ends=draw.random() < 0.2)
+            else:
+                limiter.wait(lambda: bool(limiter.counts.committed + limiter.in_flight < budget or limiter.counts.committed == budget), 0.01)
+
+    def train() -> None:
+        while limiter.counts.committed < budget or limiter.owed:
+            if limiter.wait(lambda: limiter.owed > 0, 0.01):
+                limiter.finish_task()
+
+    def watch() -> None:
+        while limiter.counts.committed < budget:
+            n = limiter.counts
+            assert 0 <= debt(n, n.committed, ratio) - n.tasks <= limiter.queue
+            assert n.started >= n.committed + n.voided and n.committed + (n.started - n.committed - n.voided) <= budget
+
+    threads = [run(lambda slot=slot: gather(slot)) for slot in range(count)] + [run(train), run(watch)]
+    for thread in threads:
+        thread.join(60)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    check(limiter, ratio, slack)
+    slots.check()
+    n = limiter.counts
+    assert limiter.drained and n.committed == budget and n.voided > 0 and n.tasks == debt(n, n.committed, ratio) > 0
+
+
+def test_whoever_waits_is_woken_with_the_cause_when_training_stops():
+    limiter, caught = Limiter(Fraction(1), 1), []
+
+    def wait() -> None:
+        try:
+            limiter.wait(lambda: False)
+        except ArithmeticError as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    cause = ArithmeticError("the trainer raised")
+    limiter.stop(cause)
+    for thread in threads:
+        thread.join(10)
+    assert caught == [cause] * 3
+    assert not limiter.start()
+
+
+def test_what_was_in_flight_at_a_cut_is_voided_and_no_work_bursts_after_a_resume():
+    limiter = Limiter(Fraction(1), 5)
+    limiter.sampleable()
+    limiter.start(5)
+    limiter.commit(3)
+    limiter.finish_task()
+    again = Limiter(Fraction(1), 5, limiter.counts)
+    n = again.counts
+    assert (n.started, n.committed, n.voided, n.tasks) == (5, 3, 2, 1) and again.in_flight == 0 and again.owed == 2
+    again.warm_up_again()
+    assert again.owed == 0 and again.start(100) == 100
+    again.commit(60)
+    assert again.owed == 0
+    again.sampleable()
+    again.commit(40)
+    assert again.owed == 0 and again.start(100) == 5 and again.counts.waived == 103
+    again.commit(2)
+    assert again.owed == 2 and again.counts.tasks == 1
+
+
+def test_the_next_phase_goes_on_where_the_budget_of_the_last_one_ended():
+    limiter = Limiter(Fraction(1, 4), 10)
+    limiter.begin_phase(6)
+    assert limiter.start(10) == 6
+    limiter.void(2)
+    assert limiter.start(10) == 2  # lost ones are made up for
+    limiter.commit(6)
+    assert limiter.start(10) == 0
+    limiter.begin_phase(9)
+    assert limiter.start(10) == 3
+
+
+def test_the_seconds_that_either_side_was_held_back_are_told_apart():
+    now = 0.0
+    limiter = Limiter(Fraction(1), 2, clock=lambda: now)
+    limiter.start(2)
+    now = 5.0  # not to be sampled yet: nobody is held back
+    limiter.commit(2)
+    limiter.sampleable()
+    limiter.start(2)
+    limiter.commit(0)
+    now = 7.0  # nothing is owed, and the gate is shut, for 2 s
+    limiter.commit(2)
+    told = limiter.report()
+    assert (told["limiter/gathering_waited"], told["limiter/training_waited"]) == (2.0, 0.0)
+    limiter.finish_task()
+    limiter.finish_task()
+    now = 10.0
+    told = limiter.report()
+    assert (told["limiter/gathering_waited"], told["limiter/training_waited"]) == (0.0, 3.0)
+    assert (told["limiter/debt"], told["limiter/debt_min"], told["limiter/debt_max"]) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("ratio", [0, -1, "0/4", "1/0", "-1/4", "0.25", 0.25, "", "a", "1/2/3", True, "1/-4"])
+def test_a_ratio_that_is_no_fraction_above_zero_is_refused(ratio):
+    with pytest.raises(ConfigError, match="ratio = "):
+        parse_ratio(ratio)
+
+
+def test_ratios_are_read():
+    assert [parse_ratio(ratio) for ratio in ("1/4", "3/2", 8, "8", " 2 / 4 ")] == [Fraction(1, 4), Fraction(3, 2), 8, 8, Fraction(1, 2)]
+    with pytest.raises(ConfigError, match=r'0.25 is ratio = "1/4"'):
+        parse_ratio("0.25")
+
+
+def test_a_slack_that_can_deadlock_is_refused():
+    check_slack(1, 0)
+    check_slack(4, 3)
+    for slack, holding in ((0, 0), (-1, 0), (3, 3)):
+        with pytest.raises(ConfigError, match="slack = "):
+            check_slack(slack, holding)

@@ -1,0 +1,352 @@
+"""Runs with a limiter: exact ratios, whatever launches them and however long environments and training take."""
+
+import sys
+import threading
+from fractions import Fraction
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.run.watching import wait_until
+
+from tidemill import AgentSpec, Gymnasium, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
+from tidemill.api.buffer import Demand
+from tidemill.api.experiment import Experiment
+from tidemill.api.stream import Offered
+from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.schema import Field, allocate
+from tidemill.core.seeding import derive_seed
+from tidemill.core.source import load_file
+from tidemill.replay.replay import Replay
+from tidemill.run.control import tell
+from tidemill.run.metrics import read_metrics
+from tidemill.run.session import resume, train
+
+FILE = Path(__file__).with_name("limited.py")
+limited = load_file(FILE, "test")
+
+
+def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[str, Any]:
+    """Train to the end, with the steps of all environments counted from 0. Return the facts of the final checkpoint, the weights as `w`, and what the
+    replay holds."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(FILE):
+            module.Walk.steps = 0
+    result = train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
+    assert result.summary["status"] == "completed", result.summary
+    path, arrays, facts, _ = read_newest(folder / "checkpoints" / "policy")
+    memory = {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}
+    return {**facts, "w": arrays["policy"]["w"], "memory": memory}
+
+
+def check_counts(facts: dict[str, Any], ratio: Fraction, steps: int) -> None:
+    """The run ended at a quiescent cut (G3)."""
+    n = facts["limiter"]
+    assert n["committed"] == facts["steps"] == steps
+    assert n["started"] == n["committed"] + n["voided"]
+    assert n["tasks"] == facts["updates"] == floor(max(0, n["committed"] - n["waived"]) * ratio) > 0
+
+
+@pytest.mark.parametrize("ratio", ["1/4", "1", "3/2", "8"])
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_the_ratio_is_exact_to_the_last_step_of_the_budget(tmp_path: Path, ratio: str, launch: str) -> None:
+    facts = run(limited.experiment(steps=61, ratio=ratio), tmp_path / "run", launch)
+    check_counts(facts, Fraction(ratio), 61)
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["limiter/committed"] == last["step"] == 61 and last["update"] == facts["updates"]
+    assert last["limiter/in_flight"] == last["limiter/debt"] == 0
+
+
+def test_several_actors_in_processes_share_the_credits(tmp_path: Path) -> None:
+    facts = run(limited.experiment(steps=200, slots=2, actors=2, ratio="1/4"), tmp_path / "run", "processes")
+    check_counts(facts, Fraction(1, 4), 200)
+    seeds = np.unique(facts["memory"]["row.obs.npy"][..., 3])
+    assert len(seeds[seeds != 0]) == 4  # all slots stepped
+
+
+def test_lanes_of_a_target_step_together(tmp_path: Path) -> None:
+    facts = run(limited.experiment(steps=64, slots=2, lanes=3, threads=0, ratio="1"), tmp_path / "run")
+    assert 64 <= facts["steps"] < 64 + 6  # a tick is not cut short
+    check_counts(facts, Fraction(1), facts["steps"])
+
+
+PROFILES = ("none", "constant", "random", "first")
+
+
+def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(tmp_path: Path) -> None:
+    """Four profiles of latencies, of environments and of training, by two launchers; the replay is the same, too."""
+    reference: dict[str, Any] = {}
+    for number, latency in enumerate(PROFILES):
+        algorithm = limited.Mixing(seconds=0.002 * (number % 2))
+        made = limited.experiment(steps=120, slots=4, latency=latency, exact=True, ratio="3/2", algorithm=algorithm)
+        facts = run(made, tmp_path / latency, "inline" if number == 0 else "processes" if number == 3 else "threads")
+        check_counts(facts, Fraction(3, 2), 120)
+        reference = reference or facts
+        assert facts["w"].tobytes() == reference["w"].tobytes()
+        assert facts["memory"].keys() == reference["memory"].keys()
+        for name, array in facts["memory"].items():
+            assert array.tobytes() == reference["memory"][name].tobytes(), name
+
+
+def test_a_run_that_is_not_exact_does_depend_on_latencies(tmp_path: Path) -> None:
+    """So that the test above says something."""
+    weights = [
+        run(limited.experiment(steps=120, slots=4, latency=latency, ratio="3/2"), tmp_path / latency, "threads")["w"].tobytes()
+        for latency in ("none", "first")
+    ]
+    assert weights[0] != weights[1]
+
+
+def test_an_exact_run_of_one_slot_is_the_plain_loop(tmp_path: Path) -> None:
+    """Step, store, train; step, store, train: as anybody would write it, with the same parts."""
+    steps, ratio = 80, Fraction(3, 2)
+    made = limited.experiment(steps=steps, slots=1, exact=True, ratio=str(ratio), latency="random")
+    facts = run(made, tmp_path / "run", "threads")
+    weights, rows = plain_loop(made, steps, ratio)
+    assert facts["w"].tobytes() == weights.tobytes()
+    stored = facts["memory"]["row.obs.npy"].reshape(-1, 4)
+    np.testing.assert_array_equal(stored[: len(rows)], rows)
+
+
+def plain_loop(experiment: Experiment, steps: int, ratio: Fraction) -> tuple[Any, Any]:
+    """Return the weights, and the rows that were stored."""
+    config = experiment.workers["trainer"]
+    env = limited.Walk()
+    policy = limited.DrawingPolicy(derive_seed(experiment.seed, "actor-0", "policy", "policy"))
+    source = Arrivals()
+    algorithm = config.algorithm.build(policy, 0)
+    memory = config.buffer.build(source, Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, "trainer-0", "buffer")))
+    seed: int | None = derive_seed(experiment.seed, "actor-0", "target", 0)
+    committed = tasks = 0
+    waived: int | None = None
+    done, rows = True, []
+    out = {"action": np.zeros(1, np.int64)}
+    while committed < steps:
+        if done:
+            observation, _ = env.reset(seed=seed)
+            seed, done = None, False
+            memory_row = {"on_reset": True, "version": -1, "policy": -1}
+        else:
+            policy.act({"obs": observation[None]}, {}, False, out)
+            observation, reward, ended, cut, _ = env.step(out["action"][0])
+            done = ended or cut
+            memory_row = {"action": out["action"][0], "reward": reward, "done": ended, "truncated": cut and not ended, "version": tasks, "policy": 0}
+        rows.append(observation)
+        source.put({"obs": observation, **memory_row})
+        committed += sum(received.committed for received in memory.receive())
+        if memory.sampleable and waived is None:
+            waived = committed
+        while waived is not None and floor((committed - waived) * ratio) > tasks:
+            algorithm.update([held.sample for held in memory.take(tasks)], 0.0)
+            memory.release()
+            tasks += 1
+            policy.version = tasks
+    return policy.parameters()["w"], np.array(rows)
+
+
+class Arrivals:
+    """Where the plain loop puts its rows."""
+
+    def __init__(self) -> None:
+        self.schema = {"obs": Field((4,), "float32"), **ARRIVAL_FIELDS, "action": Field((), "int64")}
+        self.waiting: list[Sample] = []
+
+    def offered(self) -> list[Offered]:
+        return [Offered(self.schema, (1, 1), 2, 1)]
+
+    def put(self, row: dict[str, Any]) -> None:
+        arrays = allocate(self.schema, (1, 1))
+        for name, value in row.items():
+            arrays[name][0, 0] = value
+        sample = Sample(arrays)
+        sample.bootstrap = 0
+        self.waiting.append(sample)
+
+    def consume(self) -> Sample | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def release(self) -> None:
+        pass
+
+
+def faulty(**changes: Any) -> Experiment:
+    """Each slot's environment may fail."""
+    kwargs = {name: changes.pop(name) for name in ("fails", "broken", "hangs", "latency") if name in changes}
+    slots = {name: changes.pop(name) for name in ("failures", "deadline_s") if name in changes}
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
+    return limited.experiment(environment=Slots(environment=walk, backoff_s=0.001, **slots), **changes)
+
+
+def check_memory(facts: dict[str, Any], slots: int) -> None:
+    """Rows of a slot follow each other: a step further in the same episode of the same environment, or the first of another episode."""
+    rows = facts["memory"]["row.obs.npy"]
+    assert len(rows) == slots
+    firsts = 0
+    for row, reward in zip(rows, facts["memory"]["row.reward.npy"], strict=True):
+        row = row[row[:, 3] != 0]
+        step, begins = row[:, 1], row[:, 1] == 0
+        follows = (np.diff(step) == 1) & (np.diff(row[:, 2]) == 0) & (np.diff(row[:, 3]) == 0)
+        assert begins[0] and (follows ^ begins[1:]).all()
+        firsts += int(begins.sum())
+        np.testing.assert_array_equal(reward[: len(row)], np.where(begins, 0, -np.abs(row[:, 0])))
+    assert sum(len(row[row[:, 3] != 0]) for row in rows) - firsts == facts["limiter"]["committed"]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_lost_steps_are_voided_and_counted_and_no_transition_is_made_up(tmp_path: Path, exact: bool) -> None:
+    fails = (3, 4, 20, 33, 34, 50, 51, 52)
+    facts = run(faulty(steps=100, slots=3, ratio="1", fails=fails, failures=100, exact=exact), tmp_path / "run", "threads")
+    check_counts(facts, Fraction(1), 100)
+    assert facts["limiter"]["voided"] == len(fails)
+    check_memory(facts, 3)
+
+
+def test_one_that_hangs_is_voided_at_its_deadline_and_the_others_go_on(tmp_path: Path) -> None:
+    facts = run(faulty(steps=60, slots=3, hangs=(7, 30), deadline_s=0.05), tmp_path / "run", "threads")
+    check_counts(facts, Fraction(1, 2), 60)
+    assert facts["limiter"]["voided"] == 2
+
+
+def test_a_run_whose_slots_are_all_quarantined_fails_with_the_first_cause_after_a_checkpoint(tmp_path: Path) -> None:
+    made = faulty(steps=100, slots=2, fails=tuple(range(40, 1000)), failures=3)
+    with pytest.raises(EnvironmentFault, match=r"min_healthy_slots = 1; the first fault was: slot \d: a step is lost: .*ConnectionError.*step 4\d"):
+        failed(made, tmp_path / "run")
+    _, _, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    n = facts["limiter"]
+    assert n["started"] == n["committed"] + n["voided"] and n["committed"] == 39 and n["voided"] >= 6
+
+
+def test_an_exact_run_fails_with_its_first_quarantined_slot(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="1 of 2 slots are healthy, and min_healthy_slots = 2"):
+        failed(faulty(steps=100, slots=2, fails=(30,), failures=1, exact=True), tmp_path / "run")
+
+
+def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path) -> None:
+    made = limited.experiment(slots=1, kwargs={"hangs": (20,)}, max_no_progress_s=0.3)
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s, with 1 in flight"):
+        failed(made, tmp_path / "run")
+    assert read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["steps"] == 19
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_a_trainer_that_raises_ends_the_run_with_the_cause(tmp_path: Path, launch: str) -> None:
+    with pytest.raises(TidemillError, match="ArithmeticError: the update failed"):
+        failed(limited.experiment(algorithm=limited.Mixing(fails=5), latency="constant"), tmp_path / "run", launch)
+
+
+def failed(experiment: Experiment, folder: Path, launch: str = "threads") -> None:
+    """Run, and raise the cause by its kind: the runner's own error names it."""
+    try:
+        run(experiment, folder, launch)
+    except TidemillError as error:
+        text = str(error)
+        raise (EnvironmentFault if "slots are healthy" in text else TidemillError)(text) from error
+
+
+def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def stop() -> None:
+        wait_until(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 0, 20, "an update")
+        tell(folder, "stop")
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    made = limited.experiment(steps=1_000_000, latency="constant", ratio="1")
+    assert train(made, launch="threads", run_dir=folder, source=FILE, quiet=True).summary["status"] == "completed"
+    thread.join(10)
+    _, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
+    check_counts(facts, Fraction(1), facts["steps"])
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_resumed_run_conserves_the_counters_and_owes_no_more_than_it_did(tmp_path: Path, keep: bool) -> None:
+    made = limited.experiment(steps=50, ratio="3/2", keep_buffer=keep, latency="constant")
+    train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    before = read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["limiter"]
+    resume(tmp_path / "run", launch="threads", limits={"steps": 110}, quiet=True)
+    _, _, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    n = facts["limiter"]
+    assert n["committed"] == facts["steps"] == 110 and n["started"] == n["committed"] + n["voided"]
+    if keep:
+        assert n["waived"] == before["waived"] and n["tasks"] == floor((110 - n["waived"]) * Fraction(3, 2))
+    else:
+        assert n["waived"] >= 60 and n["base"] == before["tasks"]
+        assert n["tasks"] == before["tasks"] + floor((110 - n["waived"]) * Fraction(3, 2))
+
+
+def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
+    made = limited.experiment(steps=300, ratio="1", latency="random", checkpoint_seconds=0.05, checkpoints=1000)
+    run(made, tmp_path / "run", "threads")
+    cuts = checkpoints(tmp_path / "run" / "checkpoints" / "policy")
+    assert len(cuts) > 2
+    for path in cuts:
+        _, facts = read_checkpoint(path)
+        n = facts["limiter"]
+        assert n["started"] == n["committed"] + n["voided"]
+        assert n["tasks"] == (0 if n["waived"] is None else max(0, n["committed"] - n["waived"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"ratio": None}, 'set ratio, training tasks per env step, like "1/4"'),
+        ({"ratio": "0"}, "must be above 0"),
+        ({"ratio": "0.5"}, 'ratio = "1/2"'),
+        ({"slack": 0}, "slack = 0"),
+        ({"slack": 2, "exact": True}, "leave it out"),
+        ({"buffer": Queue()}, "needs a replay memory"),
+        ({"batch_size": None}, "batch_size says how many"),
+        ({"count": 2}, "goes with one trainer"),
+        ({"max_no_progress_s": 0}, "max_no_progress_s"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: str) -> None:
+    trainer = limited.experiment().workers["trainer"]
+    with pytest.raises(ConfigError, match=text):
+        trainer.replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"lanes": 3, "threads": 0, "slack": 2}, "slack = 2 can deadlock"),
+        ({"exact": True, "actors": 2}, "exact = True needs one actor"),
+        ({"exact": True, "lanes": 2}, "exact = True needs one actor"),
+        ({"environment": Scripted(agents=2)}, "goes with environments of one agent"),
+        ({"environment": Scripted(same_step=True)}, "sends one row in a tick"),
+    ],
+)
+def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(TidemillError, match=text):
+        run(limited.experiment(**changes), tmp_path / "run")
+
+
+def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> None:
+    made = limited.experiment()
+    actor = made.workers["actor"]
+    fixed = made.replace(workers={**made.workers, "actor": actor.replace(agents=(AgentSpec(sample_steps=4),))})
+    with pytest.raises(TidemillError, match='take AgentSpec\\(mode = "stepwise"\\)'):
+        run(fixed, tmp_path / "fixed")
+    queue = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=limited.Mixing())})
+    with pytest.raises(TidemillError, match="for a replay memory"):
+        run(queue, tmp_path / "queue")
+
+
+def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """Counters are conserved, the ratio stays exact, and the memory holds what both lives stored."""
+    for cut in range(1, 16):
+        folder = tmp_path / str(cut)
+        buffer = Replay(capacity=400, warm_up=6)
+        run(limited.experiment(steps=cut, slots=2, ratio="3/2", buffer=buffer, threads=0), folder)
+        resume(folder, launch="inline", limits={"steps": 16}, quiet=True)
+        path, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
+        facts["memory"] = {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}
+        check_counts(facts, Fraction(3, 2), 16)
+        rows = facts["memory"]["row.obs.npy"]
+        firsts = int(((rows[..., 1] == 0) & (rows[..., 3] != 0)).sum())
+        assert int((rows[..., 3] != 0).sum()) - firsts == 16

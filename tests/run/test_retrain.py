@@ -1,0 +1,99 @@
+"""A run is trained again from its journal, to the same weights."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidemill import Gymnasium, Slots
+from tidemill.core.checkpoint import read_newest
+from tidemill.core.errors import CheckpointError, RunError
+from tidemill.core.source import load_file
+from tidemill.replay.journal import JournalReader, Task, journal_path
+from tidemill.run.retrain import retrain
+from tidemill.run.session import resume, train
+
+FILE = Path(__file__).with_name("limited.py")
+limited = load_file(FILE, "test")
+
+
+def run(folder: Path, launch: str = "threads", **settings: Any) -> Any:
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"latency": "random", "fails": settings.pop("fails", ())}, threads=1)
+    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), ratio="3/2", journal=True, **{"steps": 60, **settings})
+    train(made, launch=launch, run_dir=folder, source=FILE, quiet=True)
+
+
+def facts(folder: Path) -> Any:
+    return read_newest(folder / "checkpoints" / "policy")[2]
+
+
+@pytest.mark.parametrize(("exact", "launch"), [(False, "threads"), (True, "threads"), (False, "processes")])
+def test_a_run_is_trained_again_to_the_same_weights(tmp_path: Path, exact: bool, launch: str) -> None:
+    run(tmp_path / "run", launch, exact=exact, slots=4)
+    again, n = retrain(tmp_path / "run"), facts(tmp_path / "run")["limiter"]
+    assert again.same and (again.updates, again.committed, again.voided) == (n["tasks"], n["committed"], n["voided"])
+    assert again.updates > 50
+
+
+def test_losses_are_in_the_journal(tmp_path: Path) -> None:
+    run(tmp_path / "run", fails=tuple(range(5, 10_000, 9)))
+    again = retrain(tmp_path / "run")
+    assert again.same and again.voided == facts(tmp_path / "run")["limiter"]["voided"] > 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_resumed_run_is_trained_again_as_a_whole(tmp_path: Path, keep: bool) -> None:
+    folder = tmp_path / "run"
+    run(folder, steps=50, keep_buffer=keep)
+    with journal_path(folder, "policy").open("ab") as file:
+        file.write(b"T" + b"\0" * 8)  # a task after the checkpoint, which the resumed run has not done
+    resume(folder, launch="threads", limits={"steps": 100}, quiet=True)
+    again = retrain(folder)
+    assert again.same and again.committed == 100 and again.updates == facts(folder)["updates"]
+
+
+def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    path = journal_path(tmp_path / "run", "policy")
+    data = bytearray(path.read_bytes())
+    reader = JournalReader(path)
+    for record in reader.records():
+        if record is None:
+            break
+    offset = reader._file.tell()
+    reader.close()
+    names = [*reader._schema]
+    place = offset - sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
+    assert names[0] == "obs"
+    data[place + 3] ^= 1  # of the first observation
+    path.write_bytes(data)
+    assert not retrain(tmp_path / "run").same
+
+
+def test_a_journal_whose_last_record_is_torn_is_read_up_to_it(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    path = journal_path(tmp_path / "run", "policy")
+    whole = path.read_bytes()
+    count = len(list(JournalReader(path).records()))
+    for cut in (1, 5, 8):
+        path.write_bytes(whole[:-cut])
+        assert len(list(JournalReader(path).records())) == count - 1
+    path.write_bytes(whole + b"?")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        list(JournalReader(path).records())
+
+
+def test_a_run_without_a_journal_says_so(tmp_path: Path) -> None:
+    train(limited.experiment(steps=30), launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    with pytest.raises(RunError, match="journal=True"):
+        retrain(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="no journal can be read"):
+        JournalReader(tmp_path / "run" / "nothing")
+
+
+def test_tasks_know_their_progress(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    told = [record.progress for record in JournalReader(journal_path(tmp_path / "run", "policy")).records() if isinstance(record, Task)]
+    assert told == sorted(told) and 0 < told[0] < told[-1] == 1.0

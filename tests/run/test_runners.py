@@ -1,0 +1,112 @@
+"""Runners: iterations of training and evaluation, of one experiment that any launcher runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, Trainer, TrainRunner
+from tidemill.api.algorithm import Sample
+from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.core.errors import ConfigError
+from tidemill.core.source import load_file
+from tidemill.run.metrics import read_metrics
+from tidemill.run.runners import with_slots
+from tidemill.workers.ages import Ages
+
+FILE = Path(__file__).with_name("limited.py")
+limited = load_file(FILE, "test")
+
+
+def plain() -> Any:
+    """An experiment whose actors say nothing of slots: lanes in the actor's own thread."""
+    made = limited.experiment(threads=0, ratio="1")
+    actor = made.workers["actor"].replace(ring=1, lanes=4)
+    return made.replace(workers={**made.workers, "actor": actor})
+
+
+def weights(folder: Path) -> bytes:
+    data: bytes = read_newest(folder / "checkpoints" / "policy")[1]["policy"]["w"].tobytes()
+    return data
+
+
+def test_each_iteration_trains_evaluates_saves_and_tells(tmp_path: Path) -> None:
+    runner = AsyncTrainRunner(plain(), num_slots=3, ratio="1/2", num_iterations=3, training_steps=40, evaluation_steps=30)
+    result = runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert result.summary["env_steps"] == 120
+    assert [iteration["step"] for iteration in runner.iterations] == [40, 80, 120]
+    assert [iteration["iteration/number"] for iteration in runner.iterations] == [1, 2, 3]
+    saved = {facts["steps"]: facts for facts in (read_checkpoint(path)[1] for path in checkpoints(tmp_path / "run" / "checkpoints" / "policy"))}
+    for iteration in runner.iterations:
+        n = saved[iteration["step"]]["limiter"]
+        assert n["committed"] == iteration["step"] == n["started"] - n["voided"]
+        assert n["tasks"] == iteration["iteration/updates"] == (n["committed"] - n["waived"]) // 2
+        assert iteration["iteration/evaluation_steps"] == 30
+        assert iteration["iteration/evaluation_episodes"] >= 2 and iteration["iteration/evaluation_return"] < 0
+        assert iteration["iteration/training_episodes"] >= 3
+
+
+def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
+    for evaluation in (0, 25):
+        runner = AsyncTrainRunner(plain(), num_slots=3, exact=True, training_steps=40, evaluation_steps=evaluation)
+        runner.run(tmp_path / str(evaluation), source=FILE, quiet=True)
+    assert weights(tmp_path / "0") == weights(tmp_path / "25")
+
+
+def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_iterations": 2, "training_steps": 40, "evaluation_steps": 10}
+    TrainRunner(plain(), **settings).run(tmp_path / "plain", source=FILE, quiet=True)
+    AsyncTrainRunner(plain(), num_slots=1, exact=True, **settings).run(tmp_path / "threads", source=FILE, quiet=True)
+    AsyncTrainRunner(plain(), num_slots=1, exact=True, num_iterations=1, training_steps=80).run(tmp_path / "one", source=FILE, quiet=True)
+    assert weights(tmp_path / "plain") == weights(tmp_path / "threads") == weights(tmp_path / "one")
+
+
+def test_slots_are_settings_of_the_experiment() -> None:
+    made = with_slots(plain(), 5, "3/2")
+    actor, trainer = made.workers["actor"], made.workers["trainer"]
+    assert isinstance(actor, Actors) and isinstance(trainer, Trainer)
+    assert (actor.count, actor.lanes, actor.ring, trainer.ratio) == (1, 1, 5, "3/2")
+    assert isinstance(actor.environment, Slots) and isinstance(actor.environment.environment, Gymnasium)
+    assert actor.environment.environment.threads == 1
+    assert with_slots(made, 5, "3/2") == made
+    assert with_slots(plain()) == plain()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for slots, ratio, text in ((0, "1", "slots = 0"), (3, "0", "ratio"), (3, "1.5", 'ratio = "3/2"')):
+        with pytest.raises(ConfigError, match=text):
+            with_slots(plain(), slots, ratio)
+    on_policy = plain().replace(workers={**plain().workers, "trainer": Trainer(algorithm=PPO())})
+    with pytest.raises(ConfigError, match="trainer has a Queue: PPO learns from what its own policy has just done"):
+        with_slots(on_policy, 3, "1")
+    with pytest.raises(ConfigError, match="training_steps"):
+        AsyncTrainRunner(plain(), num_slots=2, num_iterations=3)
+    with pytest.raises(ConfigError, match="evaluation_steps"):
+        AsyncTrainRunner(plain(), num_slots=2, evaluation_steps=3)
+
+
+def test_the_metrics_of_the_limiter_are_told(tmp_path: Path) -> None:
+    AsyncTrainRunner(plain(), num_slots=3).run(tmp_path / "run", source=FILE, quiet=True)
+    last = [record for record in read_metrics(tmp_path / "run") if "limiter/debt" in record][-1]
+    for name in ("debt", "debt_min", "debt_max", "gathering_waited", "training_waited", "committed", "tasks", "age_versions", "age_seconds"):
+        assert last[f"limiter/{name}"] >= 0
+
+
+def test_how_old_the_policy_was_that_acted_is_known_when_its_step_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidemill.workers.ages.monotonic", lambda: now)
+    samples = [Sample(version=np.array([[version]])) for version in (0, 2, -1)]
+
+    class Source:
+        def consume(self) -> Sample | None:
+            return samples.pop(0) if samples else None
+
+    ages = Ages(Source())  # type: ignore[arg-type]
+    for version in range(4):
+        ages.publish(version)
+        now += 1.0
+    while ages.consume() is not None:
+        pass
+    assert ages.take() == {"limiter/age_versions": 2.0, "limiter/age_seconds": 3.0}  # 3 and 1 behind version 3, 4 s and 2 s old
+    assert ages.take() == {}

@@ -1,0 +1,82 @@
+"""Stepwise agents: every cell of every arrival, compared with rows that are made the slow way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.workers.world import Known, Marked, Seat, World
+
+from tidemill.workers.actor import Actors, AgentSpec
+
+
+def expected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The arrivals of one episode, made from its rows: what a row says of its action comes with the next one."""
+    states = [name for name in rows[0] if name.startswith("state.")]
+    led = [name for name in rows[0] if name not in ("obs", "on_reset", "done", "truncated", *states)]
+    nothing = {**dict.fromkeys(led, 0), "version": -1, "policy": -1}
+    before = [nothing, *rows[:-1]]
+    own = ("obs", "on_reset", "done", "truncated", *states)
+    return [{**{n: row[n] for n in own}, **{n: last[n] for n in led}, "voided": False} for row, last in zip(rows, before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "world"),
+    [
+        ({"lanes": 1, "ring": 1}, {}),
+        ({"lanes": 3, "ring": 2}, {"recurrent": True}),
+        ({"lanes": 3, "ring": 2, "max_episode_steps": 5}, {}),
+        ({"lanes": 2, "ring": 3, "flush_requests": 6}, {"recurrent": True}),
+        ({"lanes": 2, "ring": 2}, {"remote": True}),
+        ({"lanes": 1, "ring": 4, "stalls": 2}, {}),
+        ({"lanes": 1, "ring": 2, "frame_stack": 3}, {}),
+    ],
+)
+def test_every_arrival_holds_what_was_seen_and_what_led_to_it(settings: dict[str, Any], world: dict[str, Any]) -> None:
+    stalls, stack = settings.pop("stalls", 0), settings.pop("frame_stack", 1)
+    inference = "answers" if world.get("remote") else "inline"
+    spec = AgentSpec(mode="stepwise", inference=inference, frame_stack=stack)
+    made = World(Actors(environment=Marked(stalls=stalls), agents=(spec,), **settings), **world)
+    made.begin()
+    for number in range(120):
+        made.poll()
+        for environment in Marked.built:
+            if environment.bell is not None:
+                environment.bell()
+        made.drain()
+        if number % 7 == 0:
+            made.publish()
+    asked = {identity: versions for policy in Known.built for identity, versions in policy.asked.items()}
+    limit = settings.get("max_episode_steps", 0)
+    assert len(made.got) == settings["ring"]
+    for samples in made.got.values():
+        assert len(samples) > 30
+        for lane in range(settings["lanes"]):
+            columns = [{name: array[0, lane] for name, array in sample.items()} for sample in samples]
+            offset = int(columns[0]["obs"].reshape(-1, columns[0]["obs"].shape[-1])[-1, 0]) - lane
+            seat = Seat(Marked.built[0].config, spec, [0], lane, 0, offset, limit, 0, asked, bool(world.get("recurrent")))
+            wanted: list[dict[str, Any]] = []
+            while len(wanted) < len(columns):
+                seat.play()
+                wanted += expected(seat.episodes[-1])
+            for number, (cells, row) in enumerate(zip(columns, wanted, strict=False)):
+                assert {*cells} == {*row}
+                for name, value in row.items():
+                    if name == "obs":
+                        frames = cells[name].reshape(-1, cells[name].shape[-1])
+                        value = [(*seen, *[1] * (frames.shape[-1] - 5)) for seen in value]
+                        np.testing.assert_array_equal(frames, value)
+                    else:
+                        assert np.array_equal(cells[name], value), f"lane {lane}, arrival {number}: {name} is {cells[name]}, not {value}"
+
+
+def test_an_arrival_leaves_in_the_tick_in_which_it_comes() -> None:
+    """Nothing waits for the next action: what was observed is there before it is asked for."""
+    made = World(Actors(environment=Marked(stalls=10**9), lanes=1, ring=1, agents=(AgentSpec(mode="stepwise"),)))
+    made.begin()
+    made.poll()
+    Marked.built[0].looks = 0
+    Marked.built[0].bell()
+    made.actor._poll()
+    made.drain()
+    ((first,),) = made.got.values()
+    assert first["on_reset"][0, 0] and first["version"][0, 0] == -1 and not first["voided"][0, 0]
