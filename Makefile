@@ -25,7 +25,7 @@ bench: .venv/ready-to-test
 	@touch $@
 
 .venv/ready-to-test: $(PINS)
-	./install.sh $(PYTHON) dev,box2d,minatar,mujoco,atari,pettingzoo,plot,popgym,video
+	./install.sh $(PYTHON) dev,box2d,minatar,mujoco,atari,openenv,pettingzoo,plot,popgym,rest,video
 	@touch .venv/ready-to-train $@
 
 clean:

@@ -35,9 +35,12 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.errors import TidemillError
 from tidemill.core.query import Query
+from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.openenv import OpenEnv
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.envs.rest.config import Rest
 from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
@@ -77,6 +80,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "AsyncTrainRunner",
+    "Asynchronous",
     "Atari",
     "Buffers",
     "Drawn",
@@ -91,6 +95,7 @@ __all__ = [
     "Impala",
     "Limits",
     "Newest",
+    "OpenEnv",
     "PettingZoo",
     "Policy",
     "PolicyConfig",
@@ -106,6 +111,7 @@ __all__ = [
     "Reanalyse",
     "RecurrentActorCritic",
     "Replay",
+    "Rest",
     "Returns",
     "Sample",
     "Scripted",

@@ -25,8 +25,8 @@ from tidemill import (
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
-from tidemill.envs.resolve import environment_from
 from tidemill.run.presets import ALGORITHMS, experiment_for
+from tidemill.run.resolve import environment_from
 
 LIMITED = Path(__file__).with_name("limited.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -3,6 +3,7 @@ import pytest
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.rest.config import Rest
 from tidemill.run.resolve import environment_from
 
 
@@ -15,6 +16,8 @@ from tidemill.run.resolve import environment_from
         ("my.games:board/Chess", {}, Gymnasium(id="my.games:board/Chess")),
         ("my.games:make_chess", {"size": 8}, Gymnasium(make="my.games:make_chess", kwargs={"size": 8})),
         ("games/chess.py:Chess", {}, Gymnasium(make="games/chess.py:Chess")),
+        ("http://127.0.0.1:8477", {}, Rest(url="http://127.0.0.1:8477")),
+        ("rest:https://games.example/chess", {"deadline": 5.0}, Rest(url="https://games.example/chess", deadline=5.0)),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
     ],
 )
@@ -27,3 +30,7 @@ def test_errors_say_what_to_type():
         environment_from("module:")
     with pytest.raises(ConfigError, match='did you mean "noop_max"'):
         environment_from("ALE/Pong-v5", {"noop_mx": 1})
+    with pytest.raises(ConfigError, match='did you mean "deadline"'):
+        environment_from("http://127.0.0.1:8477", {"dedline": 1})
+    with pytest.raises(ConfigError, match="no address of a server"):
+        environment_from("rest:games.example")

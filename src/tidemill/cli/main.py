@@ -108,7 +108,7 @@ Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inl
 @app.command()
 @friendly
 def train(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to train on.")],
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION | http://HOST:PORT", help="What to train on.")],
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
@@ -324,6 +324,54 @@ def check_env(
             color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
             table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
         _print_table(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command("serve-env")
+@friendly
+def serve_env(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="A Gymnasium environment.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ones need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.", min=0, max=65535)] = 8477,
+    token: Annotated[str | None, typer.Option(envvar="TIDEMILL_TOKEN", help="What clients must send. Better set as the variable.")] = None,
+    max_sessions: Annotated[int, typer.Option(help="Most environments at a time.")] = 256,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 1 << 20,
+    idle_seconds: Annotated[float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")] = 300.0,
+    fault: Annotated[list[str] | None, typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable.")] = None,
+    env_arg: EnvArg = None,
+) -> None:
+    """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or elsewhere, until Ctrl-C."""
+    from tidemill.cli.remote import serve
+
+    faults = pairs("--fault", fault or [])
+    args = {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()}
+    serve(what, args, host, port, token, max_sessions, max_body_bytes, idle_seconds, faults)
+
+
+doctor = typer.Typer(name="doctor", help="Look over what a run depends on.", no_args_is_help=True)
+app.add_typer(doctor)
+
+
+@doctor.command("env")
+@friendly
+def doctor_env(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of an environment server.")],
+    token: Annotated[str, typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.')] = "$TIDEMILL_TOKEN",
+    seconds: Annotated[float, typer.Option(help="About how long to look.", min=1)] = 10.0,
+    most: Annotated[int, typer.Option(help="Most sessions to open at a time.", min=1)] = 64,
+) -> None:
+    """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
+    from tidemill.envs.rest.config import Rest
+    from tidemill.envs.rest.doctor import examine
+
+    table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
+    failed = False
+    for finding in examine(Rest(url=url.removeprefix("rest:"), token=token), seconds, most):
+        failed |= finding.level == "fail"
+        color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
+    _print_table(table)
     if failed:
         raise typer.Exit(1)
 

@@ -4,6 +4,11 @@ TidemillError
 ├── ConfigError        a setting that is unknown, of a wrong type or impossible
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
+│   └── RemoteFault    an environment server that refused a call, or answered what its protocol forbids
+│       ├── RemoteTimeout      no answer within the call's total deadline
+│       ├── RemoteUnavailable  too many failures: the retry budget or the attempts are used up
+│       ├── ReplyLost          a step may have been applied, its reply is gone, and it may not be sent again: the episode is lost
+│       └── SessionLost        the server does not know the session (any more): it started anew, or closed it as idle
 ├── DeadlineError      a wait that ran out: says who should have woken it
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
 ├── DatabaseError      a parameter database that is damaged, or cannot be written
@@ -32,6 +37,26 @@ class SchemaError(TidemillError):
 
 class EnvironmentFault(TidemillError):
     """An environment raised, or returned what its own spaces forbid (shape, dtype, NaN)."""
+
+
+class RemoteFault(EnvironmentFault):
+    """An environment server refused a call, or answered what its protocol forbids."""
+
+
+class RemoteTimeout(RemoteFault):
+    """An environment server did not answer within the call's total deadline."""
+
+
+class RemoteUnavailable(RemoteFault):
+    """An environment server failed too often: the retry budget, or the attempts of a call, are used up."""
+
+
+class ReplyLost(RemoteFault):
+    """A step may have been applied, its reply is gone, and it may not be sent again: the episode cannot go on."""
+
+
+class SessionLost(RemoteFault):
+    """An environment server does not know the session (any more): it started anew, or closed it as idle."""
 
 
 class DeadlineError(TidemillError):

@@ -20,6 +20,7 @@ from tidemill.envs.leaves import LeafReader, LeafWriter, brief
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, pictures
 from tidemill.envs.spaces import from_gymnasium, nest, paths
+from tidemill.envs.tasks import Tasks
 
 Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 
@@ -105,11 +106,11 @@ class LaneLoop(Environment):
     Per tick and lane there is only the call of `step`: what the lanes return is turned into arrays by a few calls for all of them.
     """
 
-    def __init__(self, envs: Sequence[Any], name: str, seed: int, threads: int = 0) -> None:
-        """Take over `envs`, equal ones; `name` is what messages call them."""
+    def __init__(self, envs: Sequence[Any], name: str, seed: int, threads: int = 0, crew: Crew | Tasks | None = None) -> None:
+        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps them, in place of threads."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
-        self.max_episode_steps = getattr(envs[0].spec, "max_episode_steps", None) or 0
+        self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
         self._spaces = Spaces(
             from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
         )
@@ -125,7 +126,7 @@ class LaneLoop(Environment):
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
         self._given: list[Any] = []
-        self._crew = Crew(name, self.lanes, threads) if threads else None
+        self._crew = crew or (Crew(name, self.lanes, threads) if threads else None)
         self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         self._pending = False  # with a crew: sent and not yet received
         self._last: Sequence[Any] = [None] * self.lanes  # newest observation of each lane: what an idle one shows
@@ -204,7 +205,7 @@ class LaneLoop(Environment):
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
-        if self.envs[0].render_mode != "rgb_array":
+        if getattr(self.envs[0], "render_mode", None) != "rgb_array":
             return None
         picture: NDArray[np.uint8] | None = self.envs[0].render()
         return picture
@@ -232,14 +233,17 @@ class LaneLoop(Environment):
         def begin(_: Any) -> Result:
             with every_core():  # a simulator that it starts is no part of this process
                 answer = env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=dict(self._options))
-            where = f"{self.name}: lane {lane}"
-            if not isinstance(answer, tuple) or len(answer) != 2:
-                raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
-            for reader in self._readers:
-                reader.check(answer[0], where)
-            return answer[0], 0.0, False, False, None
+            return self._begun(lane, answer)
 
         return begin
+
+    def _begun(self, lane: int, answer: Any) -> Result:
+        where = f"{self.name}: lane {lane}"
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
+        for reader in self._readers:
+            reader.check(answer[0], where)
+        return answer[0], 0.0, False, False, None
 
     def _idler(self, lane: int) -> Callable[[Any], Result]:
         observation = self._last[lane]

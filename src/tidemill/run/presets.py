@@ -15,6 +15,7 @@ from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.envs.rest.config import Rest
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
@@ -235,7 +236,10 @@ ALGORITHMS = ("ppo", *OFF_POLICY)
 
 
 def experiment_for(name: str, environment: EnvironmentConfig, algorithm: str = "ppo") -> Experiment:
-    """Return the experiment of `algorithm` that is tuned for the environment that users call `name`, or the general one."""
+    """Return the experiment of `algorithm` that is tuned for the environment that users call `name`, or the general one. A server is asked what it
+    plays. Raises `ConfigError`."""
+    if isinstance(environment, Rest):
+        name = environment.host().description.environment
     if algorithm in OFF_POLICY:
         if isinstance(environment, PettingZoo):
             raise ConfigError(f"{algorithm} trains one agent from a replay memory, and {name} is an environment of several; take ppo")

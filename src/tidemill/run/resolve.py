@@ -12,6 +12,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.envs.rest.config import Rest
 
 
 def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> EnvironmentConfig:
@@ -20,6 +21,7 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     "ALE/Pong-v5"                              `Atari`; kwargs are its settings
     "CartPole-v1", "module:CartPole-v1"        `Gymnasium` by id (the module is imported, and registers it)
     "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name
+    "http://HOST:PORT", "https://…"            `Rest`: a server that plays it; "rest:" may stand before it. kwargs are its settings
     "pettingzoo:mpe2.simple_spread_v3"         `PettingZoo`; what follows is its `make`: a module, "module:NAME" or "FILE.py:NAME"
     "simulator:PATH", "simulator:"             `SimulatorEnvironment`: an executable, or an editor that is open; kwargs are its settings
     """
@@ -31,11 +33,13 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
         )
     if text.startswith("pettingzoo:"):
         return PettingZoo(make=text.removeprefix("pettingzoo:"), kwargs=given)
+    if text.startswith(("rest:", "http://", "https://")):
+        return decode(Rest, {"kind": "Rest", "url": text.removeprefix("rest:"), **given}, "environment")
     source, _, name = text.rpartition(":")
     if not name:
         raise ConfigError(
-            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME", "pettingzoo:MODULE" or '
-            '"simulator:PATH"'
+            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME", '
+            '"http://HOST:PORT", "pettingzoo:MODULE" or "simulator:PATH"'
         )
     if name.startswith("ALE/") and not source:
         return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
@@ -47,4 +51,4 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
 
 def is_named(text: str) -> bool:
     """True when `text` says by its beginning what kind of environment it names, and so is no experiment's file."""
-    return text.startswith(("pettingzoo:", "simulator:"))
+    return text.startswith(("pettingzoo:", "simulator:", "rest:", "http://", "https://"))

@@ -1,0 +1,181 @@
+"""CartPole over the reference server on loopback: what part of the bare client's and server's speed does a whole run reach?
+
+    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop]
+
+Bare: a process with as many sessions, each of which a thread (form "threads") or a task of one event loop ("loop") steps by `RemoteEnv` or
+`AsyncRemoteEnv` with fixed actions, and resets when it must. Slots: a run of one actor of as many slots (`Slots(environment=Rest(...))`, stepwise)
+and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes, each tick waiting for all. All
+by the server's own count of applied steps over `seconds`, after the start. "cpu" is what client, actor and trainer computed per step, the server left
+out: where other programs share the cores it says more than the speed. They alternate; medians.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+import tidemill
+from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, QNetwork, Replay, Rest, Slots, Trainer
+
+STARTUP = 2.0
+
+
+def serve():
+    """Start a server; return its process and URL."""
+    command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "CartPole-v1", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return server, re.search(r"http://\S+", server.stdout.readline())[0]
+
+
+def applied(url):
+    """Return the server's count of steps."""
+    with urllib.request.urlopen(f"{url}/v1/counts") as answer:
+        return json.load(answer)["applied"]
+
+
+def rate(url, seconds, server):
+    """Return applied steps per second from now on, and the CPU microseconds of all processes of this program but the server, per step."""
+
+    def computed():
+        processes = [process for process in psutil.Process().children(recursive=True) if process.pid != server.pid]
+        return {process.pid: sum(process.cpu_times()[:2]) for process in processes}
+
+    first, start, before = applied(url), time.perf_counter(), computed()
+    time.sleep(seconds)
+    steps, elapsed, after = applied(url) - first, time.perf_counter() - start, computed()
+    return steps / elapsed, 1e6 * sum(after[pid] - before.get(pid, 0.0) for pid in after) / max(1, steps)
+
+
+def play(url, form, slots):
+    """Step as many sessions until the process is ended: what is bare."""
+    from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
+
+    host = Rest(url=url).host()
+
+    def session():
+        env, over, at = RemoteEnv(host), True, 0
+        while True:
+            over = env.reset() is None if over else any(env.step(at % 2)[2:4])
+            at += 1
+
+    async def sessions():
+        async def one():
+            env, over, at = AsyncRemoteEnv(host), True, 0
+            while True:
+                over = await env.reset() is None if over else any((await env.step(at % 2))[2:4])
+                at += 1
+
+        await asyncio.gather(*(one() for _ in range(slots)))
+
+    if form == "loop":
+        asyncio.run(sessions())
+    threads = [threading.Thread(target=session, daemon=True) for _ in range(slots)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+
+
+def bare(url, form, slots, seconds, server):
+    """Return steps/s of clients that do nothing else, in a process of their own."""
+    client = subprocess.Popen([sys.executable, __file__, "--play", url, "--forms", form, "--slots", str(slots)])
+    try:
+        time.sleep(STARTUP)
+        return rate(url, seconds, server)
+    finally:
+        client.kill()
+        client.wait()
+
+
+def slots_of(url, form, slots, seconds):
+    """Return the system whose slots answer each in its own time."""
+    environment = Slots(environment=Rest(url=url, form=form))
+    return Experiment(
+        name="rest",
+        policies={"policy": QNetwork()},
+        workers={
+            "actor": Actors(environment=environment, lanes=1, ring=slots, one_core=True, agents=(AgentSpec(mode="stepwise"),)),
+            "trainer": Trainer(algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"),
+        },
+        limits=Limits(seconds=seconds),
+    )
+
+
+def lanes_of(url, form, slots, seconds):
+    """Return the system whose targets wait for all of their lanes."""
+    actors = Actors(environment=Rest(url=url, form=form), lanes=slots // 2, ring=2, agents=(AgentSpec(sample_steps=128),))
+    return Experiment(
+        name="rest",
+        policies={"policy": ActorCritic()},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO())},
+        limits=Limits(seconds=seconds),
+    )
+
+
+def run_of(make):
+    """Return what measures runs of an experiment."""
+
+    def measure(url, form, slots, seconds, server):
+        found = []
+
+        def watch():
+            before = applied(url)
+            while applied(url) < before + 1500:
+                time.sleep(0.1)
+            found.append(rate(url, seconds, server))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with tempfile.TemporaryDirectory() as folder:
+            tidemill.train(make(url, form, slots, seconds + 10), run_dir=Path(folder) / "run", launch="processes", quiet=True)
+        watcher.join()
+        return found[0]
+
+    return measure
+
+
+KINDS = {"bare": bare, "slots": run_of(slots_of), "lanes": run_of(lanes_of)}
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--forms", default="threads,loop")
+    parser.add_argument("--play", metavar="URL", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.play:
+        play(given.play, given.forms, given.slots)
+        return
+    server, url = serve()
+    found = {}
+    try:
+        for run in range(given.runs):
+            for form in given.forms.split(","):
+                for name, measure in KINDS.items():
+                    speed, cpu = measure(url, form, given.slots, given.seconds, server)
+                    found.setdefault((form, name), []).append((speed, cpu))
+                    print(f"run {run}: {form}, {name}: {speed:,.0f} steps/s, cpu {cpu:.0f} µs per step", flush=True)
+    finally:
+        server.terminate()
+        server.wait()
+    print(f"\n{'form':8} {'':6} {'steps/s':>8} {'of bare':>8} {'cpu µs':>8}   {given.slots} sessions, medians of {given.runs}")
+    for (form, name), figures in found.items():
+        speed, cpu = (statistics.median(column) for column in zip(*figures, strict=True))
+        whole = statistics.median(each for each, _ in found[form, "bare"])
+        print(f"{form:8} {name:6} {speed:8,.0f} {speed / whole:8.2f} {cpu:8.0f}")
+
+
+if __name__ == "__main__":
+    main()

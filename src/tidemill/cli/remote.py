@@ -1,0 +1,50 @@
+"""`tidemill serve-env`."""
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.core.errors import ConfigError
+from tidemill.envs.atari import Atari
+from tidemill.envs.lanes import Gymnasium
+from tidemill.run.resolve import environment_from
+
+
+def serve(
+    what: str,
+    kwargs: Mapping[str, Any],
+    host: str,
+    port: int,
+    token: str | None,
+    max_sessions: int,
+    max_body_bytes: int,
+    idle_seconds: float,
+    faults: Mapping[str, str],
+) -> None:
+    """Serve the environment that `what` names until Ctrl-C, then print what was done. Raises `ConfigError`."""
+    environment = environment_from(what, kwargs)
+    if isinstance(environment, Atari):
+        environment = Gymnasium(id=what, kwargs=dict(kwargs))
+    if not isinstance(environment, Gymnasium):
+        raise ConfigError(f'"{what}" is a {type(environment).__name__} environment; a Gymnasium one can be served: "CartPole-v1", "FILE.py:NAME"')
+    try:
+        from tidemill.envs.rest.faults import Dice, Faults
+        from tidemill.envs.rest.server import Server
+        from tidemill.envs.rest.sessions import Sessions
+    except ImportError as error:
+        raise ConfigError(f'serving environments needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
+    dice = Dice(Faults.from_words(dict(faults))) if faults else None
+    sessions = Sessions(environment.make_one, environment.name, max_sessions, idle_seconds)
+    server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    asked = "asks for a token" if token else "no token: every user of this machine can reach it"
+    print(f"{environment.name} at {server.url} ({asked}); train with: tidemill train {server.url}", flush=True)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        counts = sessions.counts()
+        server.close()
+    print(f"{counts.opened:,} sessions, {counts.resets:,} resets, {counts.applied:,} steps applied, {counts.repeated:,} replies given again")

@@ -1,0 +1,113 @@
+"""Environments with `async def` reset and step: hundreds of them wait on one event loop, in one thread."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.source import load_attribute
+from tidemill.envs.crew import CLOSE_SECONDS
+from tidemill.envs.lanes import LaneLoop, Result
+from tidemill.envs.registry import call_maker
+from tidemill.envs.tasks import Tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous(EnvironmentConfig):
+    """An environment of one's own whose `reset` and `step` are `async def`, with arguments and results as Gymnasium's have.
+
+    make               "module:NAME" or "FILE.py:NAME": a class or function that returns one, with `observation_space`, `action_space`,
+                       ``async def reset(self, *, seed=None, options=None)`` and ``async def step(self, action)``, and may have a `close`. All copies
+                       live on one event loop: what computes long without an await holds up the others
+    kwargs             arguments of it
+    max_episode_steps  a promise: no episode has more steps; 0 where that is not known
+    deadline           seconds for a reset or a step, after which it is broken off
+    """
+
+    make: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_episode_steps: int = 0
+    deadline: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_episode_steps < 0:
+            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (not known) or more")
+        if not (math.isfinite(self.deadline) and self.deadline > 0):
+            raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "AsyncLanes":
+        """Return `lanes` copies as one environment."""
+        if lanes < 1:
+            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        maker = load_attribute(self.make, "make")
+        if not callable(maker):
+            raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns an environment")
+        envs = [call_maker(maker, self.make, maker, self.kwargs) for _ in range(lanes)]
+        for name in ("reset", "step"):
+            if not inspect.iscoroutinefunction(getattr(envs[0], name, None)):
+                raise ConfigError(f"make: {self.make} has no async def {name}; one with plain functions is trained on as Gymnasium(make=…)")
+        for name in ("observation_space", "action_space"):
+            if not hasattr(envs[0], name):
+                raise ConfigError(f"make: {self.make} has no {name}; give it one of Gymnasium's spaces")
+        made = AsyncLanes(envs, self.make, seed, self.deadline)
+        made.max_episode_steps = self.max_episode_steps
+        return made
+
+
+class AsyncLanes(LaneLoop):
+    """L environments with `async def` reset and step, each in a task of the process's event loop.
+
+    deadline   seconds for each of their calls; None: they see to it themselves
+    """
+
+    def __init__(self, envs: Sequence[Any], name: str, seed: int, deadline: float | None = None) -> None:
+        """Take over `envs`, equal ones; `name` is what messages call them."""
+        self._tasks = Tasks(len(envs))
+        self._deadline = deadline
+        super().__init__(envs, name, seed, crew=self._tasks)
+        if deadline is not None:
+            self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
+
+    def close(self) -> None:
+        """Break off what is under way, and close every lane that ended."""
+        envs, self.envs = self.envs, []
+        if not envs:
+            return
+        stuck = self._tasks.close()
+        with suppress(TimeoutError, RuntimeError):
+            self._tasks.loop.do(_close([env for lane, env in enumerate(envs) if lane not in stuck]), 2 * CLOSE_SECONDS)
+        self._tasks.loop.give_back()
+
+    def _beginner(self, lane: int) -> Callable[[Any], Any]:
+        env, seed = self.envs[lane], self._seeds.pop(lane, None)
+
+        async def begin(_: Any) -> Result:
+            options = {} if self._options is None else {"options": dict(self._options)}
+            return self._begun(lane, await env.reset(seed=seed, **options))
+
+        return self._timed(lane, begin) if self._deadline is not None else begin
+
+    def _timed(self, lane: int, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
+        async def timed(action: Any) -> Any:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    return await call(action)
+            except TimeoutError as error:
+                raise EnvironmentFault(
+                    f"{self.name}: lane {lane} did not answer within {self._deadline:g} s (deadline); see what it awaits, or raise deadline"
+                ) from error
+
+        return timed
+
+
+async def _close(envs: Sequence[Any]) -> None:
+    closings = []
+    for env in envs:
+        if callable(close := getattr(env, "close", None)) and inspect.isawaitable(closing := close()):
+            closings.append(closing)
+    await asyncio.gather(*closings, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""Remote environments as a configuration: what `tidemill train http://HOST:PORT` makes."""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.core.errors import ConfigError
+from tidemill.envs.asynchronous import AsyncLanes
+from tidemill.envs.lanes import LaneLoop
+
+if TYPE_CHECKING:
+    from tidemill.envs.rest.host import Host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest(EnvironmentConfig):
+    """An environment that a server plays, over HTTP as docs/rest.md says. Each lane is a session of its own, with a connection of its own.
+
+    url        of the server, "http://HOST:PORT" or "https://HOST/PATH"
+    token      what the server asks for. "$NAME" is read from the environment variable NAME when the environment is made, so that the token itself is
+               not saved with the run; unset it means none
+    form       "threads": each lane is a thread that waits for its server, the quickest for up to a few hundred; "loop": all lanes of a process are
+               tasks of one event loop, in one thread
+    deadline   seconds for a call, retries and pauses included
+    attempt    seconds for one try of it, where it may be tried again
+    retries    of calls: at most this share of them are tried again (a few at a time always may be); 0: none but these
+    """
+
+    url: str
+    token: str = "$TIDEMILL_TOKEN"
+    form: Literal["threads", "loop"] = "threads"
+    deadline: float = 30.0
+    attempt: float = 10.0
+    retries: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_url(self.url)
+        for name in ("deadline", "attempt"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0):
+                raise ConfigError(f"{name} = {value} must be a number of seconds above 0")
+        if not 0 <= self.retries <= 1:
+            raise ConfigError(f"retries = {self.retries} must lie between 0 and 1, a share of calls")
+        if self.form not in ("threads", "loop"):
+            raise ConfigError(f'form = "{self.form}" must be "threads" or "loop"')
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> LaneLoop:
+        """Return `lanes` sessions as one environment. Raises `ConfigError` when no server of the protocol answers."""
+        if lanes < 1:
+            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        host = self.host()
+        if 0 < host.description.max_sessions < lanes:
+            raise ConfigError(
+                f"lanes = {lanes}: {self.url} takes {host.description.max_sessions} sessions at a time; take fewer lanes, "
+                f"or start it with --max-sessions {lanes}"
+            )
+        from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
+
+        if self.form == "loop":
+            return AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
+        return RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+
+    def host(self) -> "Host":
+        """Return what the sessions of this server share in this process. Raises `ConfigError` when no server of the protocol answers."""
+        try:
+            from tidemill.envs.rest.host import Settings, host_of
+        except ImportError as error:
+            raise ConfigError(f'remote environments need a package that is not installed: pip install "tidemill[rest]" ({error})') from error
+        token = os.environ.get(self.token[1:]) if self.token.startswith("$") else self.token
+        return host_of(Settings(check_url(self.url), token or None, self.deadline, self.attempt, self.retries))
+
+
+class RemoteLanes(LaneLoop):
+    """Sessions in threads. Closing it does not wait for calls under way."""
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.interrupt()
+        super().close()
+
+
+def check_url(url: str) -> str:
+    """Return a server's URL without a slash at its end. Raises `ConfigError`."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f'url = "{url}" is no address of a server; write "http://HOST:PORT" or "https://HOST"')
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError("url holds a user or password, which would be saved with the run; give token instead")
+    return url.rstrip("/")

@@ -1,0 +1,225 @@
+"""Looks an environment server over before a run depends on it: what `tidemill doctor env URL` prints."""
+
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+
+from tidemill.core.errors import ConfigError, RemoteFault, TidemillError
+from tidemill.envs.check import Finding
+from tidemill.envs.rest.config import Rest
+from tidemill.envs.rest.host import Host
+from tidemill.envs.rest.session import RemoteEnv
+
+
+def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Finding]:
+    """Yield what was found, a check at a time; the last one proposes settings. No finding is of level "fail" when the server can be trained on.
+
+    It plays with random actions for about `seconds`, in `most` sessions at a time at most.
+    """
+    try:
+        host = config.host()
+    except ConfigError as error:
+        yield Finding("server", "fail", str(error))
+        return
+    about = host.description
+    idle = f"closed when idle for {about.idle_seconds:g} s" if about.idle_seconds else "never closed as idle"
+    yield Finding("server", "ok", f"{about.environment}, protocol {about.version}; {about.max_sessions or 'any number of'} sessions, {idle}")
+    try:
+        yield _repeats(host)
+        yield _determinism(host, seconds / 5)
+        latency = _Latency(host, seconds / 5)
+        yield latency.finding
+        yield from _concurrency(host, latency, seconds / 2, most)
+    except TidemillError as error:
+        yield Finding("calls", "fail", str(error), "see the server's own log; what was found above holds")
+
+
+def _actions(host: Host, seed: int) -> Iterator[Any]:
+    """Yield random actions, the same for the same seed."""
+    env = RemoteEnv(host)
+    env.action_space.seed(seed)
+    while True:
+        yield env.action_space.sample()
+
+
+def _repeats(host: Host) -> Finding:
+    """Send a step twice, and see by the server's own count that it was applied once."""
+    promised = host.description.repeats
+    if promised == "applied":
+        return Finding(
+            "repeats",
+            "warn",
+            "a step that is sent twice is applied twice, so that each lost reply costs its episode",
+            'have the server remember its last reply ("repeats", docs/rest.md)',
+        )
+    env, actions = RemoteEnv(host), _actions(host, 0)
+    try:
+        env.reset(seed=0)
+        first = env.step(next(actions))
+        if first[2] or first[3]:
+            env.reset()
+            first = env.step(next(actions))
+        again = env.repeat()
+        if promised == "refused":
+            return Finding("repeats", "fail", "the server says that it refuses a step sent twice, and answered it", 'mend its "repeats"')
+        if not _equal(first, again):
+            return Finding(
+                "repeats", "fail", "a step that was sent twice was answered otherwise the second time", "remember each session's last reply"
+            )
+        if not (first[2] or first[3]):
+            env.step(next(actions))  # fails if the server counted two
+        return Finding("repeats", "ok", "a step that was sent twice was applied once, and answered the same: lost replies cost nothing")
+    except RemoteFault as error:
+        if promised == "refused":
+            return Finding("repeats", "ok", "a step that was sent twice was refused the second time: a lost reply costs its episode")
+        return Finding("repeats", "fail", f"a step that was sent twice was not answered the same: {error}", "remember each session's last reply")
+    finally:
+        env.close()
+
+
+def _determinism(host: Host, seconds: float) -> Finding:
+    envs, until, ticks = [RemoteEnv(host), RemoteEnv(host)], monotonic() + seconds, 0
+    try:
+        actions = _actions(host, 1)
+        told: list[Any] = [env.reset(seed=7)[0] for env in envs]
+        over = False
+        while True:
+            if not _equal(*told):
+                return Finding(
+                    "determinism",
+                    "warn",
+                    f"the same seed and actions gave something else after {ticks} steps",
+                    "seed all random numbers from reset's seed; without that, runs cannot be repeated",
+                )
+            if monotonic() > until or ticks >= 300:
+                break
+            if over:
+                told, over = [env.reset()[0] for env in envs], False
+                continue
+            action = next(actions)
+            told = [env.step(action)[:4] for env in envs]
+            over = told[0][2] or told[0][3]
+            ticks += 1
+        return Finding("determinism", "ok", f"the same seed and actions gave the same {ticks} steps in two sessions")
+    finally:
+        for env in envs:
+            env.close()
+
+
+class _Latency:
+    """Of resets and steps in one session."""
+
+    def __init__(self, host: Host, seconds: float) -> None:
+        env, actions, until = RemoteEnv(host), _actions(host, 2), monotonic() + seconds
+        resets: list[float] = []
+        steps: list[float] = []
+        try:
+            spent = host.budget.spent
+            over = True
+            while not steps or (monotonic() < until and len(steps) < 2000):
+                since = perf_counter()
+                if over:
+                    env.reset(seed=3 if not resets else None)
+                    over = False
+                    resets.append(perf_counter() - since)
+                else:
+                    _, _, terminated, truncated, _ = env.step(next(actions))
+                    over = terminated or truncated
+                    steps.append(perf_counter() - since)
+        finally:
+            env.close()
+        self.steps, self.slowest = np.quantile(steps, (0.5, 0.95, 0.99)), max(*resets, *steps)
+        tried = host.budget.spent - spent
+        self.finding = Finding(
+            "latency",
+            "ok" if not tried else "warn",
+            f"step {_ms(self.steps[0])} (95 %: {_ms(self.steps[1])}, 99 %: {_ms(self.steps[2])}), reset {_ms(float(np.median(resets)))}, "
+            f"slowest call {_ms(self.slowest)}; {tried} of {len(steps) + len(resets)} calls were tried again",
+            "see why calls fail: the network, or the server's limits" if tried else "",
+        )
+
+
+def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> Iterator[Finding]:
+    """Play in 1, 2, 4, … sessions at a time until that makes it no quicker, or the server takes no more."""
+    limit = min(most, host.description.max_sessions or most)
+    counts = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
+    rates: dict[int, float] = {}
+    slow, cause = 0.0, ""
+    for count in counts:
+        rate, slowest, cause = _rate(host, count, seconds / len(counts))
+        if cause:
+            break
+        rates[count], slow = rate, max(slow, slowest)
+        if count > 2 and rate < 1.1 * rates[count // 2] and rates[count // 2] < 1.1 * rates[count // 4]:
+            break
+    if not rates:
+        yield Finding("at a time", "fail", cause, "see the server's own log")
+        return
+    top = max(rates.values())
+    best = next(count for count, rate in rates.items() if rate >= 0.9 * top)
+    yield Finding(
+        "at a time",
+        "warn" if cause else "ok",
+        "steps/s by sessions: " + ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items()) + (f"; with more: {cause}" if cause else ""),
+        "stay below that many sessions" if cause else "",
+    )
+    attempt = max(1.0, _round(5 * max(float(latency.steps[2]), slow)))
+    deadline = max(5.0, 3 * attempt)
+    more = f" (more may help still: try --most {4 * most})" if not cause and best == counts[-1] and limit == most else ""
+    yield Finding("proposal", "ok", f"{best} slots{more}; Rest(url=…, attempt={attempt:g}, deadline={deadline:g})")
+
+
+def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str]:
+    """Return steps per second in `count` sessions at a time, the slowest call, and what failed."""
+    envs, until = [RemoteEnv(host) for _ in range(count)], monotonic() + seconds
+    steps, slowest, causes = [0] * count, [0.0] * count, [""] * count
+    began = perf_counter()
+
+    def play(lane: int) -> None:
+        env, actions, over = envs[lane], _actions(host, lane), True
+        try:
+            while not steps[lane] or monotonic() < until:
+                since = perf_counter()
+                if over:
+                    env.reset()
+                    over = False
+                else:
+                    _, _, terminated, truncated, _ = env.step(next(actions))
+                    over = terminated or truncated
+                    steps[lane] += 1
+                slowest[lane] = max(slowest[lane], perf_counter() - since)
+        except TidemillError as error:
+            causes[lane] = str(error)
+
+    def each(do: Callable[[int], None]) -> None:
+        threads = [threading.Thread(target=do, args=(lane,), daemon=True) for lane in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    each(play)
+    rate = sum(steps) / (perf_counter() - began)
+    each(lambda lane: envs[lane].close())
+    return rate, max(slowest), next((cause for cause in causes if cause), "")
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return bool(np.array_equal(left, right))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _round(seconds: float) -> float:
+    """Round up to one digit: 0.23 → 0.3."""
+    size = 10.0 ** np.floor(np.log10(seconds))
+    return float(np.ceil(seconds / size) * size)

@@ -1,0 +1,260 @@
+"""The sessions of a reference server: what reset, step and close do, whichever way the calls came."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tidemill.api.spaces import Spaces
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.leaves import brief
+from tidemill.envs.rest.wire import (
+    PROTOCOL,
+    VERSION,
+    Counts,
+    Description,
+    Kept,
+    Problem,
+    ResetCall,
+    Result,
+    SessionsCall,
+    StepCall,
+    Values,
+    space_to_wire,
+)
+from tidemill.envs.spaces import from_gymnasium
+
+BUSY_SECONDS = 60.0  # how long a call waits for the one before it in the same session
+
+
+class Refused(Exception):
+    """A call that is not done: its status, and what is told about it."""
+
+    def __init__(self, status: int, problem: Problem, retry_after: float = 0.0) -> None:
+        super().__init__(problem.message)
+        self.status, self.problem, self.retry_after = status, problem, retry_after
+
+
+def refusal(status: int, error: str, message: str, episode: int | None = None, step: int | None = None) -> Refused:
+    """Return a `Refused` in words."""
+    return Refused(status, Problem(error=error, message=message, episode=episode, step=step))
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.env: Any = None
+        self.episode, self.step = -1, 0
+        self.over = self.closed = False
+        self.reply: Result | None = None
+        self.used = time.monotonic()
+
+
+class Sessions:
+    """Up to `limit` sessions, each an environment of its own that `make` returned. Called from many threads; calls of one session take turns.
+
+    applied   steps that environments took since the server was made, restarts included: what clients' counts are held against
+    """
+
+    def __init__(self, make: Callable[[], Any], name: str, limit: int = 64, idle_seconds: float = 300.0) -> None:
+        """Make one environment to learn its spaces, and close it. Raises `ConfigError`."""
+        if limit < 1:
+            raise ConfigError(f"max_sessions = {limit} must be at least 1")
+        if idle_seconds < 0:
+            raise ConfigError(f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more")
+        self._make, self.name, self.limit, self.idle_seconds = make, name, limit, idle_seconds
+        env = make()
+        self.spaces = Spaces(
+            from_gymnasium(env.observation_space, f"{name}: observation_space"), from_gymnasium(env.action_space, f"{name}: action_space")
+        )
+        self._max_episode_steps = getattr(env.spec, "max_episode_steps", None) or 0
+        env.close()
+        self._observations, self._actions = Values(self.spaces.observation, "observation"), Values(self.spaces.action, "action")
+        self._lock = threading.Lock()
+        self._open: dict[str, _Session] = {}
+        self._counts = Counts(sessions=0, opened=0, resets=0, applied=0, repeated=0, refused=0)
+        self.instance = secrets.token_hex(8)
+
+    def describe(self, max_body_bytes: int) -> Description:
+        """Return what clients are told."""
+        return Description(
+            protocol=PROTOCOL,
+            version=VERSION,
+            instance=self.instance,
+            environment=self.name,
+            observation_space=space_to_wire(self.spaces.observation),
+            action_space=space_to_wire(self.spaces.action),
+            max_episode_steps=self._max_episode_steps,
+            repeats="remembered",
+            idle_seconds=self.idle_seconds,
+            max_sessions=self.limit,
+            max_body_bytes=max_body_bytes,
+            encodings=("json", "msgpack"),
+        )
+
+    def counts(self) -> Counts:
+        """Return how often what was done so far."""
+        with self._lock:
+            self._counts.sessions = len(self._open)
+            return Counts(**{name: getattr(self._counts, name) for name in Counts.__struct_fields__})
+
+    def count_refused(self) -> None:
+        """One more call that was not done."""
+        with self._lock:
+            self._counts.refused += 1
+
+    def reset(self, call: ResetCall) -> Result:
+        """Begin an episode; episode 0 opens the session. Raises `Refused`."""
+        with self._taken(call.session, opens=call.episode == 0) as session:
+            if call.episode == session.episode and session.step == 0 and session.reply is not None:
+                return self._again(session.reply)
+            if call.episode <= session.episode:
+                raise _out_of_order(call.session, session, f"reset to episode {call.episode}")
+            if session.env is None:
+                session.env = self._make()
+            options = {} if call.options is None else {"options": call.options}
+            observation, info = self._run(call.session, session, lambda: session.env.reset(seed=call.seed, **options))
+            session.episode, session.step, session.over = call.episode, 0, False
+            return self._reply(call.session, session, observation, info, "resets")
+
+    def step(self, call: StepCall) -> Result:
+        """Apply a step, once. Raises `Refused`."""
+        with self._taken(call.session, opens=False) as session:
+            if (call.episode, call.step) == (session.episode, session.step) and call.step > 0 and session.reply is not None:
+                return self._again(session.reply)
+            if (call.episode, call.step) != (session.episode, session.step + 1) or session.over:
+                raise _out_of_order(call.session, session, f"step {call.step} of episode {call.episode}")
+            try:
+                action = self._actions.read(call.action)
+            except EnvironmentFault as error:
+                raise refusal(400, "bad_action", str(error)) from None
+            observation, reward, terminated, truncated, info = self._run(call.session, session, lambda: session.env.step(action))
+            session.step += 1
+            session.over = bool(terminated or truncated)
+            return self._reply(call.session, session, observation, info, "applied", float(reward), bool(terminated), bool(truncated))
+
+    def close(self, call: SessionsCall) -> Kept:
+        """End sessions. Raises `Refused` when one is busy for too long."""
+        return Kept(sessions=tuple(name for name in call.sessions if self._end(name)))
+
+    def keep(self, call: SessionsCall) -> Kept:
+        """Keep sessions from being closed as idle."""
+        with self._lock:
+            here = tuple(name for name in call.sessions if name in self._open)
+            for name in here:
+                self._open[name].used = time.monotonic()
+        return Kept(sessions=here)
+
+    def close_idle(self) -> None:
+        """End sessions that were not heard of for `idle_seconds`."""
+        if not self.idle_seconds:
+            return
+        since = time.monotonic() - self.idle_seconds
+        with self._lock:
+            idle = [name for name, session in self._open.items() if session.used < since and not session.lock.locked()]
+        for name in idle:
+            self._end(name)
+
+    def forget(self, name: str | None = None) -> None:
+        """Lose a session, or all, as a server that starts anew does."""
+        with self._lock:
+            names = [name] if name is not None else list(self._open)
+            if name is None:
+                self.instance = secrets.token_hex(8)
+        for each in names:
+            self._end(each)
+
+    @contextmanager
+    def _taken(self, name: str, opens: bool) -> Any:
+        """Hold a session, which nobody else does meanwhile."""
+        with self._lock:
+            session = self._open.get(name)
+            if session is None:
+                if not opens:
+                    raise refusal(
+                        404,
+                        "unknown_session",
+                        f"there is no session {name!r}; it was closed, or the server started anew. Reset a new one to episode 0",
+                    )
+                if len(self._open) >= self.limit:
+                    raise Refused(429, Problem(error="too_many_sessions", message=f"all {self.limit} sessions are taken; close some"), 1.0)
+                session = self._open[name] = _Session()
+                self._counts.opened += 1
+            session.used = time.monotonic()
+        if not session.lock.acquire(timeout=BUSY_SECONDS):
+            raise refusal(503, "busy", f"session {name!r} is still at the call before")
+        try:
+            if session.closed:
+                raise refusal(404, "unknown_session", f"session {name!r} was just closed")
+            yield session
+            session.used = time.monotonic()
+        finally:
+            session.lock.release()
+
+    def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
+        """Call the environment. One that raises is done with, and so is its session."""
+        try:
+            return call()
+        except Exception as error:
+            with self._lock:
+                self._open.pop(name, None)
+            session.closed = True
+            with suppress(Exception):
+                session.env.close()
+            raise refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {error}") from error
+
+    def _reply(
+        self,
+        name: str,
+        session: _Session,
+        observation: Any,
+        info: Any,
+        what: str,
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+    ) -> Result:
+        with self._lock:
+            setattr(self._counts, what, getattr(self._counts, what) + 1)
+        try:
+            written = self._observations.write(observation)
+        except EnvironmentFault as error:
+            raise refusal(500, "environment_raised", f"{error}; its observation space is wrong") from None
+        session.reply = Result(
+            session=name,
+            episode=session.episode,
+            step=session.step,
+            observation=written,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            info={key: value for key, value in info.items() if isinstance(value, (bool, int, float, str))} if info else {},
+        )
+        return session.reply
+
+    def _again(self, reply: Result) -> Result:
+        with self._lock:
+            self._counts.repeated += 1
+        return reply
+
+    def _end(self, name: str) -> bool:
+        with self._lock:
+            session = self._open.pop(name, None)
+        if session is None:
+            return False
+        if not session.lock.acquire(timeout=BUSY_SECONDS):
+            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment left alone")
+        try:
+            session.closed = True
+            if session.env is not None:
+                session.env.close()
+        finally:
+            session.lock.release()
+        return True
+
+
+def _out_of_order(name: str, session: _Session, asked: str) -> Refused:
+    state = f"at step {session.step} of episode {session.episode}" + (", which is over" if session.over else "")
+    return refusal(409, "out_of_order", f"{asked} cannot be next: session {brief(name)} is {state}", session.episode, session.step)

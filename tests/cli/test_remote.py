@@ -1,0 +1,74 @@
+"""`tidemill serve-env` and `tidemill doctor env`, from the words typed to the words printed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.cli.test_cli import refused, tidemill
+from tests.envs.rest.served import Ledger, serving
+
+
+def test_a_served_environment_is_trained_on_and_its_server_counts_every_step(tmp_path):
+    command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "CartPole-v1", "--port", "0", "--fault", "reply_lost=0.03"]
+    environment = {**os.environ, "TIDEMILL_TOKEN": "a-long-token"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline())[0]
+            small = ("--launch", "inline", "--set", "workers.actor.lanes=4", "--set", "workers.actor.agents.0.sample_steps=16")
+            assert "another token" in refused("train", url, "--env-arg", "token=wrong-token", "--run-dir", tmp_path / "refused", *small)
+            assert not (tmp_path / "refused").exists()
+            result = tidemill("train", url, "--env-arg", "token=a-long-token", "--max-steps", 192, "--run-dir", tmp_path / "run", *small)
+            assert result.exit_code == 0, result.output
+            assert json.loads((tmp_path / "run" / "config.json").read_bytes())["name"] == "CartPole-v1"  # the settings tuned for what it serves
+        finally:
+            server.send_signal(signal.SIGINT)
+        told = server.stdout.read()
+        assert server.wait(20) == 0, server.stderr.read()
+    steps = int(re.search(r"([\d,]+) steps applied", told)[1].replace(",", ""))
+    assert 192 <= steps <= 192 + 4 * 2 * 17  # and those of samples that the limit came before
+
+
+def test_the_doctor_finds_a_sound_server_sound():
+    with serving() as server:
+        result = tidemill("doctor", "env", server.url, "--seconds", 1, "--most", 4)
+    assert result.exit_code == 0, result.output
+    for words in ("Ledger, protocol 1", "applied once, and answered the same", "steps in two sessions", "steps/s by sessions: 1:", "slots"):
+        assert words in result.output, result.output
+    assert server.sessions.counts().sessions == 0
+
+
+class Random(Ledger):
+    def observe(self):
+        import random
+
+        return super().observe() + random.random()
+
+
+def test_the_doctor_finds_what_is_wrong():
+    with serving(Random, limit=3) as server:
+        server.sessions._again = lambda reply: type(reply)(**{**{n: getattr(reply, n) for n in reply.__struct_fields__}, "reward": -1.0})
+        result = tidemill("doctor", "env", server.url, "--seconds", 1)
+    assert result.exit_code == 1
+    assert "answered otherwise the second time" in result.output and "gave something else after 0 steps" in result.output
+    assert "nothing answers there" in tidemill("doctor", "env", server.url).output
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["CartPol-v1"], 'did you mean "CartPole-v'),
+        (["CartPole-v1", "--host", "0.0.0.0"], "token is needed"),
+        (["CartPole-v1", "--fault", "latency=often"], "no distribution"),
+        (["CartPole-v1", "--fault", "lost=1"], 'no fault "lost"'),
+        (["CartPole-v1", "--max-sessions", "0"], "max_sessions = 0"),
+        (["CartPole-v1", "--max-body-bytes", "0"], "max_body_bytes = 0"),
+        (["CartPole-v1", "--idle-seconds", "-1"], "idle_seconds = -1"),
+        (["pettingzoo:mpe2.simple_spread_v3"], "a Gymnasium one can be served"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(words, match):
+    assert match in refused("serve-env", *words)

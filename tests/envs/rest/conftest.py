@@ -1,0 +1,9 @@
+"""For tests of environments over HTTP: nothing waits longer than it must, and nothing is given up because the machine is slow."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.envs.rest.calls.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 20.0)

@@ -1,0 +1,208 @@
+"""The reference server over real sockets: order, repeats, limits, and who may call."""
+
+import json
+import socket
+import time
+
+import gymnasium
+import httpx
+import pytest
+from tests.envs.rest.served import Ledger, applied, serving
+
+from tidemill.core.errors import ConfigError
+from tidemill.envs.rest.faults import Dice, Faults
+from tidemill.envs.rest.server import Server
+from tidemill.envs.rest.sessions import Sessions
+
+HTTP = httpx.Client(verify=False, timeout=20)  # one: each makes an SSL context, which takes longer than all else here
+
+
+def post(server, path, **body):
+    return HTTP.post(f"{server.url}/v1/{path}", json=body)
+
+
+def reset(server, session="s", episode=0, **more):
+    return post(server, "reset", session=session, episode=episode, **{"seed": 1, **more})
+
+
+def step(server, number, session="s", episode=0, action=1):
+    return post(server, "step", session=session, episode=episode, step=number, action=action)
+
+
+def test_it_says_what_it_is():
+    with serving() as server:
+        said = HTTP.get(f"{server.url}/v1/environment").json()
+    assert (said["protocol"], said["version"], said["repeats"], said["environment"]) == ("tidemill-rest", 1, "remembered", "Ledger")
+    assert said["action_space"] == {"type": "discrete", "n": 4, "start": 0}
+    assert said["observation_space"] == {"type": "box", "shape": [3], "dtype": "float32", "low": [None], "high": [None]}
+
+
+def test_a_call_that_is_sent_again_is_answered_the_same_and_applied_once():
+    with serving() as server:
+        assert reset(server).json() == reset(server).json()
+        first, again = step(server, 1).json(), step(server, 1).json()
+        assert first == again and first["step"] == 1 and first["reward"] == 11.0
+        assert step(server, 2).json()["step"] == 2
+        counts = server.sessions.counts()
+    assert (counts.applied, counts.repeated, counts.resets, counts.opened) == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("number", [0, 2, 7, -1])
+def test_a_step_out_of_order_is_refused_with_the_servers_own_count(number):
+    with serving() as server:
+        reset(server)
+        said = step(server, number)
+        assert (said.status_code, said.json()["error"], said.json()["episode"], said.json()["step"]) == (409, "out_of_order", 0, 0)
+        assert applied(server) == 0
+
+
+def test_a_finished_episode_takes_no_step_and_an_older_one_no_reset():
+    with serving(lambda: Ledger(length=2)) as server:
+        reset(server), step(server, 1)
+        assert step(server, 2).json()["terminated"] is True
+        assert step(server, 3).status_code == 409
+        assert reset(server, episode=1).json()["episode"] == 1
+        assert reset(server, episode=0).status_code == 409
+
+
+def test_an_unknown_session_is_opened_by_episode_0_only():
+    with serving() as server:
+        assert step(server, 1).json()["error"] == "unknown_session"
+        assert reset(server, episode=3).json()["error"] == "unknown_session"
+        assert reset(server).status_code == 200
+
+
+def test_sessions_beyond_the_limit_are_refused_until_one_is_closed():
+    with serving(limit=2) as server:
+        assert [reset(server, name).status_code for name in "abc"] == [200, 200, 429]
+        assert post(server, "close", sessions=["a", "x"]).json() == {"sessions": ["a"]}
+        assert reset(server, "c").status_code == 200
+
+
+def test_idle_sessions_are_closed_and_kept_ones_are_not():
+    with serving(idle_seconds=0.4) as server:
+        reset(server, "idle"), reset(server, "kept")
+        until = time.monotonic() + 20
+        while server.sessions.counts().sessions > 1 and time.monotonic() < until:
+            assert post(server, "keep", sessions=["kept"]).json() == {"sessions": ["kept"]}
+        assert step(server, 1, "idle").json()["error"] == "unknown_session"
+        assert step(server, 1, "kept").status_code == 200
+
+
+def test_an_environment_that_raises_is_named_and_its_session_is_gone():
+    with serving(lambda: Ledger(raises_at=2)) as server:
+        reset(server), step(server, 1)
+        said = step(server, 2)
+        assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "ValueError: as the test asks" in said.json()["message"]
+        assert step(server, 2).json()["error"] == "unknown_session"
+        assert applied(server) == 1
+
+
+def test_without_the_token_nothing_is_told_or_done():
+    with serving(token="secret-token") as server:
+        for headers in ({}, {"authorization": "Bearer wrong-token"}, {"authorization": "secret-token"}):
+            assert HTTP.get(f"{server.url}/v1/environment", headers=headers).status_code == 401
+            assert HTTP.post(f"{server.url}/v1/reset", json={"session": "s", "episode": 0}, headers=headers).status_code == 401
+        assert HTTP.get(f"{server.url}/v1/environment", headers={"authorization": "Bearer secret-token"}).status_code == 200
+        assert server.sessions.counts().opened == 0
+
+
+def test_only_a_token_opens_an_address_that_others_reach():
+    sessions = Sessions(Ledger, "Ledger")
+    with pytest.raises(ConfigError, match="token"):
+        Server(sessions, host="0.0.0.0")
+    with pytest.raises(ConfigError, match="8 printable"):
+        Server(sessions, token="short")
+    with serving() as taken, pytest.raises(ConfigError, match="choose another"):
+        Server(sessions, port=int(taken.url.rpartition(":")[2])).start()
+
+
+def test_large_bodies_are_refused_however_they_come():
+    with serving(max_body_bytes=1024) as server:
+        for content in (b"x" * 2000, (b"x" * 500 for _ in range(4))):
+            try:
+                said = HTTP.post(f"{server.url}/v1/step", content=content, headers={"content-type": "application/json"})
+                assert said.status_code == 413
+            except httpx.TransportError:  # it hung up before all was sent
+                pass
+        assert reset(server).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "kind", "status"),
+    [
+        ("POST", "/v1/step", b"{", "application/json", 400),
+        ("POST", "/v1/step", b"{}", "application/json", 400),
+        ("POST", "/v1/step", b"\xc1", "application/msgpack", 400),
+        ("POST", "/v1/step", b"[" * 5000, "application/json", 400),
+        ("POST", "/v1/step", b"{}", "text/plain", 415),
+        ("GET", "/v1/step", b"", "application/json", 405),
+        ("POST", "/v1/environment", b"{}", "application/json", 405),
+        ("GET", "/", b"", "application/json", 404),
+    ],
+)
+def test_a_request_that_is_none_is_refused_by_name(method, path, content, kind, status):
+    with serving() as server:
+        said = HTTP.request(method, server.url + path, content=content, headers={"content-type": kind})
+        assert said.status_code == status and said.json()["message"]
+
+
+def test_an_action_outside_its_space_is_refused_and_not_applied():
+    with serving() as server:
+        reset(server)
+        assert step(server, 1, action=4).json()["error"] == "bad_action"
+        assert step(server, 1, action=3).status_code == 200 and applied(server) == 1
+
+
+def test_what_is_no_http_is_told_so_and_the_connection_closed():
+    with serving() as server, socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(b"hello there\r\n\r\n")
+        said = b""
+        while part := connection.recv(4096):
+            said += part
+    assert said.startswith(b"HTTP/1.1 400") and json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "bad_request"
+
+
+def test_a_restart_forgets_sessions_and_keeps_the_count():
+    with serving() as server:
+        reset(server), step(server, 1)
+        before = HTTP.get(f"{server.url}/v1/environment").json()["instance"]
+        server.restart()
+        assert HTTP.get(f"{server.url}/v1/environment").json()["instance"] != before
+        assert step(server, 2).json()["error"] == "unknown_session"
+        assert HTTP.get(f"{server.url}/v1/counts").json()["applied"] == 1
+
+
+def test_an_environment_without_arrays_is_refused_at_the_start():
+    class Texts(Ledger):
+        observation_space = gymnasium.spaces.Text(5)
+
+    with pytest.raises(ConfigError, match="Text space"):
+        Sessions(Texts, "Texts")
+
+
+def test_faults_are_drawn_as_often_as_asked_and_the_same_again():
+    faults = Faults.from_words({"reply_lost": "0.25", "stall": "0.25", "latency": "uniform:0.1:0.2", "seed": "3"})
+    first, second = Dice(faults), Dice(faults)
+    drawn = [first.draw("/v1/step") for _ in range(4000)]
+    assert drawn == [second.draw("/v1/step") for _ in range(4000)]
+    assert all(0.1 <= fault.seconds <= 0.2 for fault in drawn)
+    for kind, share in (("reply_lost", 0.25), ("stall", 0.25), ("", 0.5)):
+        assert abs(first.drawn[kind] / 4000 - share) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ({"reply_los": "0.1"}, 'did you mean "reply_lost"'),
+        ({"stall": "often"}, "no number"),
+        ({"stall": "-1"}, "0 or more"),
+        ({"stall": "nan"}, "0 or more"),
+        ({"stall": "0.6", "reply_lost": "0.6"}, "add up to 1.2"),
+        ({"latency": "normal:1:2"}, "no distribution"),
+        ({"latency": "uniform:1"}, "no distribution"),
+    ],
+)
+def test_faults_that_cannot_be_are_refused(words, match):
+    with pytest.raises(ConfigError, match=match):
+        Faults.from_words(words)

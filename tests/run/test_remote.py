@@ -1,0 +1,83 @@
+"""Runs whose environments a server plays that goes wrong: nothing is made up, and both sides' counts agree."""
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from tests.envs.rest.served import Ledger, Script, applied, client, serving
+from tests.run.test_limited import check_counts, limited, run
+
+from tidemill import Slots
+
+
+class Book(Ledger):
+    """For the policy of the limited experiments."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def observe(self):
+        return np.append(super().observe(), np.float32(0))
+
+
+def experiment(server, form, steps, slots=4, **settings):
+    environment = Slots(environment=client(server, form=form, **settings), backoff_s=0.01, max_backoff_s=0.1, failures=1000)
+    return limited.experiment(environment=environment, slots=slots, steps=steps, ratio="1/4")
+
+
+@pytest.fixture(autouse=True)
+def quick_pauses(monkeypatch):
+    monkeypatch.setattr("tidemill.envs.rest.calls.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 20.0)
+
+
+@pytest.mark.parametrize("form", ["threads", "loop"])
+def test_a_run_over_a_faulty_server_stores_what_was_told_and_the_server_counts_the_same(tmp_path: Path, form: str) -> None:
+    kinds = ("reply_lost", "unavailable", "request_lost", "reply_torn", "reply_repeated", "too_many", "session_lost", "session_lost")
+    rng = np.random.default_rng(0)
+    script = Script({int(at): kinds[number % len(kinds)] for number, at in enumerate(rng.choice(300, 80, replace=False))})
+    with serving(lambda: Book(length=7), faults=script) as server:
+        facts = run(experiment(server, form, steps=200), tmp_path / "run", "threads")
+        counts = facts["limiter"]
+        check_counts(facts, Fraction(1, 4), 200)
+        assert counts["voided"] > 0
+        assert counts["committed"] <= applied(server) <= counts["started"]
+        assert server.sessions.counts().sessions == 0
+    check_rows(facts["memory"], 4, 200)
+
+
+def check_rows(memory, slots: int, steps: int) -> None:
+    """Each stored step's reward says what was done in which step of which episode, exactly as its observation; and it follows the one before it."""
+    obs = memory["row.obs.npy"].reshape(slots, -1, 4)
+    action, reward = (memory[f"row.{name}.npy"].reshape(slots, -1) for name in ("action", "reward"))
+    episode, step = obs[..., 0], obs[..., 1]
+    told = step > 0
+    assert np.count_nonzero(told) == steps
+    np.testing.assert_array_equal(reward[told], (100 * episode + 10 * step + action)[told])
+    before = np.roll(obs, 1, axis=1)
+    np.testing.assert_array_equal(before[told][:, 1], step[told] - 1)
+    np.testing.assert_array_equal(np.delete(before[told], 1, axis=1), np.delete(obs[told], 1, axis=1))
+
+
+def test_a_run_goes_on_when_its_server_starts_anew(tmp_path: Path) -> None:
+    with serving(lambda: Book(length=7)) as server:
+        stop = threading.Event()
+
+        def restarts() -> None:
+            while not stop.wait(0.15):
+                server.restart(0.03)
+
+        thread = threading.Thread(target=restarts)
+        thread.start()
+        try:
+            facts = run(experiment(server, "threads", steps=300), tmp_path / "run", "threads")
+        finally:
+            stop.set()
+            thread.join()
+        counts = facts["limiter"]
+        assert counts["committed"] == 300 and counts["started"] == 300 + counts["voided"]
+        assert 300 <= applied(server) <= counts["started"]
+    check_rows(facts["memory"], 4, 300)
