@@ -86,6 +86,12 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
         assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
 
 
+def test_the_short_example_compiles(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
+    short = PAGE.with_name("simulators.md").read_text().split("```csharp\n")[1].split("```")[0]
+    (tmp_path / "Line.cs").write_text(f"using Tidemill; class Line {{ static void Main() {{ {short} }} }}")
+    subprocess.run([csharp_compiler, f"-r:{built}/Tidemill.dll", tmp_path / "Line.cs"], check=True)
+
+
 def scripted(name: str, seen: np.ndarray) -> ActionTuple:
     """What the worlds' heuristics do, from observations alone."""
     if name == "reach":
@@ -179,9 +185,8 @@ def test_groups_may_appear_at_every_step(built: Path, layout: str) -> None:
             simulator.step()
 
 
-@pytest.mark.parametrize("layout", ["0", "0.3.2"])
-def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path, layout: str) -> None:
-    with Simulator(built / "probe", ["late", "300"], layout=layout) as simulator:
+def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path) -> None:
+    with Simulator(built / "probe", ["late", "300"]) as simulator:
         steps(simulator, 200)
         assert len(simulator.behavior_specs) >= 200
         with pytest.raises(SimulatorError, match="cannot grow any more"):

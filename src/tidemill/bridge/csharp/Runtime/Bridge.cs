@@ -11,6 +11,8 @@ namespace Tidemill
     /// </summary>
     public sealed class Bridge : IDisposable
     {
+        private const string Folder = "ml-agents"; // of the temporary folder
+        private const string EditorName = "default"; // where a trainer waits for an editor
         private const int LookAfter = 200; // ms
         private static readonly World[] NoWorlds = new World[0];
 
@@ -33,8 +35,8 @@ namespace Tidemill
                 Reason = "there is no trainer";
                 return;
             }
-            string path = Path.Combine(Path.GetTempPath(), "ml-agents", memoryPath);
-            trainer = new Trainer(path);
+            string path = Path.Combine(Path.GetTempPath(), Folder, memoryPath);
+            trainer = new Trainer(path, memoryPath != EditorName);
             try
             {
                 trainer.Announce();
@@ -62,17 +64,17 @@ namespace Tidemill
             {
                 return new Bridge(words[at + 1], channels);
             }
-            return new Bridge(EditorTrainerWaits() ? "default" : null, channels);
+            return new Bridge(EditorTrainerWaits() ? EditorName : null, channels);
         }
 
         private static bool EditorTrainerWaits()
         {
-            string path = Path.Combine(Path.GetTempPath(), "ml-agents", "default");
+            string path = Path.Combine(Path.GetTempPath(), Folder, EditorName);
             if (!File.Exists(path))
             {
                 return false;
             }
-            using (var waiting = new Trainer(path))
+            using (var waiting = new Trainer(path, false))
             {
                 return waiting.Alive();
             }

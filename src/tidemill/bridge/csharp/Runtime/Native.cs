@@ -9,9 +9,8 @@ namespace Tidemill
     {
         private const int FutexWait = 0;
         private const int FutexWake = 1;
-        private const int Interrupted = 4; // EINTR
-        private const int TryAgain = 11; // EAGAIN
-        private const int TimedOut = 110; // ETIMEDOUT
+        private const int NotPermitted = 1; // EPERM
+        private const int NoSuchCall = 38; // ENOSYS
 
         [StructLayout(LayoutKind.Sequential)]
         private struct Timespec
@@ -69,9 +68,9 @@ namespace Tidemill
                 return true;
             }
             int error = Marshal.GetLastWin32Error();
-            if (error != Interrupted && error != TryAgain && error != TimedOut)
+            if (error == NotPermitted || error == NoSuchCall)
             {
-                HasFutex = false; // a sandbox that forbids it
+                HasFutex = false; // a sandbox forbids it
             }
             return false;
         }

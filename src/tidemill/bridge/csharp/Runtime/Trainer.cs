@@ -8,13 +8,14 @@ namespace Tidemill
 {
     /// <summary>
     /// The trainer's process. A Tidemill trainer holds a lock on the file PATH.trainer for as long as it lives, whatever ends it, and wakes who sleeps on the
-    /// turn; a simulator that knows that says so by PATH.simulator. Of another trainer only its being the parent process can be known.
+    /// turn; a simulator that knows that says so by PATH.simulator. Of another trainer only its being the parent process can be known, if it is.
     /// </summary>
     internal sealed class Trainer : IDisposable
     {
         private readonly string mark; // PATH.simulator
         private readonly string trainerMark; // PATH.trainer
         private readonly int parent = Native.Parent();
+        private readonly bool isParent;
         private int trainerLock = -1;
         private int ownLock = -1;
         private bool announced;
@@ -22,8 +23,9 @@ namespace Tidemill
         /// <summary>Whether it wakes this process at each hand-over.</summary>
         public bool Wakes { get; }
 
-        public Trainer(string path)
+        public Trainer(string path, bool isParent)
         {
+            this.isParent = isParent;
             mark = path + ".simulator";
             trainerMark = path + ".trainer";
             Wakes = File.Exists(trainerMark);
@@ -98,7 +100,7 @@ namespace Tidemill
                 Native.Unlock(trainerLock);
                 return false;
             }
-            return Wakes ? NamedProcessLives() : Native.Parent() == parent;
+            return Wakes ? NamedProcessLives() : !isParent || Native.Parent() == parent;
         }
 
         /// <summary>Where files cannot be locked: whether the process whose number the trainer wrote is there.</summary>
