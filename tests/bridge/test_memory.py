@@ -5,11 +5,14 @@ import os
 import struct
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.bridge.images import spec_of
 
 from tidemill.bridge.join import create_memory, join_memory
+from tidemill.bridge.steps import StepReader, clear_actions
 from tidemill.bridge.tables import CHANGE_FILE, CLOSE, LAYOUTS, RESET, SIMULATOR, STEP, TRAINER
-from tidemill.core.errors import ImageError, SimulatorError
+from tidemill.core.errors import EnvironmentFault, ImageError, SimulatorError
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 SPEC = spec_of([(2,)], continuous=1, agents=2)
@@ -209,3 +212,34 @@ def test_a_header_of_two_files_that_was_spoilt_is_refused(tmp_path, place, value
         stream.write(struct.pack("<i", value))
     with pytest.raises(ImageError, match=says):
         turn(simulator, trainer)
+
+
+HOSTILE = st.sampled_from([-(2**31), -1, 0, 1, 3, 63, 255, 65536, 2**30, 2**31 - 1]) | st.integers(-(2**31), 2**31 - 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 2**16), HOSTILE), min_size=1, max_size=4))
+def test_whatever_a_simulator_writes_ends_in_a_typed_error(tmp_path, layout, changes):
+    trainer, simulator = pair(tmp_path, layout)
+    turn(trainer, simulator)
+    simulator.add_group("g", spec_of([(2,)], branches=(2, 3), agents=4))
+    first = tmp_path / "m"
+    spoilt = [simulator.data] if layout == "0" else [simulator.data, simulator._first]
+    for place, value in changes:
+        memory = spoilt[place % len(spoilt)]
+        struct.pack_into("<i", memory, place % (len(memory) - 4), value)
+    try:
+        simulator.hand_over(STEP)
+        trainer.receive(look)
+        trainer.take_side_channel()
+        for group in trainer.groups:
+            StepReader(trainer.layout, group).read(trainer.data)
+            clear_actions(trainer.data, group)
+        trainer.put_side_channel(bytes(50))
+    except (SimulatorError, EnvironmentFault, AssertionError) as error:  # AssertionError: `look`, the turn itself was spoilt
+        assert not isinstance(error, AssertionError) or "this side's turn" in str(error)
+    trainer.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert not first.exists()

@@ -89,6 +89,35 @@ def cs_file() -> str:
     return "\n".join([*lines, "    }", "}", ""])
 
 
+_TURNS = """\
+## Taking turns
+
+The trainer makes the files and passes `--memory-path` to the simulator: the full path of the first file (layout 0), or its name in `ml-agents` in
+the temporary directory (layouts 0.3). An editor that is open already looks for `ml-agents/default` there. The layout is seen from the file:
+layouts 0.3 begin with a 0, layout 0 with its length.
+
+* **Hand over**: write the data, then the command, then the turn (release order), then wake (`FUTEX_WAKE`, shared, not private) whoever sleeps on
+  the four bytes. In layout 0 the turn is the byte `turn`, and the simulator hands back with command 0. In layouts 0.3 each side has a byte: a
+  side writes 1 to its own, and 0 to the other's last; the trainer sets `reset` or `query` before.
+* **Wait**: spin briefly where that paid lately, then sleep (`FUTEX_WAIT`) with the word as it was read. A peer that never woke anybody is waited
+  for in naps of 50 µs to 1 ms.
+* **First turn**: the trainer's first command is a step, without side-channel data. A simulator may answer it with data, or with no group at all,
+  and then answer the reset that follows. New groups may come with any later answer.
+* **Room**: what does not fit needs a new file, larger, with one underscore more in its name (layouts 0.3: a new body). In layout 0 the side that
+  makes it copies all, sets the command to change file and hands over *in the old file*, and goes on with the new one, where it still has the
+  turn; the other side opens the new file and deletes the old one. Each new group is one change. A side channel of length L becomes one of
+  capacity 2·L + 20. File names end at 255 characters, and so do changes.
+* **Close**: either side; the other one deletes the files, but a trainer with a companion file (below) deletes them itself.
+
+## Companion files
+
+Beside the first file PATH (its first name, whatever it grew to) peers of this kind keep `PATH.trainer` and `PATH.simulator`. Each holds its
+owner's process id in ASCII and a line feed, written once its owner holds a lock (`flock`, exclusive) on it for as long as it lives. Who waits
+tries a shared lock on the other's file about five times a second: getting it means that the other side is dead, however it died. Peers of other
+makes ignore both; a trainer without one is dead when the simulator's parent process has changed.
+"""
+
+
 def page() -> str:
     """The page about the memory."""
     lines = [
@@ -96,13 +125,13 @@ def page() -> str:
         "",
         f"Made {_SAYS}; do not edit. What the two sides do with it: [simulators.md](simulators.md).",
         "",
-        "Everything is little-endian and packed, without any alignment. In counts and sizes:",
+        "Everything is little-endian and packed, without any alignment. Each side writes while it has the turn. In counts and sizes:",
         "",
         *(f"* **{symbol}**: {about}" for symbol, about in SYMBOLS.items()),
     ]
     for layout in LAYOUTS.values():
         lines += ["", *_layout_page(layout)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _TURNS])
 
 
 def _layout_page(layout: Layout) -> Iterator[str]:
@@ -110,17 +139,21 @@ def _layout_page(layout: Layout) -> Iterator[str]:
     yield f"## Layout {layout.name}"
     yield ""
     yield f"Version digest `{layout.digest}`. Lies in {where}; both sides may sleep on the four bytes at offset {layout.word}."
-    yield ""
-    yield from _table("Header", layout.header, start=0)
-    yield from _table("Side channel" + (", behind the header" if layout.files == 1 else ", at the start of the body"), layout.side_channel)
-    yield from _table("A group", layout.spec)
-    yield from _table("… its rows" if layout.files == 1 else "… decisions", layout.agents)
-    if layout.terminations:
-        yield from _table("… ends of episodes", layout.terminations)
-    yield from _table("… actions", layout.actions)
+    tables = [
+        ("Header", layout.header, 0),
+        ("Side channel, " + ("behind the header" if layout.files == 1 else "at the start of the body"), layout.side_channel, None),
+        ("A group", layout.spec, None),
+        ("… its rows" if layout.files == 1 else "… agents that ask for a decision", layout.agents, None),
+        ("… agents whose episode is over", layout.terminations, None),
+        ("… actions", layout.actions, None),
+    ]
+    for title, fields, start in tables:
+        if fields:
+            yield ""
+            yield from _table(title, fields, start)
 
 
-def _table(title: str, fields: Sequence[Field], start: int | None = None) -> Iterator[str]:
+def _table(title: str, fields: Sequence[Field], start: int | None) -> Iterator[str]:
     offset = start
     yield f"**{title}**"
     yield ""
@@ -133,7 +166,6 @@ def _table(title: str, fields: Sequence[Field], start: int | None = None) -> Ite
         yield f"{place}| {kind} | {field.count.replace('*', '·').replace('-', ' − ')} | `{field.name}` | {about.lstrip('; ')} |"
         if offset is not None:
             offset += field.bytes({})
-    yield ""
 
 
 def outdated() -> dict[Path, str]:

@@ -47,8 +47,10 @@ class SimulatorProcess:
         """Its process id."""
         return self._process.pid
 
-    def ended(self) -> str | None:
-        """Return how it ended, as part of a sentence; None while it runs."""
+    def ended(self, seconds: float = 0.0) -> str | None:
+        """Return how it ended, as part of a sentence; None where it still runs after so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         code = self._process.poll()
         if code is None:
             return None

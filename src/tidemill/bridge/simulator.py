@@ -22,7 +22,7 @@ from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
-_LAST_WORDS = 1.0  # seconds that one which closed has for saying why
+_LAST_WORDS = 0.5  # seconds that one which left has for ending, so that how and why can be told
 
 
 @dataclass
@@ -290,11 +290,13 @@ class Simulator:
         """Return how the simulator ended; None while it lives."""
         if self._watch is None:
             self._watch = Watch.find(Path(f"{self._meeting.path}{SIMULATOR_SUFFIX}"))
-        if self._watch is not None and self._watch.alive():
+        if self._watch is None:
+            return None if self._process is None else self._process.ended()
+        if self._watch.alive():
             return None
-        if self._process is not None:
-            return self._process.ended() or (None if self._watch is None else "left the bridge without a word, and its process goes on")
-        return None if self._watch is None else f"died (process {self._watch.owner})"
+        if self._process is None:
+            return f"died (process {self._watch.owner})"
+        return self._process.ended(_LAST_WORDS) or "left the bridge without a word, and its process goes on"
 
     def _output(self, seconds: float = 0.0) -> str:
         return "" if self._process is None else self._process.output(seconds)
