@@ -23,3 +23,15 @@ def sources(folder: Annotated[Path, typer.Argument(help="Where to put them; made
 
     for path in copy_sources(folder):
         print(path)
+
+
+@simulator.command("dump")
+@friendly
+def look_inside(
+    file: Annotated[Path, typer.Argument(help="A memory file of layout 0, or a body file of layout 0.3.0 or 0.3.2.")],
+    header: Annotated[Path | None, typer.Option(help="The header file that belongs to the body.")] = None,
+) -> None:
+    """Print what a memory file holds, as JSON. It is only read, also while a simulator runs."""
+    from tidemill.bridge.dump import dump, text_of
+
+    print(text_of(dump(file, header)))
