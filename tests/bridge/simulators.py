@@ -5,6 +5,7 @@ import time
 
 from tidemill.bridge import Bridge, World
 from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
+from tidemill.bridge.tables import QUERY, STEP
 
 KIND = sys.argv[1]
 
@@ -212,8 +213,45 @@ class Single(Simulator):
             request.set_action_mask(0, [False, False, True])
 
 
+class Statistical(Simulator):
+    """Sends a statistic with every exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        self.world.request_decision(0).set_observation(0, [t])
+        self.statistics.add("t", t)
+
+
+class Stepping(Statistical):
+    """Takes a query for a step."""
+
+    def worlds(self):
+        super().worlds()
+        memory = self.bridge._memory
+        receive = memory.receive
+        memory.receive = lambda look: self.queried(receive(look))
+
+    def queried(self, command):
+        return STEP if command == QUERY else command
+
+
+class Frozen(Stepping):
+    """Never comes back from a query."""
+
+    def queried(self, command):
+        if command == QUERY:
+            time.sleep(100)
+        return command
+
+
 if __name__ == "__main__":
     kinds = {
-        kind.__name__.lower(): kind for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, NotANumber, Single)
+        kind.__name__.lower(): kind
+        for kind in (
+            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, NotANumber, Single),
+            *(Statistical, Stepping, Frozen),
+        )
     }
     kinds[KIND]().run()

@@ -35,3 +35,41 @@ def look_inside(
     from tidemill.bridge.dump import dump, text_of
 
     print(text_of(dump(file, header)))
+
+
+Path_ = Annotated[str, typer.Argument(metavar="PATH", help="The simulator: an executable, FILE.py or FILE.exe (Mono).")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="Its arguments, after --.")]
+Layout = Annotated[str, typer.Option(help="Of the memory: 0, 0.3.0 or 0.3.2.")]
+Deadline = Annotated[float, typer.Option(help="Seconds that it may take for an answer.")]
+Framing = Annotated[str, typer.Option(help="Of side channels: uuid, or type in older engines.")]
+
+
+@simulator.command()
+@friendly
+def check(
+    path: Path_,
+    arguments: Arguments = None,
+    layout: Layout = "0",
+    seconds: Annotated[float, typer.Option(help="Length of the plain play, in which ends, masks, late groups and so on are waited for.")] = 5.0,
+    deadline: Deadline = 30.0,
+    framing: Framing = "uuid",
+    only: Annotated[list[str] | None, typer.Option(help="A point's name, to see only that. Repeatable.")] = None,
+) -> None:
+    """Play a simulator through everything that the bridge asks of it, and tell what it does, point by point."""
+    from tidemill.bridge.channels import framing_of
+    from tidemill.bridge.check import check_simulator
+    from tidemill.bridge.play import Program
+
+    points = check_simulator(Program(path, tuple(arguments or ()), layout, deadline), seconds, framing_of(framing), only or ())
+    for point in points:
+        print(f"{point.verdict:<10}{point.name:<19}{_indented(point.what)}")
+        if point.cure:
+            print(f"{'':<10}{'':<19}→ {point.cure}")
+    numbers = [f"{sum(point.verdict == verdict for point in points)} {verdict}" for verdict in ("pass", "fail", "not seen")]
+    print(f"{len(points)} points: {', '.join(numbers)}")
+    if any(point.verdict == "fail" for point in points):
+        raise typer.Exit(1)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n" + " " * 29)

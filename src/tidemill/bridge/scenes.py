@@ -1,0 +1,507 @@
+"""The scenes of the conformance kit: how a simulator is played so that each point of `check` can be seen."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count as counted
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from tidemill.bridge.channels import ChannelError, Channels, EnvironmentParameters, Framing, RawBytes
+from tidemill.bridge.image import Group, groups_place, write_int
+from tidemill.bridge.play import Play, Program
+from tidemill.bridge.points import Found, Over, Scene
+from tidemill.bridge.specs import BehaviorSpec, Bools, DecisionSteps, Ints, TerminalSteps
+from tidemill.bridge.steps import StepReader, complete, count, write_actions
+from tidemill.bridge.tables import QUERY, RESET, STEP
+from tidemill.core.errors import EnvironmentFault, ImageError, PeerLost, TidemillError
+
+_SOON = 3.0  # seconds in which a simulator is to end where its trainer has died: one for noticing, and for its own end
+_NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobody has
+_CRASHES = {128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}  # as a shell reports them
+_TRIES = 300  # exchanges in which agents are to ask after a reset
+
+
+class Watcher:
+    """Plays, and looks at all that comes after every answer."""
+
+    def __init__(self, play: Play, found: Found, framing: Framing) -> None:
+        self.play, self.found = play, found
+        self.rng = np.random.default_rng(0)
+        self.rows: dict[str, tuple[Group, DecisionSteps, TerminalSteps, NDArray[np.intp] | None]] = {}
+        self._channels = Channels(framing=framing)
+        self._known: dict[str, BehaviorSpec] = {}
+        self._asked: dict[str, set[int]] = {}  # agents that asked and have not ended
+        self._numbers: set[tuple[int, ...]] = set()
+        self._unread = False  # rows came that are not finite
+        self.exchanges = 0
+        self.settled = False  # after the first reset
+
+    def exchange(self, point: str, command: int = STEP, side_channel: bytes = b"") -> None:
+        """Hand over, take the answer and look at it; whatever breaks is blamed on `point`."""
+        before = {name: set(ids) for name, ids in self._asked.items()}
+        with self.found.during(point, self.play):
+            data = self.play.exchange(command, side_channel)
+        self.look(data, command)
+        if command == RESET:
+            self.settled = True
+            for name, (_, decisions, terminals, _) in self.rows.items():
+                self._asked[name] = set(decisions.agent_id.tolist())
+                if stale := sorted(before.get(name, set()) & set(terminals.agent_id.tolist())):
+                    self.found.bad("reset", f'group "{name}": the answer to a reset ends the episode of agent {stale[0]}, which began before it')
+
+    def look(self, data: bytes, command: int = STEP) -> None:
+        """Look at what came with the answer to a command."""
+        self.exchanges += 1
+        self._see_channels(data)
+        self._see_commands()
+        self._see_groups()
+        numbers = []
+        for group in self.play.memory.groups:
+            numbers.append(self._see_rows(group, command))
+        self._numbers.add(tuple(numbers))
+        if len(self._numbers) > 2:  # the first, without any agents, is none
+            self.found.good("varying agents", f"{len(self._numbers)} different numbers of agents asked")
+
+    def _see_channels(self, data: bytes) -> None:
+        if data:
+            try:
+                self._channels.incoming(data)
+                messages = sum(self._channels.unknown.values())
+                self.found.good("side channel", f"{messages} messages in {len(self._channels.unknown)} channels")
+            except ChannelError as error:
+                self.found.bad("side channel", f"{len(data)} bytes cannot be read: {error}")
+
+    def _see_commands(self) -> None:
+        header = self.play.header()
+        names = ["command"] if self.play.layout.files == 1 else [name for name in ("reset", "query") if name in header]
+        for name in names:
+            if header[name]:
+                self.found.bad("commands", f"it handed back with {name} = {header[name]}")
+        self.found.good("commands", f"{self.exchanges} answers")
+
+    def _see_groups(self) -> None:
+        memory = self.play.memory
+        now = {group.name: group.spec for group in memory.groups}
+        for name, spec in self._known.items():
+            if now.get(name) != spec:
+                self.found.bad("late groups", f'group "{name}" {"was changed" if name in now else "vanished"} when the memory changed')
+        if list(now)[: len(self._known)] != list(self._known):
+            self.found.bad("late groups", f"the order of groups was {', '.join(self._known)} and is {', '.join(now)}")
+        new = [name for name in now if name not in self._known]
+        if new and self.settled and self._known:
+            self.found.good("late groups", f'"{new[0]}" appeared in exchange {self.exchanges}')
+        self._known = now
+        if now:
+            self.found.good("groups", f"{len(now)}: {', '.join(now)}")
+        if memory.groups and memory.generation:
+            self.found.good("growth", "it made room for its groups")
+
+    def _see_rows(self, group: Group, command: int) -> int:
+        """Look at a group's rows; return how many ask."""
+        found, memory, layout, name = self.found, self.play.memory, self.play.layout, group.name
+        none = np.empty(0, np.int32)
+        self.rows[name] = group, DecisionSteps([], none.astype(np.float32), none), TerminalSteps([], none.astype(np.float32), none), None
+        try:
+            decisions, terminals, asks = StepReader(layout, group).read(memory.data)
+        except ImageError as error:
+            found.bad("agents", str(error))
+            raise Over from None
+        except EnvironmentFault as error:
+            found.bad("numbers", str(error))
+            self._unread = True
+            return 0
+        self.rows[name] = group, decisions, terminals, asks
+        rows = len(decisions) + len(terminals)
+        if rows:
+            found.good("agents", f"up to {group.spec.max_agents} in a step")
+            found.good("numbers", f"{self.exchanges} answers")
+        for what, ids in (("asks", decisions.agent_id), ("ends", terminals.agent_id)):
+            if len(np.unique(ids)) < len(ids):
+                found.bad("agents", f'group "{name}": agent {_twice(ids)} {what} twice in one exchange')
+        asked = self._asked.setdefault(name, set())
+        for agent in terminals.agent_id.tolist():
+            if agent not in asked and command != RESET:
+                found.bad("varying agents", f'group "{name}": agent {agent} ends, and has never asked for a decision')
+        asked -= set(terminals.agent_id.tolist())
+        asked |= set(decisions.agent_id.tolist())
+        self._see_flags(group, rows)
+        self._see_ends(terminals)
+        if decisions.forbidden is not None:
+            self._see_masks(group, decisions, rows if layout.files == 1 else len(decisions))
+        return len(decisions)
+
+    def _see_flags(self, group: Group, rows: int) -> None:
+        data, places, layout = self.play.memory.data, group.places, self.play.layout
+        if layout.files == 2:
+            cut = data[places["interrupted"] : places["interrupted"] + count(data, group, "ended")]
+            if any(flag > 1 for flag in cut):
+                self.found.bad("interruptions", f'group "{group.name}": interrupted = {max(cut)} of an agent that ended')
+            return
+        done, cut = (data[places[name] : places[name] + rows] for name in ("done", "max_step"))
+        if any(flag > 1 for flag in done):
+            self.found.bad("ends", f'group "{group.name}": done = {max(done)}')
+        for row, (over, flag) in enumerate(zip(done, cut, strict=True)):
+            if flag > 1 or (flag and not over):
+                self.found.bad("interruptions", f'group "{group.name}", row {row}: max_step = {flag} where done = {over}')
+
+    def _see_ends(self, terminals: TerminalSteps) -> None:
+        if (~terminals.interrupted).any():
+            self.found.good("ends", f"seen in exchange {self.exchanges}")
+        if terminals.interrupted.any():
+            self.found.good("interruptions", f"seen in exchange {self.exchanges}")
+
+    def _see_masks(self, group: Group, decisions: DecisionSteps, rows: int) -> None:
+        masks: list[Bools] = decisions.action_mask or []
+        for branch, forbidden in enumerate(masks):
+            stuck = forbidden.all(axis=1)
+            if stuck.any():
+                agent = decisions.agent_id[int(stuck.argmax())]
+                self.found.bad("masks", f'group "{group.name}": all actions of branch {branch} are forbidden to agent {agent}')
+        place = group.places["masks"]
+        flags = self.play.memory.data[place : place + rows * group.symbols["B"]]
+        if any(flag > 1 for flag in flags):
+            self.found.bad("masks", f'group "{group.name}": a mask is {max(flags)}')
+        if any(forbidden.any() for forbidden in masks):
+            self.found.good("masks", f'group "{group.name}" forbids actions now and then')
+
+    def act(self) -> None:
+        """Set allowed actions at random for all who ask."""
+        for group, decisions, terminals, asks in self.rows.values():
+            self.play.act(group, decisions, asks, len(decisions) + len(terminals), self.rng)
+
+    @property
+    def asking(self) -> bool:
+        """Whether any agent asks for a decision."""
+        return self._unread or any(len(decisions) for _, decisions, _, _ in self.rows.values())
+
+
+def _twice(ids: Ints) -> int:
+    unique, numbers = np.unique(ids, return_counts=True)
+    return int(unique[numbers.argmax()])
+
+
+def _begin(program: Program, found: Found, framing: Framing) -> Watcher:
+    """Start a simulator and reset it; the caller closes its play."""
+    begun = time.monotonic()
+    with found.during("start"):
+        play = Play(program)
+    try:
+        watcher = Watcher(play, found, framing)
+        with found.during("start", play):
+            data = play.answer()
+        found.good("start", f"after {time.monotonic() - begun:.2f} s")
+        watcher.look(data)
+        watcher.exchange("reset", RESET)
+        _await_agents(watcher)
+    except BaseException:
+        play.close()
+        raise
+    return watcher
+
+
+def _await_agents(watcher: Watcher) -> None:
+    """Step until an agent asks."""
+    for _ in range(_TRIES):
+        if watcher.asking:
+            return
+        watcher.exchange("steps")
+    if not watcher.play.memory.groups:
+        watcher.found.bad("groups", f"there are none after a reset and {_TRIES} steps")
+    else:
+        watcher.found.bad("reset", f"no agent asks for a decision in {_TRIES} steps after a reset")
+    raise Over
+
+
+# ---- plain play -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def plays(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+    """Everything that a well-behaved trainer does."""
+    watcher = _begin(program, found, framing)
+    with watcher.play:
+        slowest, begun = 0.0, time.monotonic()
+        for steps in counted(1):
+            now = time.monotonic()
+            if now - begun > seconds and steps > 20:
+                break
+            watcher.act()
+            watcher.exchange("steps")
+            slowest = max(slowest, time.monotonic() - now)
+        found.good("steps", f"{steps - 1} steps, {(steps - 1) / (now - begun):,.0f} a second, the slowest after {slowest * 1e3:.1f} ms")
+        _thinks(watcher, min(2.0, max(0.2, seconds / 5)))
+        _grows(watcher, framing)
+        _resets(watcher)
+        if watcher.play.layout.queries:
+            _queries(watcher)
+        _spoils(watcher)
+        _closes(watcher)
+
+
+def _thinks(watcher: Watcher, pause: float) -> None:
+    """Think for a while: the simulator writes nothing meanwhile, burns nothing, and is still there."""
+    play, found = watcher.play, watcher.found
+    before = play.snapshot()
+    time.sleep(0.1)
+    begun, running = time.monotonic(), _running(play)
+    time.sleep(pause)
+    took, ran = time.monotonic() - begun, _running(play)
+    if before == (after := play.snapshot()):
+        found.good("turns", f"nothing changed within {pause:.1f} s")
+    else:
+        place = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(before))
+        found.bad("turns", f"byte {place} of the memory changed while it was the trainer's turn")
+    shares = [(ran[task][0] - run) / max(took - (ran[task][1] - wait), 1e-3) for task, (run, wait) in running.items() if task in ran]
+    if shares:
+        (found.bad if max(shares) > 0.5 else found.good)("sleep", f"it ran for {max(shares):.0%} of the {pause:.1f} s that the trainer thought")
+    watcher.act()
+    watcher.exchange("patience")
+    found.good("patience", f"it waited for {pause:.1f} s")
+
+
+def _running(play: Play) -> dict[str, tuple[float, float]]:
+    """Return for each thread of the simulator how long it ran and how long it waited for a core, in seconds; nothing where that cannot be known."""
+    assert play.process is not None
+    found = {}
+    try:
+        process = psutil.Process(play.process.pid)
+        for number in [process.pid, *(child.pid for child in process.children(recursive=True))]:
+            for task in Path(f"/proc/{number}/task").iterdir():
+                run, wait, _ = (task / "schedstat").read_text().split()
+                found[task.name] = int(run) / 1e9, int(wait) / 1e9
+    except (psutil.Error, OSError, ValueError):
+        return {}
+    return found
+
+
+def _grows(watcher: Watcher, framing: Framing) -> None:
+    """Send more and more by a side channel that all may know, then by one that nobody knows."""
+    for number in (4, 40, 400):
+        parameters = EnvironmentParameters()
+        for i in range(number):
+            parameters.set(f"tidemill_check_{i}", i)
+        watcher.exchange("trainer's growth", STEP, Channels([parameters], framing).outgoing())
+        watcher.exchange("trainer's growth")
+    watcher.found.good("trainer's growth", "it followed three times")
+    stranger = RawBytes(_NO_CHANNEL, 999)
+    stranger.send(bytes(range(100)))
+    stranger.send(b"")
+    watcher.exchange("unknown channel", STEP, Channels([stranger], framing).outgoing())
+    watcher.exchange("unknown channel")
+    watcher.found.good("unknown channel", "it went on")
+
+
+def _resets(watcher: Watcher) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            watcher.act()
+            watcher.exchange("steps")
+        watcher.exchange("reset", RESET)
+        watcher.exchange("reset", RESET)
+        _await_agents(watcher)
+    watcher.found.good("reset", "5 resets, amid episodes and twice in a row")
+
+
+def _queries(watcher: Watcher) -> None:
+    memory = watcher.play.memory
+    before = memory.data[groups_place(memory.layout, watcher.play.header()) :]
+    with watcher.found.during("query", watcher.play):
+        watcher.play.exchange(QUERY)
+    after = memory.data[groups_place(memory.layout, watcher.play.header()) :]
+    if watcher.play.header()["query"]:
+        watcher.found.bad("query", "it handed back and left the flag as it was")
+    elif before != after:
+        watcher.found.bad("query", "rows changed, as if it had stepped")
+    else:
+        watcher.found.good("query", "it answered, and the rows stayed")
+
+
+def _spoils(watcher: Watcher) -> None:
+    """Overwrite what the simulator is to write whole, and see whether it does."""
+    play, found = watcher.play, watcher.found
+    looked = 0
+    for _ in range(5):
+        watcher.act()
+        for group in play.memory.groups:
+            for place, size in _values(group):
+                play.memory.data[place : place + size] = b"\xff" * size
+        with found.during("whole rows", play):
+            data = play.exchange()
+        for group in play.memory.groups:
+            looked += _whole(watcher, group)
+        watcher.look(data)
+    if looked:
+        found.good("whole rows", f"{looked} rows")
+
+
+def _values(group: Group) -> list[tuple[int, int]]:
+    """Return where observations, rewards and masks lie, and how many bytes they have."""
+    most, symbols, places = group.spec.max_agents, group.symbols, group.places
+    found = [
+        (places[prefix + name], 4 * most * size)
+        for prefix in ("", "ended_")
+        for name, size in (("obs", symbols["P"]), ("reward", 1))
+        if prefix + name in places
+    ]
+    return [*found, (places["masks"], most * symbols.get("B", 0))]
+
+
+def _whole(watcher: Watcher, group: Group) -> int:
+    """Complain of values that were left as they had been spoilt; return how many rows there are."""
+    data, spec = watcher.play.memory.data, group.spec
+    rows = 0
+    for counter, prefix in (("agents", ""), ("ended", "ended_")):
+        if counter not in group.places:
+            continue
+        n = count(data, group, counter)
+        rows += n
+        parts = [(f"observation {k}", observation.size) for k, observation in enumerate(spec.observation_specs)]
+        place = group.places[prefix + "obs"]
+        for what, width in [*parts, ("the reward", 1)]:
+            start = group.places[prefix + "reward"] if what == "the reward" else place
+            place += 0 if what == "the reward" else 4 * spec.max_agents * width
+            left = (np.frombuffer(data[start : start + 4 * n * width], np.uint32).reshape(n, width) == 0xFFFFFFFF).any(axis=1)
+            if left.any():
+                watcher.found.bad("whole rows", f'group "{group.name}": {what} of row {int(left.argmax())} was not written')
+                data[start : start + 4 * n * width] = bytes(4 * n * width)
+    width = group.symbols.get("B", 0)
+    n = count(data, group, "agents")
+    if 0xFF in data[group.places["masks"] : group.places["masks"] + n * width]:
+        watcher.found.bad("whole rows", f'group "{group.name}": masks were not written')
+        data[group.places["masks"] : group.places["masks"] + n * width] = bytes(n * width)
+    return rows
+
+
+def _closes(watcher: Watcher) -> None:
+    how = watcher.play.leaves()
+    if how is None:
+        watcher.found.bad("close", "it did not end within 5 s")
+    elif how != "ended with exit code 0":
+        assert watcher.play.process is not None
+        watcher.found.bad("close", f"it {how}{watcher.play.process.output()}")
+    else:
+        watcher.found.good("close", f"it {how}")
+
+
+# ---- bad moves ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def dies(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+    """A trainer that is killed: another process plays, and is."""
+    settings = msgspec.json.encode(asdict(program)).decode()
+    code = "from tidemill.bridge.scenes import doomed; doomed()"
+    done = subprocess.run([sys.executable, "-c", code, settings], capture_output=True, text=True)
+    if done.returncode != -signal.SIGKILL:
+        raise Over  # told by the scene of plain play
+    number, begun = int(done.stdout), time.monotonic()
+    while _lives(number) and time.monotonic() - begun < _SOON + 0.1 * program.deadline:
+        time.sleep(0.02)
+    if _lives(number):
+        found.bad("trainer's death", f"it still runs {time.monotonic() - begun:.0f} s after its trainer was killed")
+        os.killpg(number, signal.SIGKILL)
+    else:
+        found.good("trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed")
+
+
+def doomed() -> None:
+    """Be the trainer that is killed, with its simulator's settings on the command line; tell the simulator's process."""
+    play = Play(msgspec.json.decode(sys.argv[1], type=Program))
+    play.answer()
+    play.exchange(RESET)
+    play.memory.hand_over(STEP)
+    play.answer()
+    assert play.process is not None
+    print(play.process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lives(number: int) -> bool:
+    try:
+        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
+    """Return a scene in which the trainer does harm, and the simulator is to go on or to end with an error: neither to crash nor to hang."""
+
+    def scene(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+        watcher = _begin(program, Found(), framing)
+        with watcher.play:
+            watcher.act()
+            if not harm(watcher):
+                return
+            assert watcher.play.process is not None
+            try:
+                watcher.play.answer()
+                watcher.look(b"")
+                if watcher.found.point("numbers").verdict == "fail":
+                    found.bad(point, f"what it did not check comes back: {watcher.found.point('numbers').what}")
+                else:
+                    found.good(point, "it went on")
+            except PeerLost as error:
+                code = watcher.play.process.returncode()
+                crashed = code is not None and (code < 0 or code in _CRASHES)
+                (found.bad if crashed else found.good)(point, str(error))
+            except TidemillError as error:
+                found.bad(point, str(error))
+
+    return scene
+
+
+def _wrong_actions(watcher: Watcher) -> bool:
+    acted = False
+    for group, decisions, terminals, asks in watcher.rows.values():
+        actions = group.spec.action_spec
+        whole = complete(group, len(decisions), actions.zeros(len(decisions)))
+        assert whole.continuous is not None and whole.discrete is not None
+        if len(decisions) and (actions.continuous_size or actions.branches):
+            acted = True
+            whole.continuous[...] = np.nan
+            whole.discrete[...] = 1_000_000_000
+            write_actions(watcher.play.memory.data, group, whole, asks, len(decisions) + len(terminals))
+    watcher.play.memory.hand_over(STEP)
+    return acted
+
+
+def _unknown_command(watcher: Watcher) -> bool:
+    if watcher.play.layout.files == 1:
+        watcher.play.memory.hand_over(77)
+        return True
+    return False
+
+
+def _torn_channel(watcher: Watcher) -> bool:
+    watcher.play.memory.put_side_channel(b"\x01" * 16 + struct.pack("<i", 1_000_000) + b"torn")
+    watcher.play.memory.hand_over(STEP)
+    return True
+
+
+def _wrong_lengths(watcher: Watcher) -> bool:
+    layout, memory = watcher.play.layout, watcher.play.memory
+    write_int(memory.data, layout.header_bytes if layout.files == 1 else 0, 2**31 - 1)
+    memory.hand_over(STEP)
+    return True
+
+
+_PLAYED = (
+    *("start", "groups", "steps", "commands", "turns", "patience", "sleep", "agents", "varying agents", "whole rows", "numbers", "masks", "ends"),
+    *("interruptions", "reset", "late groups", "growth", "trainer's growth", "side channel", "unknown channel", "query", "close"),
+)
+SCENES: dict[Scene, tuple[str, ...]] = {
+    plays: _PLAYED,
+    dies: ("trainer's death",),
+    misleads("wrong actions", _wrong_actions): ("wrong actions",),
+    misleads("unknown command", _unknown_command): ("unknown command",),
+    misleads("torn side channel", _torn_channel): ("torn side channel",),
+    misleads("wrong lengths", _wrong_lengths): ("wrong lengths",),
+}
