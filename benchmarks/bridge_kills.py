@@ -21,7 +21,7 @@ import psutil
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
-from tidemill.bridge.files import shared_folder
+from tidemill.bridge.files import Watch, shared_folder
 from tidemill.bridge.worlds import reach
 from tidemill.run.metrics import read_metrics
 
@@ -44,6 +44,16 @@ def folders():
     """Return the bridge's folders."""
     roots = [Path(tempfile.gettempdir()), Path("/dev/shm"), shared_folder()]
     return {path for root in roots if root.is_dir() for path in root.glob("tidemill-*")}
+
+
+def lives(folder):
+    """Return whether whoever made a folder lives: it is somebody else's then."""
+    watch = Watch.find(folder / "memory.trainer")
+    try:
+        return watch is not None and watch.alive()
+    finally:
+        if watch is not None:
+            watch.close()
 
 
 class Killer(threading.Thread):
@@ -111,7 +121,7 @@ def main():
             early, late = sorted(values[:quarter])[quarter // 2], sorted(values[-quarter:])[quarter // 2]
             print(f"the actor's {name}: {early:,.0f} in the first quarter, {late:,.0f} in the last (medians)")
     time.sleep(1.0)
-    print(f"left behind: {len(simulators(given.world))} processes, {len(folders() - before)} folders")
+    print(f"left behind: {len(simulators(given.world))} processes, {len([path for path in folders() - before if not lives(path)])} folders")
 
 
 if __name__ == "__main__":

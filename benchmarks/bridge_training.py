@@ -4,10 +4,12 @@
 
 The same game ("reach", ten agents) is trained with the same settings: as a simulator, a process of its own (the Python world by default, or --world:
 the C one, say), and as a Python vector environment of ten lanes in the actor's own process. One actor, one trainer, on processes. The figure is the
-time per trained step (a row of one agent), after a start-up; runs alternate; medians. The aim is a ratio of at most 1.25.
+time per trained step (a row of one agent), after a start-up; runs alternate; medians. The aim is a ratio of at most 1.25. "CPU" is what all processes
+together computed per row, start-up taken off: it says more on a machine where other programs run.
 """
 
 import argparse
+import resource
 import statistics
 import tempfile
 from pathlib import Path
@@ -58,24 +60,37 @@ class ReachVector(gymnasium.vector.VectorEnv):
         return self._field.observation(), rewards, there, late, {}
 
 
-def seconds_per_row(environment, lanes, steps):
-    """Return the seconds per trained row, and the mean return at the end."""
-    rows_per_step = AGENTS // lanes
+def train(environment, lanes, rows):
+    """Train, and return the run's records, and the CPU seconds of all its processes."""
     actors = Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=SAMPLE_STEPS),))
     experiment = Experiment(
         name="bridge",
         policies={"policy": ActorCritic()},
         workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=512))},
-        limits=Limits(steps=steps // rows_per_step),
+        limits=Limits(steps=rows // (AGENTS // lanes)),
     )
+    before = computed()
     with tempfile.TemporaryDirectory() as folder:
         result = tidemill.train(experiment, run_dir=Path(folder) / "run", quiet=True, layout="given")
-        records = read_metrics(result.folder)
+        return read_metrics(result.folder), computed() - before
+
+
+def computed():
+    """Return the CPU seconds of this process and of all that it has started and that ended."""
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+def cost(environment, lanes, rows):
+    """Return the seconds and the CPU seconds per trained row, and some words."""
+    few, start_up = train(environment, lanes, SAMPLE_STEPS * AGENTS)
+    records, spent = train(environment, lanes, rows)
     first, last = next(record for record in records if record["time/seconds"] >= STARTUP), records[-1]
     shares = {place: last.get(f"time/actor-0/{place}", 0.0) for place in ("environment", "inference", "wait", "python")}
-    spent = ", ".join(f"{place} {share:.0%}" for place, share in shares.items())
-    rows = (last["step"] - first["step"]) * rows_per_step
-    return (last["time/seconds"] - first["time/seconds"]) / rows, f"return {last['return/mean']:.2f}; actor: {spent}"
+    told = ", ".join(f"{place} {share:.0%}" for place, share in shares.items())
+    per_step = AGENTS // lanes
+    seconds = (last["time/seconds"] - first["time/seconds"]) / ((last["step"] - first["step"]) * per_step)
+    cpu = (spent - start_up) / ((last["step"] - few[-1]["step"]) * per_step)
+    return seconds, cpu, f"return {last['return/mean']:.2f}; actor: {told}"
 
 
 def main():
@@ -93,14 +108,15 @@ def main():
     found, began = {name: [] for name in kinds}, perf_counter()
     for run in range(given.runs):
         for name, (environment, lanes) in kinds.items():
-            seconds, told = seconds_per_row(environment, lanes, given.steps)
-            found[name].append(seconds)
-            print(f"run {run}: {name}: {seconds * 1e6:.1f} µs per trained row; {told}", flush=True)
-    base = statistics.median(found["vector environment"])
-    print(f"\n{'':28} {'µs/row':>8} {'lowest':>8} {'highest':>8} {'ratio':>6}")
+            seconds, cpu, told = cost(environment, lanes, given.steps)
+            found[name].append((seconds * 1e6, cpu * 1e6))
+            print(f"run {run}: {name}: {seconds * 1e6:.1f} µs per trained row, CPU {cpu * 1e6:.1f}; {told}", flush=True)
+    base, base_cpu = map(statistics.median, zip(*found["vector environment"], strict=True))
+    print(f"\n{'':28} {'µs/row':>8} {'lowest':>8} {'highest':>8} {'ratio':>6} {'CPU':>8} {'ratio':>6}")
     for name, values in found.items():
-        middle = statistics.median(values)
-        print(f"{name:28} {middle * 1e6:8.1f} {min(values) * 1e6:8.1f} {max(values) * 1e6:8.1f} {middle / base:6.2f}")
+        times, cpus = zip(*values, strict=True)
+        middle, cpu = statistics.median(times), statistics.median(cpus)
+        print(f"{name:28} {middle:8.1f} {min(times):8.1f} {max(times):8.1f} {middle / base:6.2f} {cpu:8.1f} {cpu / base_cpu:6.2f}")
     print(f"medians of {given.runs} alternating runs of {given.steps:,} rows; {perf_counter() - began:.0f} s")
 
 

@@ -1,11 +1,17 @@
 """Simulators for tests, in Python: `python simulators.py KIND --memory-path PATH`. Each does on purpose what others do rarely."""
 
+import importlib.util
 import sys
 import time
+import types
 
-from tidemill.bridge import Bridge, World
-from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
-from tidemill.bridge.tables import QUERY, STEP
+package = types.ModuleType("tidemill")  # the trainer's parts, which its own __init__ imports, are not needed here, and take longer than all the rest
+package.__path__ = list(importlib.util.find_spec("tidemill").submodule_search_locations)
+sys.modules["tidemill"] = package
+
+from tidemill.bridge import Bridge, World  # noqa: E402
+from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics  # noqa: E402
+from tidemill.bridge.tables import QUERY, STEP  # noqa: E402
 
 KIND = sys.argv[1]
 
@@ -181,6 +187,18 @@ class Napping(Simulator):
         self.world.request_decision(0).set_observation(0, [t])
 
 
+class Deaf(Simulator):
+    """Hangs in exchange 3, and hears nothing any more."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t == 3:
+            time.sleep(600)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
 class NotANumber(Simulator):
     """An observation is NaN in exchange 3."""
 
@@ -250,7 +268,7 @@ if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
         for kind in (
-            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, NotANumber, Single),
+            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single),
             *(Statistical, Stepping, Frozen),
         )
     }

@@ -309,6 +309,43 @@ def test_an_editor_is_one_lane():
     assert SimulatorEnvironment().single and not simulator("rich").single
 
 
+def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
+    before = {child.pid for child in psutil.Process().children()}
+    with Played(simulator("deaf")) as played:
+        played.play(3)
+        played.environment.send(played.actions, np.zeros(1, bool))
+        assert not played.environment.ready()
+    assert {child.pid for child in psutil.Process().children()} <= before
+    with Played(simulator("deaf", deadline=1.0, restarts=1)) as played:
+        told = [played.tick()[0].truncated.tolist() for _ in range(6)]
+        assert told == [[False], [False], [False], [True], [False], [False]]
+
+
+def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypatch):
+    """Somebody presses play once the trainer waits: the world finds it without being told where, and a second trainer is refused."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    refused = []
+
+    def press_play():
+        while not (tmp_path / "ml-agents" / "default.trainer").exists():
+            time.sleep(0.01)
+        try:
+            SimulatorEnvironment().build(1, 0)
+        except ConfigError as error:
+            refused.append(str(error))
+        editor.append(subprocess.Popen([sys.executable, SIMULATORS, "rich"]))
+
+    editor = []
+    player = threading.Thread(target=press_play)
+    player.start()
+    with Played(SimulatorEnvironment(parameters={"level": 2})) as played:
+        player.join()
+        assert played.tick()[0].present.all() and played.environment.groups == {"rich": 2}
+        assert "another trainer" in refused[0]
+    assert editor[0].wait(20) == 0 and not list((tmp_path / "ml-agents").iterdir())
+
+
 def test_example_worlds_play_alone():
     from tidemill.bridge.worlds import corridor, reach
 

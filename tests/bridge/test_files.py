@@ -64,7 +64,7 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
 
 def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
     meeting = Meeting.at(tmp_path / "sub" / "default")
-    for name in ("default", "default_", "default___", "default.simulator", "default2", "default_x", "xdefault"):
+    for name in ("default", "default_", "default___", "default.simulator", "default.new", "default2", "default_x", "xdefault"):
         (tmp_path / "sub" / name).touch()
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
         Meeting.at(tmp_path / "sub" / "default")
@@ -108,3 +108,12 @@ def test_a_simulator_tidies_up_only_where_no_other_trainer_may_meet(tmp_path):
         (tmp_path / name / "memory").touch()
         remove_dead(tmp_path / name / "memory")
     assert [path.name for path in tmp_path.iterdir()] == ["ml-agents"]
+
+
+def test_looking_for_the_dead_leaves_no_descriptors_open(root):
+    living = Meeting.own(1)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Meeting.own(1).leave()
+    assert len(os.listdir("/proc/self/fd")) == before
+    living.leave()

@@ -2,6 +2,8 @@
 
 import mmap
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -246,3 +248,32 @@ def test_a_simulator_that_closes_at_once_is_told(tmp_path):
     threading.Thread(target=other, daemon=True).start()
     with pytest.raises(PeerLost, match="closed the bridge"):
         Simulator(memory_path=tmp_path / "m")
+
+
+DYING = '''
+import struct, subprocess, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(struct.pack("<iiBBiii", 22, 0, 1, 0, 4, 0, 0))
+world = f"""
+from tidemill.bridge import Bridge, World
+bridge = Bridge()
+world = bridge.add(World("w", 1, [(1,)], 1))
+world.request_decision(0)
+assert not bridge.exchange()
+with open({sys.argv[2]!r}, "w") as file:
+    file.write(bridge.reason)
+"""
+subprocess.Popen([sys.executable, "-c", world, "--memory-path", sys.argv[1]])
+input()
+'''
+
+
+def test_the_death_of_an_old_trainer_that_is_the_parent_is_noticed(tmp_path):
+    reason = tmp_path / "reason"
+    trainer = subprocess.Popen([sys.executable, "-c", DYING, tmp_path / "m", reason], stdin=subprocess.PIPE)
+    wait((tmp_path / "m_").exists)  # the world has added itself
+    trainer.kill()
+    trainer.wait()
+    wait(lambda: reason.exists() and reason.read_text())
+    assert reason.read_text() == f"the trainer (process {trainer.pid}) died"
+    assert [path.name for path in tmp_path.iterdir()] == ["reason"]

@@ -161,12 +161,11 @@ def test_living_trainers_do_not_disturb_one_another(script, tmp_path):
         simulator.close()
 
 
-def test_a_simulator_that_does_not_end_is_ended(script, monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.simulator._GRACE", 0.1)
+def test_a_simulator_that_does_not_end_is_ended(script):
     path = script(WORLD.replace("with open", "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\nwith open"))
     simulator = Simulator(path)
     pid = int(simulator.get_steps("w")[0].obs[0][0, 2])
-    simulator.close()
+    simulator.close(0.1)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

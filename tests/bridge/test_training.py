@@ -30,7 +30,7 @@ def alive():
 
 def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(tmp_path):
     """Each dies in its twelfth exchange. Rows before and behind the cuts are trained on, and nothing is left."""
-    before = alive()
+    before, files = alive(), psutil.Process().num_fds()
     environment = SimulatorEnvironment(path=SIMULATORS, arguments=("mortal",), restarts=20)
     experiment = Experiment(
         name="mortal",
@@ -47,7 +47,7 @@ def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(
     told = [line for line in metrics if "environment/t" in line]
     assert told and all(0 <= line["environment/t"] < 12 for line in told)
     assert sum(line.get("environment/simulator/restarts", 0) for line in metrics) >= 2
-    assert alive() <= before
+    assert alive() <= before and psutil.Process().num_fds() <= files + 4  # those of the run itself; each restart once left more
 
 
 def test_the_command_line_trains_a_policy_per_group(tmp_path):
@@ -86,12 +86,13 @@ def test_bad_input_is_told_in_a_line_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["reach", "corridor"])
-def test_the_examples_reach_what_their_heuristics_do(function, tmp_path):
-    """0.9 of it is where they end; evaluation counts the episodes of agents."""
+def test_the_examples_learn_and_evaluation_counts_the_episodes_of_agents(function, tmp_path):
+    """Not to the end: two thirds of what their heuristics reach are far from chance."""
     experiment = load_attribute(f"{EXAMPLE}:{function}", "experiment")()
+    experiment = experiment.replace(limits=experiment.limits.replace(mean_return=experiment.limits.mean_return * 0.7))
     result = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", source=EXAMPLE, quiet=True)
     assert result.summary["reason"].startswith("mean return")
     found = evaluate(tmp_path / "run", 60, lanes=2, file=EXAMPLE, quiet=True)
     assert found.specs[0].episodes == 60
-    assert found.mean >= 0.8 * {"reach": 1.999, "corridor": 0.92}[function]
+    assert found.mean >= 0.6 * {"reach": 1.999, "corridor": 0.92}[function]
     assert corridor.LONGEST < reach.LONGEST and found.specs[0].length_max <= {"reach": 50, "corridor": 30}[function]

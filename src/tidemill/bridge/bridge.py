@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, remove_dead, shared_folder
+from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, remove_dead, remove_memory, shared_folder
 from tidemill.bridge.join import join_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.requests import read_actions
@@ -61,7 +61,12 @@ class Bridge:
             if memory_path is None:
                 return
             raise SimulatorError(f"the trainer of {path} (process {owner}) is dead; a living one has to start this simulator")
-        self._join(path)
+        try:
+            self._join(path)
+        except BaseException:
+            if self._watch is not None:
+                self._watch.close()
+            raise
 
     def _join(self, path: Path) -> None:
         self._memory = join_memory(path)
@@ -195,7 +200,7 @@ class Bridge:
         assert memory is not None
         self._begun, self.reason = True, reason
         if self._watch is None:
-            memory.remove()  # a trainer of another make leaves that to us
+            remove_memory(self._path)  # a trainer of another make leaves that to us
         elif not self._watch.alive():
             remove_dead(self._path)
         memory.close()

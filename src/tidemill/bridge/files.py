@@ -18,6 +18,7 @@ from pathlib import Path
 from tidemill.core.errors import ConfigError, ImageError, SimulatorError
 
 TRAINER_SUFFIX, SIMULATOR_SUFFIX = ".trainer", ".simulator"
+NEW_SUFFIX = ".new"  # of the first file, while it is being made
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = "tidemill-"
@@ -159,14 +160,11 @@ class Meeting:
         try:
             self._lock = Lock(Path(f"{path}{TRAINER_SUFFIX}"))
         except BlockingIOError:
-            watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
-            owner = watch.owner if watch else "?"
-            if watch:
-                watch.close()
+            owner = _owner(Path(f"{path}{TRAINER_SUFFIX}"))
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
-        self._remove_memory()  # of a dead owner
+        remove_memory(self.path)  # of a dead owner
 
     @classmethod
     def own(cls, layout_files: int) -> "Meeting":
@@ -199,17 +197,29 @@ class Meeting:
 
     def leave(self) -> None:
         """Remove all files."""
-        self._remove_memory()
+        remove_memory(self.path)
         self._lock.release()
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
-    def _remove_memory(self) -> None:
-        name = self.path.name
-        for entry in self.path.parent.iterdir():
-            if (entry.name.rstrip("_") == name.rstrip("_") and entry.name.startswith(name)) or entry.name == name + SIMULATOR_SUFFIX:
-                entry.unlink(missing_ok=True)
+
+def _owner(path: Path) -> str:
+    """Return the process id of a companion's owner, as text."""
+    watch = Watch.find(path)
+    if watch is None:
+        return "?"
+    owner = watch.owner
+    watch.close()
+    return owner
+
+
+def remove_memory(path: Path) -> None:
+    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion."""
+    for entry in path.parent.iterdir():
+        rest = entry.name.removeprefix(path.name)
+        if entry.name.startswith(path.name) and (not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)):
+            entry.unlink(missing_ok=True)
 
 
 def remove_dead(path: Path) -> None:
@@ -228,7 +238,12 @@ def _sweep(root: Path, prefix: str) -> None:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
                 continue
-            if (folder / f"memory{TRAINER_SUFFIX}").exists():
-                Meeting(folder / "memory", folder).leave()
+            watch = Watch.find(folder / f"memory{TRAINER_SUFFIX}")
+            if watch is not None:
+                dead = not watch.alive()
+                watch.close()
+                if dead:
+                    Meeting(folder / "memory", folder).leave()
             elif time.time() - about.st_mtime > _YOUNG:
+                (folder / f"memory{TRAINER_SUFFIX}").unlink(missing_ok=True)
                 folder.rmdir()

@@ -35,6 +35,7 @@ from tidemill.core.schema import Arrays
 from tidemill.core.tally import Tally, Told
 
 PATIENCE = 0.0005  # seconds that `ready` sleeps for an answer before a thread does; most come sooner, and a thread's waking costs more than they do
+CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
 MOST_EMPTY = 10_000  # exchanges in a row in which no agent of a lane asks for a decision, at the begin of its episodes
 SEEDS = 1 << 24  # a seed travels as a float32
 
@@ -107,10 +108,9 @@ class Crowd:
         seats, new = self.seats.seat(decisions.agent_id, ended)
         if seats is not self.asking:
             self.asking, self._rows = seats, self._rows_of(seats)
-        again = np.intersect1d(ended, seats) if len(ended) and new.any() else ended[:0]
-        if len(again):
-            self._restart(again, ticks, same_step)
         fresh = new.any()
+        if fresh and len(ended) and len(again := ended[self.seats.taken[ended]]):
+            self._restart(again, ticks, same_step)
         for place, which, rows in self._rows:
             tick = ticks[place.tick]
             tick.present[rows] = True
@@ -235,9 +235,9 @@ class Lane:
         """End the simulator."""
         self._closed = True
         if self._simulator is not None:
-            self._simulator.close()
+            self._simulator.close(CLOSE_SECONDS)
         elif self._starting is not None and self._starting.done() and self._starting.exception() is None:
-            self._starting.result().close()
+            self._starting.result().close(CLOSE_SECONDS)
 
 
 class SimulatorLanes(Environment):

@@ -59,10 +59,6 @@ class SharedMemory(ABC):
         """Whether the other side has closed; also where it did so out of turn."""
 
     @abstractmethod
-    def remove(self) -> None:
-        """Remove the files."""
-
-    @abstractmethod
     def close(self) -> None:
         """Let go of the memory; files stay."""
 

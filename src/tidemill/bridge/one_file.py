@@ -4,7 +4,7 @@ import mmap
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.files import create_file, open_file
+from tidemill.bridge.files import NEW_SUFFIX, create_file, open_file
 from tidemill.bridge.image import groups_place, read_groups, read_header, read_int, write_int
 from tidemill.bridge.memory import Look, SharedMemory, check_size, next_path, write_header
 from tidemill.bridge.tables import CHANGE_FILE, CLOSE, COMMANDS, Layout
@@ -21,10 +21,10 @@ class OneFile(SharedMemory):
         self.turns = Turns(layout.word, self._turn, side)
         self._changes = 0
         if create:
-            data = create_file(path.with_name(path.name + ".new"), layout.header_bytes + 8)
+            data = create_file(path.with_name(path.name + NEW_SUFFIX), layout.header_bytes + 8)
             write_header(layout, data)
             data[self._turn] = side
-            path.with_name(path.name + ".new").rename(path)  # whoever finds it finds it whole
+            path.with_name(path.name + NEW_SUFFIX).rename(path)  # whoever finds it finds it whole
         else:
             data = open_file(path)
         self._use(path, data)
@@ -110,9 +110,6 @@ class OneFile(SharedMemory):
 
     def peer_closed(self) -> bool:
         return self.data[self._command] == CLOSE and self.data[self._turn] == self._side
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self.data.close()

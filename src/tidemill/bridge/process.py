@@ -74,10 +74,8 @@ class SimulatorProcess:
         text = b"".join(self._lines).decode(errors="replace").strip()
         return f". The end of its output:\n{text}" if text else ". It wrote nothing"
 
-    def end(self, seconds: float) -> None:
-        """Wait so long for its end, then end it, and whatever it started."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+    def end(self) -> None:
+        """End it where it has not ended, and whatever it started."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)

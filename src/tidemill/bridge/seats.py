@@ -31,8 +31,8 @@ class Seats:
             return np.full(len(ids), -1, np.intp)
         own = self._ids[taken]
         order = own.argsort()
-        at = own[order].searchsorted(ids).clip(max=len(own) - 1)
-        return np.where(own[order[at]] == ids, taken[order[at]], -1)
+        at = order[np.minimum(own[order].searchsorted(ids), len(own) - 1)]
+        return np.where(own[at] == ids, taken[at], -1)
 
     def free(self, seats: Index) -> None:
         """Let these agents go."""
@@ -47,9 +47,11 @@ class Seats:
         if seats is self._found:
             return seats, np.zeros(len(ids), np.bool_)
         new = seats < 0
-        if len(np.unique(ids)) < len(ids):
-            twice = int(ids[np.argsort(ids, kind="stable")][1:][np.diff(np.sort(ids)) == 0][0])
-            raise EnvironmentFault(f'group "{self.name}": agent {twice} asks for two decisions in one exchange; request one for each agent')
+        known = np.sort(ids)
+        if (twice := known[1:] == known[:-1]).any():
+            raise EnvironmentFault(
+                f'group "{self.name}": agent {known[1:][twice][0]} asks for two decisions in one exchange; request one for each agent'
+            )
         if new.any():
             self.taken[freed] = True
             empty = np.concatenate([(~self.taken).nonzero()[0], np.sort(freed)])

@@ -1,7 +1,6 @@
 """The trainer's end: a simulator, its groups of agents, their steps and actions."""
 
 import atexit
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -209,22 +208,27 @@ class Simulator:
             memory = self._open()
             self._exchanges += 1
             self._take(memory)
+        except DeadlineError:
+            self.close(0.0)  # it had its time
+            raise
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Tell the simulator, wait for its end (and end it after 5 s), and remove the files. Does nothing the second time."""
+    def close(self, grace: float = _GRACE) -> None:
+        """Tell the simulator, wait for its end (and end it after `grace` seconds), and remove the files. Does nothing the second time."""
         memory, self._memory = self._memory, None
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
         if memory is not None:
-            with contextlib.suppress(SimulatorError):
-                memory.hand_over(CLOSE)
+            memory.hand_over(CLOSE)
         if self._process is not None:
-            self._process.end(_GRACE)
+            until = time.monotonic() + grace
+            while memory is not None and self._process.ended(0.1) is None and time.monotonic() < until:
+                memory.hand_over(CLOSE)  # once more: where it was not our turn the simulator may have written over it
+            self._process.end()
         if memory is not None:
             memory.close()
         if self._watch is not None:

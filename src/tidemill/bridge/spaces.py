@@ -91,7 +91,8 @@ class Form:
     def act(self, actions: Arrays, rows: Any, which: Any, out: ActionTuple) -> None:
         """Read these rows of a policy's `actions` into `out` [which]."""
         if out.continuous is not None:
-            out.continuous[which] = np.clip(actions["action.continuous" if self.hybrid else "action"][rows], -1, 1)
+            given = actions["action.continuous" if self.hybrid else "action"][rows]
+            out.continuous[which] = np.maximum(np.minimum(given, 1), -1)
         if out.discrete is not None:
             chosen: NDArray[Any] = actions["action.discrete" if self.hybrid else "action"][rows]
             out.discrete[which] = chosen.reshape(len(chosen), len(self.branches))

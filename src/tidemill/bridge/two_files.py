@@ -4,7 +4,7 @@ import time
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.files import create_file, open_file
+from tidemill.bridge.files import NEW_SUFFIX, create_file, open_file
 from tidemill.bridge.image import groups_place, read_groups, read_header, write_int
 from tidemill.bridge.memory import Look, SharedMemory, check_size, next_path, write_header
 from tidemill.bridge.tables import CLOSE, QUERY, RESET, SIMULATOR, STEP, TRAINER, Layout
@@ -28,7 +28,7 @@ class TwoFiles(SharedMemory):
         self.turns = Turns(layout.word, self._mine, 0, self._at["closed"])
         self._settled = side == SIMULATOR
         if create:
-            self._first = create_file(path.with_name(path.name + ".new"), layout.header_bytes)
+            self._first = create_file(path.with_name(path.name + NEW_SUFFIX), layout.header_bytes)
             write_header(layout, self._first)
             self._first[self._theirs] = 1
         else:
@@ -36,7 +36,7 @@ class TwoFiles(SharedMemory):
         self._header = read_header(layout, self._first)
         if create:
             self.data = create_file(self._body_path(self._header["body"]), self._header["capacity"])
-            path.with_name(path.name + ".new").rename(path)  # whoever finds it finds all whole
+            path.with_name(path.name + NEW_SUFFIX).rename(path)  # whoever finds it finds all whole
         else:
             self._open_body()
         self._still = self._fixed()
@@ -135,10 +135,6 @@ class TwoFiles(SharedMemory):
 
     def peer_closed(self) -> bool:
         return self._first[self._at["closed"]] != 0
-
-    def remove(self) -> None:
-        for path in (self.path, self._body_path(self._header["body"])):
-            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self.data.close()
