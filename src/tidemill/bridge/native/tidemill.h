@@ -378,7 +378,7 @@ struct tm_bridge {
     pid_t parent;
     int wakes; /* whether the trainer wakes us: learned */
     int cores;
-    uint32_t waits;
+    uint32_t idle, pause; /* waits without a spin since the last one, and how many there are to be */
     double spin, deadline, looked;
     tm_world *worlds, **last;
     void (*reset)(tm_bridge *, void *);
@@ -397,7 +397,7 @@ struct tm_bridge {
 
 const tm_channel tm_engine_channel = {{0x2c, 0x34, 0x51, 0xe9, 0x7e, 0x4f, 0xea, 0x11, 0xb2, 0x38, 0x78, 0x4f, 0x43, 0x87, 0xd1, 0xf7}, 2};
 const tm_channel tm_parameter_channel = {{0x1e, 0x89, 0x4c, 0x53, 0x0f, 0x81, 0xea, 0x11, 0xa9, 0xd0, 0x82, 0x24, 0x85, 0x86, 0x04, 0x00}, 3};
-const tm_channel tm_statistic_channel = {{0xb7, 0xf7, 0xd8, 0xa1, 0xc8, 0xce, 0xf8, 0x50, 0xb7, 0x8b, 0xd3, 0xe1, 0x65, 0xa7, 0x85, 0x20}, 4};
+const tm_channel tm_statistic_channel = {{0xb7, 0xf7, 0xd8, 0xa1, 0xc8, 0xce, 0xf9, 0x50, 0xb7, 0x8b, 0xd3, 0xe1, 0x65, 0xa7, 0x85, 0x20}, 4};
 const tm_channel tm_property_channel = {{0xd0, 0xf7, 0xcc, 0x60, 0x7e, 0x4f, 0xea, 0x11, 0xb2, 0x38, 0x78, 0x4f, 0x43, 0x87, 0xd1, 0xf7}, 1};
 
 /* ---------------------------------------------------------------------------------------------------------------- errors */
@@ -607,13 +607,16 @@ static int tm__look(tm_bridge *bridge, double now) {
     return tm__trainer_lives(bridge) ? TM_OK : tm__died(bridge);
 }
 
-#define TM__LONGEST_SPIN 100e-6
+#define TM__LONGEST_SPIN 300e-6
+#define TM__SHORTEST_SPIN 40e-6
 
-/* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again now and then. */
+/* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again more and more rarely. */
 static double tm__spin(tm_bridge *bridge) {
-    if (bridge->cores == 1) return 0;
-    if (bridge->spin < 2e-6) return ++bridge->waits % 64 == 0 ? TM__LONGEST_SPIN : 0;
-    return bridge->spin;
+    if (bridge->spin > 0 || bridge->cores == 1) return bridge->spin;
+    if (++bridge->idle < bridge->pause) return 0;
+    bridge->idle = 0;
+    bridge->pause = bridge->pause < 2048 ? 2 * bridge->pause : 4096;
+    return TM__SHORTEST_SPIN;
 }
 
 static int tm__wait(tm_bridge *bridge) {
@@ -632,13 +635,13 @@ static int tm__wait(tm_bridge *bridge) {
         }
         seen = tm__load(word);
         if (tm__ours(bridge, seen) || tm__closed(bridge, seen)) {
-            now = tm__clock() - begun;
-            bridge->spin = now < TM__LONGEST_SPIN / 2 ? 2 * now + 10e-6 : TM__LONGEST_SPIN;
+            bridge->spin = TM__LONGEST_SPIN;
+            bridge->pause = 64;
             return tm__closed(bridge, seen) ? TM_CLOSED : TM_OK;
         }
         now = tm__clock();
     }
-    if (spin > 0) bridge->spin = spin / 2;
+    bridge->spin = spin / 2 < TM__SHORTEST_SPIN ? 0 : spin / 2;
     for (;;) {
         seen = tm__load(word);
         if (tm__closed(bridge, seen)) return TM_CLOSED;
@@ -991,13 +994,14 @@ tm_bridge *tm_bridge_open_with(const tm_options *options) {
     bridge->deadline = options->deadline_seconds;
     bridge->last = &bridge->worlds;
     bridge->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    bridge->spin = TM__LONGEST_SPIN / 4;
 #ifdef __linux__
     {
         cpu_set_t set;
         if (sched_getaffinity(0, sizeof set, &set) == 0) bridge->cores = CPU_COUNT(&set);
     }
 #endif
+    bridge->spin = bridge->cores == 1 ? 0 : TM__LONGEST_SPIN;
+    bridge->pause = 64;
     if (options->path && tm__connect(bridge, options->path)) {
         char text[sizeof tm__text];
         memcpy(text, tm__text, sizeof text);
