@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,8 +120,8 @@ class RawTrainer:
         struct.pack_into("<i", self.body, self.side_at, len(data))
         self.body[self.side_at + 4 : self.side_at + 4 + len(data)] = data
 
-    def grow(self, capacity: int) -> None:
-        """Change to a larger file on the trainer's own account."""
+    def grow(self, capacity: int, spoil: Callable[[Path], None] = lambda path: None) -> None:
+        """Change to a larger file on the trainer's own account; `spoil` may make a lie of it before the simulator hears of it."""
         old, groups_at = self.capacity, self.groups_at
         if self.layout == "0":
             rest = self.body[groups_at:]
@@ -130,18 +131,20 @@ class RawTrainer:
             header[8] = header[9] = 0
             count = self.body[groups_at - 4 : groups_at]
             self._make(Path(f"{self.path}_"), bytes(header) + bytes(capacity - 4) + count + rest)
-            head = self.head
+            head, self.path = self.head, Path(f"{self.path}_")
+            self._open()
+            spoil(self.path)
             head[9] = CHANGE
             head[8] = 1
-            self.path = Path(f"{self.path}_")
         else:
             rest = self.body[old:]
             self.body_number += 1
             self._make(Path(f"{self.path}{'_' * self.body_number}"), bytes(capacity) + rest)
             self.i32(16, self.body_number)
             self.i32(20, capacity)
+            self._open()
+            spoil(Path(f"{self.path}{'_' * self.body_number}"))
         self.changes += 1
-        self._open()
 
     @property
     def groups_at(self) -> int:

@@ -228,10 +228,13 @@ def test_files_grow_from_both_ends_until_the_name_is_full_and_the_first_world_wi
     room = 255 - len("memory") - (0 if trainer.layout == "0" else 1)  # the body's first name has an underscore already
     count = 0
     while trainer.changes < room:
-        groups = trainer.step()
+        trainer.give()
+        trainer.wait()
         count += 1
-        assert len(groups) == count
-        assert [groups[f"world{w}"].decisions.obs[0][0, 0] for w in (0, count - 1)] == [0, count - 1]
+        if count % 40 == 1:
+            groups = trainer.groups()
+            assert len(groups) == count
+            assert [groups[f"world{w}"].decisions.obs[0][0, 0] for w in (0, count - 1)] == [0, count - 1]
         if count % 3 == 0 and trainer.changes < room:
             trainer.grow(trainer.capacity + 8)
     trainer.give()
@@ -397,11 +400,9 @@ def test_other_layouts_are_refused_and_the_trainers_file_stays(version: tuple[in
     assert trainer.path.exists()
 
 
-def hostile_new_file(trainer: RawTrainer, change: str) -> None:
-    """Change to a file that is not what it has to be."""
-    trainer.grow(trainer.capacity + 8)
+def spoiled(trainer: RawTrainer, change: str, path: Path) -> None:
+    """Make the new file what it must not be."""
     zero = trainer.layout == "0"
-    path = trainer.path if zero else Path(f"{trainer.path}{'_' * trainer.body_number}")
     if change == "capacity":
         trainer.i32(10 if zero else 20, 2**31 - 1)
     elif change == "negative":
@@ -426,7 +427,7 @@ def hostile_new_file(trainer: RawTrainer, change: str) -> None:
 def test_a_file_that_lies_is_an_error_and_the_game_goes_on_without_the_trainer(change: str, probe: Path, trainer: RawTrainer) -> None:
     trainer.start(probe, "ends", "3")
     trainer.step()
-    hostile_new_file(trainer, change)
+    trainer.grow(trainer.capacity + 8, lambda path: spoiled(trainer, change, path))
     if trainer.layout != "0" or change not in ("short", "empty"):  # of layout 0 the file that was cut short has the turn, too
         trainer.give()
     code, out, error = trainer.end()
