@@ -70,6 +70,7 @@ class RawTrainer:
         if known:
             self.lock = open(f"{self.path}.trainer", "w")  # noqa: SIM115 (it is held for life)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
+            print(os.getpid(), file=self.lock, flush=True)
         if layout == "0":
             self._make(self.path, struct.pack("<iiBBiii", 22, 0, 0, 0, 4, 0, 0))
         else:

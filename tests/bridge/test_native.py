@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.bridge.conftest import Build
+from tests.bridge.conftest import STRICT, Build
 from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, Group, RawTrainer
+
+from tidemill.bridge.sources import sources_folder
 
 SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LAYOUTS = ["0", "0.3.0", "0.3.2"]
@@ -91,11 +93,11 @@ def test_a_policy_returns_the_same_through_the_bridge_as_the_same_heuristic_with
     assert trainer.end()[0] == 0
 
 
-def test_the_examples_groups_have_the_sizes_that_the_layout_gives_them(native: Build, tmp_path: Path) -> None:
+def test_the_examples_groups_have_the_sizes_that_the_layout_gives_them(native: Build, sanitized: tuple[str, ...], tmp_path: Path) -> None:
     for name, size in (("reach", 433), ("corridor", 691)):
         (tmp_path / name).mkdir()
         trainer = RawTrainer(tmp_path / name)
-        trainer.start(native(name))
+        trainer.start(native(name, *sanitized))
         group = trainer.step()[name]
         assert group.end - trainer.groups_at == size
         assert trainer.i32(0) == trainer.path.stat().st_size == 22 + size
@@ -105,8 +107,8 @@ def test_the_examples_groups_have_the_sizes_that_the_layout_gives_them(native: B
 
 
 @pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
-def test_corridors_masks_forbid_the_walls_and_the_button_where_there_is_none(native: Build, trainer: RawTrainer) -> None:
-    trainer.start(native("corridor"))
+def test_corridors_masks_forbid_the_walls_and_the_button_where_there_is_none(native: Build, sanitized: tuple[str, ...], trainer: RawTrainer) -> None:
+    trainer.start(native("corridor", *sanitized))
     rng = np.random.default_rng(1)
     seen = set()
     groups = trainer.step()
@@ -144,7 +146,16 @@ def test_rows_of_every_kind_arrive_whole_and_actions_go_to_who_asked(probe: Path
         if t == 2:
             trainer.act(groups["second"], continuous=[[0.5, -2.0]])
     out = closed_cleanly(trainer, tmp_path)
-    assert out.splitlines()[:8] == ["t 0: 0 ", "first 0: 0 1", "first 3: 0 1", "t 1: 0 ", "first 10: 0 0", "first 13: 0 0", "t 2: 0 ", "first 20: 2 1"]
+    assert out.splitlines()[:8] == [
+        "t 0: 0 ",
+        "first 0: 0 1",
+        "first 3: 0 1",
+        "t 1: 0 ",
+        "first 10: 0 0",
+        "first 13: 0 0",
+        "t 2: 0 ",
+        "first 20: 2 1",
+    ]
     assert "first 23: 2 1\nsecond 5: 0.5 -2" in out
 
 
@@ -282,7 +293,9 @@ def test_side_channels_carry_bytes_both_ways_and_the_standard_ones_are_understoo
     older: bool, probe: Path, trainer: RawTrainer, tmp_path: Path
 ) -> None:
     trainer.start(probe, "older-channels" if older else "channels")
-    began = message(STATISTICS, text("began") + struct.pack("<fi", 1.5, 1), older) + message(PROPERTIES, text("height") + struct.pack("<f", 0.25), older)
+    began = message(STATISTICS, text("began") + struct.pack("<fi", 1.5, 1), older) + message(
+        PROPERTIES, text("height") + struct.pack("<f", 0.25), older
+    )
     trainer.step()
     assert trainer.side == began
     unknown = (struct.pack("<i", 99) if older else bytes(16)) + struct.pack("<i", 3) + b"???"
@@ -347,9 +360,7 @@ def test_a_query_exchanges_side_channels_without_a_step(probe: Path, trainer: Ra
         (message(ENGINE, struct.pack("<i", 5)), "is not what its channel"),
     ],
 )
-def test_torn_side_channels_are_an_error_and_nothing_beyond_them_is_read(
-    data: bytes, cause: str, probe: Path, trainer: RawTrainer
-) -> None:
+def test_torn_side_channels_are_an_error_and_nothing_beyond_them_is_read(data: bytes, cause: str, probe: Path, trainer: RawTrainer) -> None:
     trainer.start(probe, "channels")
     trainer.step()
     trainer.side = data
@@ -378,9 +389,7 @@ def test_a_length_of_side_channels_beyond_their_room_is_an_error(probe: Path, tr
     ],
 )
 @pytest.mark.parametrize("trainer", ["0.3.2"], indirect=True)
-def test_impossible_actions_are_refused_by_name(
-    continuous: object, discrete: object, cause: str, probe: Path, trainer: RawTrainer
-) -> None:
+def test_impossible_actions_are_refused_by_name(continuous: object, discrete: object, cause: str, probe: Path, trainer: RawTrainer) -> None:
     trainer.start(probe, "hybrid")
     trainer.act(trainer.step()["first"], continuous, discrete)
     trainer.give()
@@ -439,7 +448,7 @@ def test_every_byte_of_the_header_may_be_wrong(probe: Path, tmp_path: Path) -> N
     """No answer, an error or an end, but neither a crash (the sanitizers look on) nor a file made where none should be."""
     for layout, size in (("0", 22), ("0.3.2", 29)):
         for place in range(size):
-            for bits in (0x01, 0x80, 0xFF):
+            for bits in (0x01, 0xFF):
                 folder = tmp_path / f"{layout}-{place}-{bits}"
                 folder.mkdir()
                 trainer = RawTrainer(folder, layout, known=False)
@@ -495,6 +504,29 @@ def test_the_simulators_own_end_is_told_to_the_trainer(probe: Path, tmp_path: Pa
         assert trainer.path.exists()  # the trainer's to delete
 
 
+def test_the_file_of_a_dead_trainer_is_refused_and_an_editors_one_ignored(probe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ml-agents"
+    folder.mkdir()
+    trainer = RawTrainer(folder, name="default")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    trainer.lock.close()
+    named = subprocess.run([probe, "ends", "1", "--memory-path", "default"], env=environment, capture_output=True, text=True)
+    assert (named.returncode, named.stderr) == (3, f"the trainer of {trainer.path} is dead; a living one has to start this simulator\n")
+    alone = subprocess.run([probe, "ends", "1"], env=environment, capture_output=True, text=True)
+    assert (alone.returncode, alone.stdout) == (0, "exchange: 0 \n")
+
+
+def test_an_editor_finds_the_trainer_that_waits_for_one(probe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ml-agents"
+    folder.mkdir()
+    trainer = RawTrainer(folder, name="default")
+    trainer.process = subprocess.Popen(
+        [probe, "ends", "1"], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert list(trainer.step()) == ["ending"]
+    trainer.close()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_files_of_another_trainer_that_closes_are_deleted(layout: str, probe: Path, tmp_path: Path) -> None:
     trainer = RawTrainer(tmp_path, layout, known=False)
@@ -514,8 +546,8 @@ def test_a_second_simulator_at_the_same_file_is_refused(probe: Path, trainer: Ra
     trainer.step()  # the first one's peace is not disturbed
 
 
-def test_a_waiting_simulator_sleeps(native: Build, trainer: RawTrainer) -> None:
-    trainer.start(native("reach"), "--threads", "1")
+def test_a_waiting_simulator_sleeps(probe: Path, trainer: RawTrainer) -> None:
+    trainer.start(probe, "ends", "100")
     for _ in range(50):
         trainer.step()
     assert trainer.process is not None
@@ -528,12 +560,15 @@ def test_a_waiting_simulator_sleeps(native: Build, trainer: RawTrainer) -> None:
     assert spent <= 0.2 * os.sysconf("SC_CLK_TCK")
 
 
-def test_the_header_serves_as_cplusplus_and_with_every_warning(c_compiler: str, tmp_path: Path, build_c: Build) -> None:
-    file = tmp_path / "uses.c"
-    file.write_text('#include "tidemill.h"\nint use(tm_bridge *b) { return tm_exchange(b); }\n#define TIDEMILL_IMPLEMENTATION\nint main(void) { return 0; }\n')
-    # Declarations alone link without the implementation as long as nothing calls them; the shipped examples hold the rest.
-    done = subprocess.run([c_compiler, "-std=c99", "-Wconversion", "-Wshadow", "-Werror", f"-I{PROBE.parents[2] / 'src/tidemill/bridge/native'}", "-c", str(file), "-o", "/dev/null"])
-    assert done.returncode == 0
+def test_the_header_may_be_included_by_many_files_with_the_implementation_in_one(build_c: Build, c_compiler: str, tmp_path: Path) -> None:
+    (tmp_path / "one.c").write_text('#include "tidemill.h"\nint one(void);\nint one(void) { return tm_bridge_has_trainer(tm_bridge_open(0, 0)); }\n')
+    (tmp_path / "two.c").write_text(
+        '#define TIDEMILL_IMPLEMENTATION\n#include "tidemill.h"\n#include "one.c"\nint main(void) { tm_bridge_close(0); return one(); }\n'
+    )
+    include = f"-I{sources_folder() / 'native'}"
+    strict = [c_compiler, *STRICT, "-Wconversion", "-Wshadow", include]
+    assert subprocess.run([*strict, "-c", "one.c", "-o", "one.o"], cwd=tmp_path).returncode == 0
+    assert subprocess.run([*strict, "two.c", "-o", "two", "-lm"], cwd=tmp_path).returncode == 0
 
 
 def test_a_change_command_from_nobody_leads_to_no_endless_search(probe: Path, trainer: RawTrainer) -> None:

@@ -106,20 +106,19 @@ const char *tm_error(void);
 enum { TM_FRAMING_UUID = 0, TM_FRAMING_TYPE = 1 }; /* how side-channel messages are told apart; both ends must choose alike */
 
 typedef struct tm_options {
-    const char *path;        /* memory file: a path, or a name in <temporary directory>/ml-agents/; NULL: no trainer */
+    const char *path;        /* memory file: from /, or in <temporary directory>/ml-agents/; NULL: the editor's, if a trainer waits there, else no trainer */
+    int started;             /* 1: the trainer started this process, so that its parent's death is the trainer's (tm_options_from knows) */
     int framing;             /* TM_FRAMING_UUID or the older TM_FRAMING_TYPE */
     double deadline_seconds; /* how long tm_exchange waits at most; 0: as long as the trainer lives */
 } tm_options;
 
-/* The bridge to the trainer named by `--memory-path PATH` among the arguments, or one without a trainer. NULL: error. */
+/* The bridge to the trainer named by `--memory-path PATH` among the arguments; without that to the one that waits for an editor (a file "default" in
+ * <temporary directory>/ml-agents/); else one without a trainer. NULL: error. */
 tm_bridge *tm_bridge_open(int argc, char **argv);
 tm_bridge *tm_bridge_open_with(const tm_options *options);
 
 /* The options that the arguments ask for, to be changed before tm_bridge_open_with. `path` points into argv. */
 tm_options tm_options_from(int argc, char **argv);
-
-/* The name under which a trainer waits that started no simulator (an editor is open already): for tm_options.path. */
-#define TM_EDITOR_PATH "default"
 
 /* Tells the trainer that the simulator ends, and frees the bridge with all of its worlds. NULL does nothing. */
 void tm_bridge_close(tm_bridge *bridge);
@@ -304,6 +303,7 @@ int tm_set_property(tm_bridge *bridge, const char *key, float value);
 
 /* ------------------------------------------------------------------------------------------------------------ structures */
 
+enum { TM__NOBODY = -100 }; /* no editor's trainer waits */
 enum { TM__ALONE = -1, TM__LAYOUT_0 = 0, TM__LAYOUT_30 = 30, TM__LAYOUT_32 = 32 };
 enum { TM__FIRST, TM__MINE, TM__THEIRS }; /* waiting for the trainer's first command; our turn; handed over */
 
@@ -349,7 +349,7 @@ struct tm_world {
     uint8_t *own;
     int registered;
     int shared_rows; /* layout 0: decisions and ends lie in the same rows */
-    int32_t decisions, ended, rows; /* requested; `rows` counts both where they share max_agents rows (layout 0) */
+    int32_t decisions, ended, rows; /* requested; `rows` counts both */
     float **own_end_obs;            /* ends are kept here, and put behind the decisions at the hand-over */
     float *own_end_reward;
     uint8_t *own_end_status;
@@ -584,7 +584,7 @@ static void tm__give(tm_bridge *bridge, int command) {
 
 /* A Tidemill trainer holds a lock on PATH.trainer for as long as it lives; another one is the parent process. */
 static int tm__trainer_lives(const tm_bridge *bridge) {
-    if (bridge->trainer_lock < 0) return getppid() == bridge->parent;
+    if (bridge->trainer_lock < 0) return !bridge->parent || getppid() == bridge->parent;
     if (flock(bridge->trainer_lock, LOCK_SH | LOCK_NB)) return 1;
     flock(bridge->trainer_lock, LOCK_UN);
     return 0;
@@ -841,48 +841,56 @@ static char *tm__companion(const tm_bridge *bridge, const char *ending) {
     return path;
 }
 
-/* Meets a Tidemill trainer: its lock tells of its death, ours of ours. */
-static int tm__meet(tm_bridge *bridge) {
-    char *trainer = tm__companion(bridge, ".trainer"), *own = tm__companion(bridge, ".simulator"), text[24];
-    int status = TM_OK, length;
-    if (!trainer || !own) {
-        status = TM_ERROR_MEMORY;
-    } else if ((bridge->trainer_lock = open(trainer, O_RDWR | O_NOFOLLOW | O_CLOEXEC)) >= 0) {
-        bridge->simulator_lock = open(own, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (bridge->simulator_lock < 0) {
-            status = tm__fail(TM_ERROR_FILE, "cannot make %s: %s", own, strerror(errno));
-        } else if (flock(bridge->simulator_lock, LOCK_EX | LOCK_NB)) {
-            status = tm__fail(TM_ERROR_FILE, "another simulator serves the trainer of %s; close it, or start this one by another trainer", bridge->first);
-            close(bridge->simulator_lock); /* and leave the file to that one */
-            bridge->simulator_lock = -1;
-        } else {
-            length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-            if (ftruncate(bridge->simulator_lock, 0) || write(bridge->simulator_lock, text, (size_t)length) != length)
-                status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s", own, strerror(errno));
-        }
+/* Looks for the file of a Tidemill trainer, on which it holds a lock for as long as it lives. */
+static int tm__find_trainer(tm_bridge *bridge) {
+    char *path = tm__companion(bridge, ".trainer");
+    struct stat status;
+    if (!path) return TM_ERROR_MEMORY;
+    bridge->trainer_lock = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    free(path);
+    if (bridge->trainer_lock < 0) return TM_OK;
+    if (tm__trainer_lives(bridge) || fstat(bridge->trainer_lock, &status) || status.st_size == 0) return TM_OK; /* it is about to take the lock where there is no number yet */
+    return tm__fail(TM_ERROR_DIED, "the trainer of %s is dead; a living one has to start this simulator", bridge->first);
+}
+
+/* Shows a Tidemill trainer that we are there: a file of our own, which is locked for as long as we live. One of a dead simulator is replaced. */
+static int tm__show(tm_bridge *bridge) {
+    char *path, text[24];
+    int status = TM_OK, old, length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (bridge->trainer_lock < 0) return TM_OK;
+    if (!(path = tm__companion(bridge, ".simulator"))) return TM_ERROR_MEMORY;
+    for (int attempt = 0; attempt < 3 && bridge->simulator_lock < 0; attempt++) {
+        bridge->simulator_lock = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (bridge->simulator_lock >= 0 || (old = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC)) < 0) continue;
+        if (flock(old, LOCK_EX | LOCK_NB) == 0) unlink(path);
+        else usleep(10000); /* whoever looks whether we live holds it for an instant */
+        close(old);
     }
-    free(trainer);
-    free(own);
+    if (bridge->simulator_lock < 0)
+        status = tm__fail(TM_ERROR_FILE, "another simulator serves the trainer of %s (%s: %s); close it, or have this one started by a trainer of its own", bridge->first, path, strerror(errno));
+    else if (flock(bridge->simulator_lock, LOCK_EX | LOCK_NB) || write(bridge->simulator_lock, text, (size_t)length) != length)
+        status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s", path, strerror(errno));
+    free(path);
     return status;
 }
 
-static int tm__connect(tm_bridge *bridge, const char *path) {
+static int tm__connect(tm_bridge *bridge, const tm_options *options) {
+    const char *path = options->path ? options->path : "default";
     size_t size;
     int32_t first, second, third;
     int status;
-    if (!strchr(path, '/')) {
+    if (*path != '/') {
         const char *temporary = getenv("TMPDIR");
         if (!temporary || !*temporary) temporary = getenv("TEMP");
         if (!temporary || !*temporary) temporary = getenv("TMP");
         if (!temporary || !*temporary) temporary = "/tmp";
         size = strlen(temporary) + strlen(path) + sizeof "/ml-agents/";
         if ((bridge->first = (char *)tm__new(size, 1))) snprintf(bridge->first, size, "%s/ml-agents/%s", temporary, path);
-    } else if ((bridge->first = (char *)tm__new(strlen(path) + 1, 1))) {
-        strcpy(bridge->first, path);
+    } else {
+        bridge->first = (char *)tm__copy(path, strlen(path) + 1);
     }
-    if (!bridge->first || !(bridge->path = (char *)tm__new(strlen(bridge->first) + 1, 1))) return TM_ERROR_MEMORY;
-    strcpy(bridge->path, bridge->first);
-    bridge->parent = getppid();
+    if (!bridge->first || !(bridge->path = (char *)tm__copy(bridge->first, strlen(bridge->first) + 1))) return TM_ERROR_MEMORY;
+    if ((status = tm__find_trainer(bridge)) || (!options->path && access(bridge->path, F_OK))) return !options->path ? TM__NOBODY : status;
     if ((status = tm__open_file(bridge->path, &bridge->head))) return status;
     if (bridge->head.size < TM0_HEADER_SIZE)
         return tm__fail(TM_ERROR_VERSION, "%s has %zu bytes, and the shortest memory file has %d: it is none, or damaged", path, bridge->head.size, TM0_HEADER_SIZE);
@@ -913,7 +921,7 @@ static int tm__connect(tm_bridge *bridge, const char *path) {
         if (status) return status;
     }
     if ((status = tm__adopt(bridge))) return status;
-    return tm__meet(bridge);
+    return tm__show(bridge);
 }
 
 /* Removes what a dead trainer left: its whole folder if it made one for this bridge, else the files that we know of. */
@@ -976,7 +984,7 @@ tm_options tm_options_from(int argc, char **argv) {
     tm_options options;
     memset(&options, 0, sizeof options);
     for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], "--memory-path") == 0) options.path = argv[i + 1];
+        if (strcmp(argv[i], "--memory-path") == 0) options.path = argv[i + 1], options.started = 1;
     return options;
 }
 
@@ -987,6 +995,7 @@ tm_bridge *tm_bridge_open(int argc, char **argv) {
 
 tm_bridge *tm_bridge_open_with(const tm_options *options) {
     tm_bridge *bridge = (tm_bridge *)tm__new(1, sizeof *bridge);
+    int status;
     if (!bridge) return NULL;
     bridge->layout = TM__ALONE;
     bridge->trainer_lock = bridge->simulator_lock = -1;
@@ -1002,7 +1011,10 @@ tm_bridge *tm_bridge_open_with(const tm_options *options) {
 #endif
     bridge->spin = bridge->cores == 1 ? 0 : TM__LONGEST_SPIN;
     bridge->pause = 64;
-    if (options->path && tm__connect(bridge, options->path)) {
+    bridge->parent = options->started ? getppid() : 0;
+    status = tm__connect(bridge, options);
+    if (status == TM__NOBODY) tm__detach(bridge);
+    else if (status) {
         char text[sizeof tm__text];
         memcpy(text, tm__text, sizeof text);
         tm__detach(bridge); /* the files are the trainer's still */
@@ -1250,12 +1262,9 @@ const char *tm_world_name(const tm_world *world) { return world->name; }
 
 /* -------------------------------------------------------------------------------------------------------------- requests */
 
-/* Takes a row. Where decisions and ends share max_agents rows, they are counted together first. */
+/* Takes a row. Decisions and ends are counted together first: in layout 0 they share max_agents rows, and one world is to suit all layouts. */
 static int32_t tm__take_row(tm_world *world, int32_t *counter) {
-    int32_t row;
-    if (world->shared_rows && tm__add(&world->rows) >= world->max_agents) row = world->max_agents;
-    else row = tm__add(counter);
-    if (row < world->max_agents) return row;
+    if (tm__add(&world->rows) < world->max_agents) return tm__add(counter);
     tm__note(world->bridge, tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d requests and ends in one exchange, which is its max_agents; create it with more, "
                                      "or ask for each agent once per exchange", world->name, (int)world->max_agents));
     return -1;
