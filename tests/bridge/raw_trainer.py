@@ -1,4 +1,4 @@
-"""A trainer by the letter of the layouts, written apart from the package: bytes at offsets, so that either end can be checked against it, or be lied to."""
+"""A trainer by the letter of the layouts, written apart from the package: bytes at offsets, to check either end against, or to lie to it."""
 
 import fcntl
 import mmap
