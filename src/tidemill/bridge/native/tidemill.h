@@ -31,7 +31,7 @@
 #define TIDEMILL_H
 
 #if defined(TIDEMILL_IMPLEMENTATION) && !defined(_GNU_SOURCE)
-#define _GNU_SOURCE 1 /* syscall, sched_getaffinity, O_NOFOLLOW; takes effect when this is the first include */
+#define _GNU_SOURCE 1 /* syscall, flock, O_NOFOLLOW; takes effect when this is the first include */
 #endif
 
 #include <stddef.h>
@@ -345,8 +345,8 @@ struct tm_world {
     size_t *obs, reward, done, max_step, id, mask, ends, *end_obs, end_reward, end_status, end_id, continuous_at, discrete_at;
     uint8_t *spec;
     size_t spec_size, data_size;
-    uint8_t *data; /* in the memory file once registered, `own` until then and without a trainer */
-    uint8_t *own;
+    uint8_t *data;   /* the decisions of this exchange. One large copy at the hand-over beats many small writes to memory that another core read last */
+    uint8_t *shared; /* the data in the memory file, once registered */
     int registered;
     int shared_rows; /* layout 0: decisions and ends lie in the same rows */
     int32_t decisions, ended, rows; /* requested; `rows` counts both */
@@ -377,7 +377,6 @@ struct tm_bridge {
     int trainer_lock, simulator_lock; /* descriptors of PATH.trainer and PATH.simulator, -1: none */
     pid_t parent;
     int wakes; /* whether the trainer wakes us: learned */
-    int cores;
     uint32_t idle, pause; /* waits without a spin since the last one, and how many there are to be */
     double spin, deadline, looked;
     tm_world *worlds, **last;
@@ -612,7 +611,7 @@ static int tm__look(tm_bridge *bridge, double now) {
 
 /* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again more and more rarely. */
 static double tm__spin(tm_bridge *bridge) {
-    if (bridge->spin > 0 || bridge->cores == 1) return bridge->spin;
+    if (bridge->spin > 0) return bridge->spin;
     if (++bridge->idle < bridge->pause) return 0;
     bridge->idle = 0;
     bridge->pause = bridge->pause < 2048 ? 2 * bridge->pause : 4096;
@@ -665,11 +664,6 @@ static int tm__wait(tm_bridge *bridge) {
 
 /* ------------------------------------------------------------------------------------------------- files that are replaced */
 
-static void tm__put_data(tm_world *world, uint8_t *data) {
-    if (data != world->data) memcpy(data, world->data, world->data_size);
-    world->data = data;
-}
-
 /* Finds its way in the files now mapped, which the trainer may have made: they must hold the registered worlds as these were written. */
 static int tm__adopt(tm_bridge *bridge) {
     const uint8_t *at = bridge->head.at;
@@ -709,7 +703,7 @@ static int tm__adopt(tm_bridge *bridge) {
         if (!world->registered) continue;
         if (memcmp(place, world->spec, world->spec_size))
             return tm__fail(TM_ERROR_TRAINER, "the trainer's new file %s does not hold world %s as it was registered", bridge->path, world->name);
-        world->data = place + world->spec_size;
+        world->shared = place + world->spec_size;
         place += world->spec_size + world->data_size;
     }
     return TM_OK;
@@ -744,7 +738,7 @@ static int tm__grow(tm_bridge *bridge, size_t capacity, tm_world *first) {
     place = map.at + front + before;
     for (tm_world *world = first; world; world = zero ? NULL : world->next) {
         memcpy(place, world->spec, world->spec_size);
-        tm__put_data(world, place + world->spec_size);
+        world->shared = place + world->spec_size;
         place += world->spec_size + world->data_size;
         world->registered = 1;
         groups++;
@@ -956,7 +950,7 @@ static void tm__remove_remains(const tm_bridge *bridge) {
 /* Ends the connection; worlds go on in memory of their own, on their heuristics. */
 static void tm__detach(tm_bridge *bridge) {
     for (tm_world *world = bridge->worlds; world; world = world->next) {
-        world->data = world->own;
+        world->shared = NULL;
         world->registered = 0;
         world->decisions = world->ended = world->rows = world->action_count = 0;
     }
@@ -1002,14 +996,7 @@ tm_bridge *tm_bridge_open_with(const tm_options *options) {
     bridge->framing = options->framing;
     bridge->deadline = options->deadline_seconds;
     bridge->last = &bridge->worlds;
-    bridge->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-#ifdef __linux__
-    {
-        cpu_set_t set;
-        if (sched_getaffinity(0, sizeof set, &set) == 0) bridge->cores = CPU_COUNT(&set);
-    }
-#endif
-    bridge->spin = bridge->cores == 1 ? 0 : TM__LONGEST_SPIN;
+    bridge->spin = TM__LONGEST_SPIN;
     bridge->pause = 64;
     bridge->parent = options->started ? getppid() : 0;
     status = tm__connect(bridge, options);
@@ -1055,7 +1042,7 @@ static void tm__free_world(tm_world *world) {
     free(world->obs);
     free(world->end_obs);
     free(world->spec);
-    free(world->own);
+    free(world->data);
     free(world->action_ids);
     free(world->discrete_actions);
     free(world->continuous_actions);
@@ -1235,7 +1222,7 @@ tm_world *tm_world_create(tm_bridge *bridge, const tm_world_spec *spec) {
     for (int32_t b = 0; b < spec->branch_count; b++) world->choices += (size_t)spec->branches[b];
     if (ok) tm__place(world);
     world->spec_size = ok ? tm__write_spec(world, NULL) : 0;
-    ok = ok && (world->spec = (uint8_t *)tm__new(world->spec_size, 1)) && (world->own = (uint8_t *)tm__new(world->data_size, 1)) &&
+    ok = ok && (world->spec = (uint8_t *)tm__new(world->spec_size, 1)) && (world->data = (uint8_t *)tm__new(world->data_size, 1)) &&
          (world->own_end_reward = (float *)tm__new(agents, 4)) && (world->own_end_status = (uint8_t *)tm__new(agents, 1)) &&
          (world->own_end_id = (int32_t *)tm__new(agents, 4)) && (world->action_ids = (int32_t *)tm__new(agents, 4)) &&
          (world->continuous_actions = (float *)tm__new(agents * (size_t)spec->continuous, 4)) &&
@@ -1246,7 +1233,6 @@ tm_world *tm_world_create(tm_bridge *bridge, const tm_world_spec *spec) {
     }
     tm__write_spec(world, world->spec);
     world->shared_rows = bridge->layout == TM__LAYOUT_0;
-    world->data = world->own;
     *bridge->last = world;
     bridge->last = &world->next;
     return world;
@@ -1279,7 +1265,6 @@ tm_request tm_request_decision(tm_world *world, int32_t agent_id) {
         size_t row = (size_t)request.row;
         for (int32_t k = 0; k < world->observation_count; k++) memset(world->data + world->obs[k] + 4 * row * world->floats[k], 0, 4 * world->floats[k]);
         memset(world->data + world->reward + 4 * row, 0, 4);
-        if (world->shared_rows) world->data[world->done + row] = world->data[world->max_step + row] = 0;
         tm__put_i32(world->data + world->id + 4 * row, agent_id);
         if (world->choices) memset(world->data + world->mask + row * world->choices, 0, world->choices);
     }
@@ -1393,29 +1378,37 @@ static void tm__drop(tm_bridge *bridge, int actions_too) {
     }
 }
 
-/* Writes the counts, and the ends: behind the decisions in layout 0, in their own part in layouts 3. */
-static void tm__write_rows(tm_world *world) {
+/* Copies the rows into the shared memory: ends behind the decisions in layout 0, in their own part in layouts 3. */
+static void tm__write_rows(const tm_world *world) {
     size_t decisions = (size_t)world->decisions, ended = (size_t)world->ended, agents = (size_t)world->max_agents;
-    uint8_t *data = world->data;
+    const uint8_t *data = world->data;
+    uint8_t *to = world->shared;
+    for (int32_t k = 0; k < world->observation_count; k++) {
+        size_t row = 4 * world->floats[k];
+        memcpy(to + world->obs[k], data + world->obs[k], decisions * row);
+        memcpy(to + (world->shared_rows ? world->obs[k] + decisions * row : world->end_obs[k]), world->own_end_obs[k], ended * row);
+    }
+    memcpy(to + world->reward, data + world->reward, 4 * decisions);
+    memcpy(to + world->id, data + world->id, 4 * decisions);
+    memcpy(to + world->mask, data + world->mask, decisions * world->choices);
     if (world->shared_rows) {
-        tm__put_i32(data, (int32_t)(decisions + ended));
-        for (int32_t k = 0; k < world->observation_count; k++)
-            memcpy(data + world->obs[k] + 4 * decisions * world->floats[k], world->own_end_obs[k], 4 * ended * world->floats[k]);
-        memcpy(data + world->reward + 4 * decisions, world->own_end_reward, 4 * ended);
-        memset(data + world->done + decisions, 1, ended);
-        memcpy(data + world->max_step + decisions, world->own_end_status, ended);
-        memcpy(data + world->id + 4 * decisions, world->own_end_id, 4 * ended);
-        memset(data + world->mask + decisions * world->choices, 0, ended * world->choices);
+        tm__put_i32(to, (int32_t)(decisions + ended));
+        memset(to + world->done, 0, decisions);
+        memset(to + world->max_step, 0, decisions);
+        memcpy(to + world->reward + 4 * decisions, world->own_end_reward, 4 * ended);
+        memset(to + world->done + decisions, 1, ended);
+        memcpy(to + world->max_step + decisions, world->own_end_status, ended);
+        memcpy(to + world->id + 4 * decisions, world->own_end_id, 4 * ended);
+        memset(to + world->mask + decisions * world->choices, 0, ended * world->choices);
     } else {
-        tm__put_i32(data, (int32_t)decisions);
-        tm__put_i32(data + world->ends, (int32_t)ended);
-        for (int32_t k = 0; k < world->observation_count; k++) memcpy(data + world->end_obs[k], world->own_end_obs[k], 4 * ended * world->floats[k]);
-        memcpy(data + world->end_reward, world->own_end_reward, 4 * ended);
-        memcpy(data + world->end_status, world->own_end_status, ended);
-        memcpy(data + world->end_id, world->own_end_id, 4 * ended);
+        tm__put_i32(to, (int32_t)decisions);
+        tm__put_i32(to + world->ends, (int32_t)ended);
+        memcpy(to + world->end_reward, world->own_end_reward, 4 * ended);
+        memcpy(to + world->end_status, world->own_end_status, ended);
+        memcpy(to + world->end_id, world->own_end_id, 4 * ended);
     }
     /* Whatever the trainer does not set is 0. */
-    memset(data + world->continuous_at, 0, 4 * agents * (size_t)(world->continuous + world->branch_count));
+    memset(to + world->continuous_at, 0, 4 * agents * (size_t)(world->continuous + world->branch_count));
 }
 
 static int tm__write_channels(tm_bridge *bridge) {
@@ -1451,8 +1444,8 @@ static int tm__take_actions(tm_bridge *bridge) {
         size_t count = (size_t)world->decisions;
         world->action_count = world->decisions;
         memcpy(world->action_ids, world->data + world->id, 4 * count);
-        memcpy(world->continuous_actions, world->data + world->continuous_at, 4 * count * (size_t)world->continuous);
-        memcpy(world->discrete_actions, world->data + world->discrete_at, 4 * count * (size_t)world->branch_count);
+        memcpy(world->continuous_actions, world->shared + world->continuous_at, 4 * count * (size_t)world->continuous);
+        memcpy(world->discrete_actions, world->shared + world->discrete_at, 4 * count * (size_t)world->branch_count);
         if (!status && (status = tm__check_actions(world))) break;
     }
     tm__drop(bridge, status != TM_OK);
@@ -1526,7 +1519,7 @@ static int tm__alone(tm_bridge *bridge) {
             tm_decision decision;
             decision.agent_id = world->action_ids[i];
             decision.reward = tm__f32(world->data + world->reward + 4 * i);
-            /* The memory is the world's own here, where all floats are aligned. */
+            /* In the world's own memory all floats are aligned. */
             for (int32_t k = 0; k < world->observation_count; k++) world->seen[k] = (const float *)(const void *)(world->data + world->obs[k]) + i * world->floats[k];
             decision.observations = world->seen;
             decision.forbidden = world->data + world->mask + i * world->choices;
