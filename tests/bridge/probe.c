@@ -173,6 +173,20 @@ static void ends(int count) {
     }
 }
 
+/* Says what exchanges return that differs from "nothing to do", and asks for nothing; `count` requests before that. */
+static void idle(int count) {
+    tm_world *world = simple("idle", 1);
+    struct timespec pause = {0, 1000000};
+    int status = TM_OK;
+    while (status >= 0 && status != TM_CLOSED) {
+        if (count > 0) tm_request_decision(world, 0);
+        count--;
+        status = tm_exchange(bridge);
+        if (status != TM_IDLE) say("exchange", status);
+        nanosleep(&pause, NULL);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int count = argc > 2 ? atoi(argv[2]) : 0;
@@ -187,6 +201,7 @@ int main(int argc, char **argv) {
     if (strcmp(what, "hybrid") == 0) kinds(1);
     if (strcmp(what, "threads") == 0) threads();
     if (strcmp(what, "ends") == 0 || strcmp(what, "deadline") == 0) ends(count);
+    if (strcmp(what, "idle") == 0) idle(count);
     tm_bridge_close(bridge);
     return 0;
 }
