@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.bridge.conftest import STRICT, Build
-from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, Group, RawTrainer
+from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, STEP, Group, RawTrainer
 
 from tidemill.bridge.sources import sources_folder
 
@@ -464,6 +464,45 @@ def test_every_byte_of_the_header_may_be_wrong(probe: Path, tmp_path: Path) -> N
                 done = subprocess.run([probe, "nothing", "--memory-path", trainer.path], capture_output=True, text=True, timeout=20)
                 assert done.returncode in (0, 3), done.stderr
                 assert "Sanitizer" not in done.stderr
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_byte_of_a_running_bridge_may_be_wrong(layout: str, probe: Path, tmp_path: Path) -> None:
+    """An answer, an error or an end; the sanitizers see to it that nothing outside is read or written."""
+    names = (str(number) for number in range(1000))
+
+    def start() -> RawTrainer:
+        trainer = RawTrainer(tmp_path, layout, known=False, name=next(names))
+        trainer.start(probe, "kinds")
+        for _ in range(3):
+            trainer.step()
+        return trainer
+
+    trainer, started = start(), 1
+    turn = {"0": [8]}.get(layout, [12, 13])  # whose turn it is: nobody would wait for the other
+    for part in ("head",) if layout == "0" else ("head", "body"):
+        for place in range(len(getattr(trainer, part))):
+            if part == "head" and place in turn:
+                continue
+            memory = getattr(trainer, part)
+            before = memory[place]
+            memory[place] ^= 0xFF
+            command = memory[place] if (layout, place) == ("0", 9) else CLOSE if (part, place) == ("head", 15) else STEP
+            trainer.give(command)
+            assert trainer.process is not None
+            try:
+                trainer.wait()
+            except AssertionError:
+                assert trainer.process.poll() is not None, f"{part} {place}: neither an answer nor an end"
+            if trainer.closed or trainer.process.poll() is not None:
+                code, out, error = trainer.end()
+                assert (code, error) == (0, "")
+                assert re.search(r"^t \d+: (-[1-9] .+|3 )$", out.splitlines()[-1])
+                trainer, started = start(), started + 1
+            else:
+                getattr(trainer, part)[place] = before
+    trainer.close()
+    assert started > 3
 
 
 def killed_trainer(folder: Path, layout: str, known: bool, *simulator: str | Path) -> str:
