@@ -192,7 +192,7 @@ def test_errors_name_what_why_and_what_to_do(probe: Path) -> None:
             "in time: 0",
             "in time: 1",
             "too many: -1 world 'small' has had more than 2 requests and ends in one exchange, which is its max_agents; create it with more",
-            "its reward: -2",
+            "its reward: -1",
             "exchange: -2 world 'small' has had more than 2 requests",
             "size: -1 world 'small', observation 0: 3 values given, its shape has 4",
             "exchange: -1 world 'small', observation 0: 3 values given",
@@ -247,8 +247,9 @@ def test_files_grow_from_both_ends_until_the_name_is_full_and_the_first_world_wi
             groups = trainer.groups()
             assert len(groups) == count
             assert [groups[f"world{w}"].decisions.obs[0][0, 0] for w in (0, count - 1)] == [0, count - 1]
-        if count % 3 == 0 and trainer.changes < room:
-            trainer.grow(trainer.capacity + 8)
+        for _ in range(count % 3):  # none, one, or two in a row
+            if trainer.changes < room:
+                trainer.grow(trainer.capacity + 8)
     trainer.give()
     code, out, error = trainer.end()
     assert (code, error) == (0, "")
@@ -569,6 +570,26 @@ def test_a_deadline_is_an_error_that_leaves_the_exchange_open(probe: Path, train
     trainer.step()
     while not (line := trainer.process.stdout.readline()).startswith("exchange: 0"):
         assert line.startswith("exchange: -8")
+
+
+def test_a_request_while_the_trainer_thinks_beyond_its_deadline_is_refused(probe: Path, trainer: RawTrainer) -> None:
+    trainer.start(probe, "hasty", "3")
+    trainer.step()
+    assert trainer.process is not None and trainer.process.stdout is not None
+    assert trainer.process.stdout.readline().startswith("exchange: -8")
+    assert trainer.process.stdout.readline().startswith("exchange: -1 world 'ending': a request while the trainer still thinks")
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_without_atomics_and_futexes_one_thread_is_served_all_the_same(native: Build, trainer: RawTrainer) -> None:
+    trainer.start(native("corridor", "-O1", "-DTM_ONE_THREAD", "-DTM_NO_FUTEX"))
+    groups = trainer.step(RESET)
+    for _ in range(50):
+        trainer.act(groups["corridor"], discrete=scripted_corridor(groups["corridor"]))
+        groups = trainer.step()
+        assert all(reward in (0, np.float32(-0.02), np.float32(0.98)) for reward in groups["corridor"].ends.rewards)
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0
 
 
 def test_the_simulators_own_end_is_told_to_the_trainer(probe: Path, tmp_path: Path) -> None:
