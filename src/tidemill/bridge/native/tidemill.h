@@ -344,7 +344,7 @@ struct tm_world {
     int32_t max_agents, observation_count, continuous, branch_count;
     tm_observation *observations;
     int32_t *branches;
-    size_t *floats;                       /* of each observation */
+    size_t *floats; /* of each observation */
     size_t choices; /* of all branches */
     size_t *obs, reward, done, max_step, id, mask, ends, *end_obs, end_reward, end_status, end_id, continuous_at, discrete_at;
     uint8_t *spec;
@@ -369,13 +369,12 @@ struct tm_world {
 
 struct tm_bridge {
     int layout, state, framing;
-    char *first;  /* path of the first file: the companions are named after it */
-    char *path;   /* of the current one (layouts 3: of the header, always) */
-    size_t changes;
+    char *first; /* path of the first file: the companions are named after it */
+    char *path;  /* of the current one (layouts 3: of the header, always) */
     tm__map head, body; /* layout 0: one and the same file, in `head` */
     int32_t body_number;
     uint8_t *side;   /* the length of the side-channel data, then the data */
-    size_t capacity; /* of both together; 0: there is not even the length */
+    size_t capacity; /* of both together */
     uint8_t *groups;
     size_t groups_size;
     int trainer_lock, simulator_lock; /* descriptors of PATH.trainer and PATH.simulator, -1: none */
@@ -748,7 +747,6 @@ static int tm__grow(tm_bridge *bridge, size_t capacity, tm_world *first) {
         groups++;
     }
     bridge->groups_size = (size_t)size - front;
-    bridge->changes++;
     if (zero) {
         tm__put_i32(map.at + TM0_FILE_LENGTH, (int32_t)size);
         tm__put_i32(map.at + TM0_VERSION, 0);
@@ -802,7 +800,6 @@ static int tm__follow(tm_bridge *bridge) {
     bridge->head = map;
     free(bridge->path);
     bridge->path = path;
-    bridge->changes++;
     return tm__adopt(bridge);
 }
 
@@ -826,7 +823,6 @@ static int tm__follow_body(tm_bridge *bridge) {
         }
     tm__unmap(&bridge->body);
     bridge->body = map;
-    bridge->changes++;
     return tm__adopt(bridge);
 }
 
