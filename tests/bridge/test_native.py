@@ -4,6 +4,7 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.bridge.conftest import STRICT, Build
-from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, Group, RawTrainer
+from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, STEP, Group, RawTrainer
 
 from tidemill.bridge.sources import sources_folder
 
@@ -191,7 +192,7 @@ def test_errors_name_what_why_and_what_to_do(probe: Path) -> None:
             "in time: 0",
             "in time: 1",
             "too many: -1 world 'small' has had more than 2 requests and ends in one exchange, which is its max_agents; create it with more",
-            "its reward: -2",
+            "its reward: -1",
             "exchange: -2 world 'small' has had more than 2 requests",
             "size: -1 world 'small', observation 0: 3 values given, its shape has 4",
             "exchange: -1 world 'small', observation 0: 3 values given",
@@ -246,8 +247,9 @@ def test_files_grow_from_both_ends_until_the_name_is_full_and_the_first_world_wi
             groups = trainer.groups()
             assert len(groups) == count
             assert [groups[f"world{w}"].decisions.obs[0][0, 0] for w in (0, count - 1)] == [0, count - 1]
-        if count % 3 == 0 and trainer.changes < room:
-            trainer.grow(trainer.capacity + 8)
+        for _ in range(count % 3):  # none, one, or two in a row
+            if trainer.changes < room:
+                trainer.grow(trainer.capacity + 8)
     trainer.give()
     code, out, error = trainer.end()
     assert (code, error) == (0, "")
@@ -281,6 +283,10 @@ def text(value: str) -> bytes:
 def message(channel: uuid.UUID, data: bytes, older: bool = False) -> bytes:
     key = struct.pack("<i", TYPES[channel]) if older else channel.bytes_le
     return key + struct.pack("<i", len(data)) + data
+
+
+def parameter(key: str, value: float) -> bytes:
+    return message(PARAMETERS, text(key) + struct.pack("<if", 0, value))
 
 
 def drawn(out: str, exchange: int) -> np.ndarray:
@@ -461,25 +467,99 @@ def test_every_byte_of_the_header_may_be_wrong(probe: Path, tmp_path: Path) -> N
                 assert "Sanitizer" not in done.stderr
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["tidemill", "other"])
-@pytest.mark.parametrize("layout", ["0", "0.3.0"])
-def test_a_trainers_death_is_noticed_and_its_files_go(known: bool, layout: str, probe: Path, tmp_path: Path) -> None:
-    """A process of its own is the trainer: it starts the simulator, steps twice and is killed while the simulator waits."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_byte_of_a_running_bridge_may_be_wrong(layout: str, probe: Path, tmp_path: Path) -> None:
+    """An answer, an error or an end; the sanitizers see to it that nothing outside is read or written."""
+    names = (str(number) for number in range(1000))
+
+    def start() -> RawTrainer:
+        trainer = RawTrainer(tmp_path, layout, known=False, name=next(names))
+        trainer.start(probe, "kinds")
+        for _ in range(3):
+            trainer.step()
+        return trainer
+
+    trainer, started = start(), 1
+    turn = {"0": [8]}.get(layout, [12, 13])  # whose turn it is: nobody would wait for the other
+    for part in ("head",) if layout == "0" else ("head", "body"):
+        for place in range(len(getattr(trainer, part))):
+            if part == "head" and place in turn:
+                continue
+            memory = getattr(trainer, part)
+            before = memory[place]
+            memory[place] ^= 0xFF
+            command = memory[place] if (layout, place) == ("0", 9) else CLOSE if (part, place) == ("head", 15) else STEP
+            trainer.give(command)
+            assert trainer.process is not None
+            try:
+                trainer.wait()
+            except AssertionError:
+                assert trainer.process.poll() is not None, f"{part} {place}: neither an answer nor an end"
+            if trainer.closed or trainer.process.poll() is not None:
+                code, out, error = trainer.end()
+                assert (code, error) == (0, "")
+                assert re.search(r"^t \d+: (-[1-9] .+|3 )$", out.splitlines()[-1])
+                trainer, started = start(), started + 1
+            else:
+                getattr(trainer, part)[place] = before
+    trainer.close()
+    assert started > 3
+
+
+def killed_trainer(folder: Path, layout: str, known: bool, *simulator: str | Path) -> str:
+    """A process of its own is the trainer: it starts the simulator, steps and is killed. Returns what the simulator said."""
     script = f"""
 import os, signal, sys
 from pathlib import Path
 from tests.bridge.raw_trainer import RawTrainer
-trainer = RawTrainer(Path({str(tmp_path)!r}), {layout!r}, known={known})
-trainer.process = None
-child = os.posix_spawn({str(probe)!r}, ["probe", "ends", "4", "--memory-path", str(trainer.first)], os.environ)
+trainer = RawTrainer(Path({str(folder)!r}), {layout!r}, known={known})
+os.posix_spawn({str(simulator[0])!r}, [*{[str(part) for part in simulator]!r}, "--memory-path", str(trainer.first)], os.environ)
 trainer.step()
-trainer.step()
+if {"idle" in simulator}:
+    trainer.give()
+else:
+    trainer.step()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run(["python3", "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
-    assert "exchange: -7 the trainer of" in done.stdout, done.stderr
-    assert done.stdout.count("exchange: 0 ") == 3  # one with the trainer, two without
+    done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["tidemill", "other"])
+@pytest.mark.parametrize("layout", ["0", "0.3.0"])
+def test_a_trainers_death_is_noticed_and_its_files_go(known: bool, layout: str, probe: Path, tmp_path: Path) -> None:
+    out = killed_trainer(tmp_path, layout, known, probe, "ends", "4")
+    assert "exchange: -7 the trainer of" in out
+    assert out.count("exchange: 0 ") == 3  # one with the trainer, two without
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_trainers_own_folder_goes_whole(probe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tidemill-of-its-own"
+    folder.mkdir()
+    (folder / "memory_____").write_bytes(b"made just before the end")
+    assert "exchange: -7" in killed_trainer(folder, "0", True, probe, "ends", "2")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+def test_who_requests_nothing_notices_the_trainers_death_all_the_same(layout: str, probe: Path, tmp_path: Path) -> None:
+    out = killed_trainer(tmp_path, layout, True, probe, "idle", "1")
+    assert out.startswith("exchange: 0 \nexchange: -7 the trainer of")
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_who_requests_nothing_takes_the_first_command_and_the_end(probe: Path, trainer: RawTrainer) -> None:
+    trainer.start(probe, "idle", "0")
+    trainer.give(RESET)
+    assert trainer.process is not None and trainer.process.stdout is not None
+    assert trainer.process.stdout.readline() == "exchange: 2 \n"
+    if trainer.layout == "0":  # it keeps the turn, and sees the command beside it
+        trainer.head[9] = CLOSE
+    else:
+        trainer.head[15] = 1
+    assert trainer.end()[1] == "exchange: 3 \n"
 
 
 def test_a_deadline_is_an_error_that_leaves_the_exchange_open(probe: Path, trainer: RawTrainer) -> None:
@@ -490,6 +570,26 @@ def test_a_deadline_is_an_error_that_leaves_the_exchange_open(probe: Path, train
     trainer.step()
     while not (line := trainer.process.stdout.readline()).startswith("exchange: 0"):
         assert line.startswith("exchange: -8")
+
+
+def test_a_request_while_the_trainer_thinks_beyond_its_deadline_is_refused(probe: Path, trainer: RawTrainer) -> None:
+    trainer.start(probe, "hasty", "3")
+    trainer.step()
+    assert trainer.process is not None and trainer.process.stdout is not None
+    assert trainer.process.stdout.readline().startswith("exchange: -8")
+    assert trainer.process.stdout.readline().startswith("exchange: -1 world 'ending': a request while the trainer still thinks")
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_without_atomics_and_futexes_one_thread_is_served_all_the_same(native: Build, trainer: RawTrainer) -> None:
+    trainer.start(native("corridor", "-O1", "-DTM_ONE_THREAD", "-DTM_NO_FUTEX"))
+    groups = trainer.step(RESET)
+    for _ in range(50):
+        trainer.act(groups["corridor"], discrete=scripted_corridor(groups["corridor"]))
+        groups = trainer.step()
+        assert all(reward in (0, np.float32(-0.02), np.float32(0.98)) for reward in groups["corridor"].ends.rewards)
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0
 
 
 def test_the_simulators_own_end_is_told_to_the_trainer(probe: Path, tmp_path: Path) -> None:
@@ -558,6 +658,22 @@ def test_a_waiting_simulator_sleeps(probe: Path, trainer: RawTrainer) -> None:
     except subprocess.TimeoutExpired:
         spent = sum(int(part) for part in stat.read_text().split()[13:15]) - before
     assert spent <= 0.2 * os.sysconf("SC_CLK_TCK")
+
+
+def test_the_example_of_the_page_plays_with_a_trainer_and_without(build_c: Build, trainer: RawTrainer, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulators-c.md").read_text()
+    file = tmp_path / "line.c"
+    file.write_text(page.split("```c\n")[1].split("```")[0])
+    program = build_c(file, "-O1")
+    assert subprocess.run([program], capture_output=True, text=True, check=True).stdout == 3 * "arrived after 4 steps\n"
+    trainer.start(program)
+    trainer.side = parameter("stride", 0.5)
+    line = trainer.step(RESET)["line"]
+    for place in (0.5, 1.0):
+        trainer.act(line, discrete=[[1]])
+        line = trainer.step()["line"]
+        assert (line.ends if place == 1 else line.decisions).obs[0].tolist() == [[place]]
+    assert trainer.side == message(STATISTICS, text("line/steps") + struct.pack("<fi", 2.0, 0))
 
 
 def test_the_header_may_be_included_by_many_files_with_the_implementation_in_one(build_c: Build, c_compiler: str, tmp_path: Path) -> None:

@@ -23,9 +23,10 @@
  *
  * What may run at the same time: tm_request_decision, tm_end_episode, tm_interrupt_episode, the setters of a request (each request from one
  * thread), and what sends on side channels. Everything else, tm_exchange above all, is called while none of these run. With a compiler that
- * has no __atomic builtins (TM_ATOMIC is 0 then) all calls must come from one thread.
+ * has no __atomic builtins, or where TM_ONE_THREAD is defined (TM_ATOMIC is 0 then), all calls must come from one thread.
  *
- * Systems: POSIX, little-endian. On Linux both ends sleep on a futex; elsewhere this end naps (50 µs to 1 ms). Not for Windows.
+ * Systems: POSIX, little-endian. On Linux both ends sleep on a futex; elsewhere, or where TM_NO_FUTEX is defined, this end naps (50 µs to 1 ms).
+ * Not for Windows.
  */
 #ifndef TIDEMILL_H
 #define TIDEMILL_H
@@ -272,8 +273,11 @@ int tm_set_property(tm_bridge *bridge, const char *key, float value);
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
-#ifdef __linux__
+#if defined(__linux__) && !defined(TM_NO_FUTEX)
 #include <sys/syscall.h>
+#define TM__FUTEX 1
+#else
+#define TM__FUTEX 0
 #endif
 
 #if !defined(O_NOFOLLOW) || !defined(O_CLOEXEC)
@@ -282,7 +286,7 @@ int tm_set_property(tm_bridge *bridge, const char *key, float value);
 
 /* --------------------------------------------------------------------------------------------------------------- atomics */
 
-#if defined(__GNUC__) || defined(__clang__)
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(TM_ONE_THREAD)
 #define TM_ATOMIC 1
 #define TM__THREAD __thread
 #define tm__add(address) __atomic_fetch_add((address), 1, __ATOMIC_RELAXED)
@@ -340,7 +344,7 @@ struct tm_world {
     int32_t max_agents, observation_count, continuous, branch_count;
     tm_observation *observations;
     int32_t *branches;
-    size_t *floats;                       /* of each observation */
+    size_t *floats; /* of each observation */
     size_t choices; /* of all branches */
     size_t *obs, reward, done, max_step, id, mask, ends, *end_obs, end_reward, end_status, end_id, continuous_at, discrete_at;
     uint8_t *spec;
@@ -365,13 +369,12 @@ struct tm_world {
 
 struct tm_bridge {
     int layout, state, framing;
-    char *first;  /* path of the first file: the companions are named after it */
-    char *path;   /* of the current one (layouts 3: of the header, always) */
-    size_t changes;
+    char *first; /* path of the first file: the companions are named after it */
+    char *path;  /* of the current one (layouts 3: of the header, always) */
     tm__map head, body; /* layout 0: one and the same file, in `head` */
     int32_t body_number;
     uint8_t *side;   /* the length of the side-channel data, then the data */
-    size_t capacity; /* of both together; 0: there is not even the length */
+    size_t capacity; /* of both together */
     uint8_t *groups;
     size_t groups_size;
     int trainer_lock, simulator_lock; /* descriptors of PATH.trainer and PATH.simulator, -1: none */
@@ -555,7 +558,7 @@ static int tm__sleep(uint32_t *word, uint32_t seen, double seconds) {
     struct timespec time;
     time.tv_sec = (time_t)seconds;
     time.tv_nsec = (long)((seconds - (double)time.tv_sec) * 1e9);
-#ifdef __linux__
+#if TM__FUTEX
     return syscall(SYS_futex, word, 0 /* FUTEX_WAIT, shared */, seen, &time, NULL, 0) == 0;
 #else
     (void)word, (void)seen;
@@ -576,7 +579,7 @@ static void tm__give(tm_bridge *bridge, int command) {
         at[TM3_SIMULATOR_BLOCKED] = 1;
         tm__store(at + TM3_TRAINER_BLOCKED, (uint8_t)0);
     }
-#ifdef __linux__
+#if TM__FUTEX
     syscall(SYS_futex, tm__word(bridge), 1 /* FUTEX_WAKE */, INT_MAX, NULL, NULL, 0);
 #endif
 }
@@ -744,7 +747,6 @@ static int tm__grow(tm_bridge *bridge, size_t capacity, tm_world *first) {
         groups++;
     }
     bridge->groups_size = (size_t)size - front;
-    bridge->changes++;
     if (zero) {
         tm__put_i32(map.at + TM0_FILE_LENGTH, (int32_t)size);
         tm__put_i32(map.at + TM0_VERSION, 0);
@@ -798,7 +800,6 @@ static int tm__follow(tm_bridge *bridge) {
     bridge->head = map;
     free(bridge->path);
     bridge->path = path;
-    bridge->changes++;
     return tm__adopt(bridge);
 }
 
@@ -822,7 +823,6 @@ static int tm__follow_body(tm_bridge *bridge) {
         }
     tm__unmap(&bridge->body);
     bridge->body = map;
-    bridge->changes++;
     return tm__adopt(bridge);
 }
 
@@ -1250,6 +1250,10 @@ const char *tm_world_name(const tm_world *world) { return world->name; }
 
 /* Takes a row. Decisions and ends are counted together first: in layout 0 they share max_agents rows, and one world is to suit all layouts. */
 static int32_t tm__take_row(tm_world *world, int32_t *counter) {
+    if (world->bridge->state == TM__THEIRS && world->bridge->layout != TM__ALONE) {
+        tm__note(world->bridge, tm__fail(TM_ERROR_USAGE, "world '%s': a request while the trainer still thinks about those before (a deadline ran out); call tm_exchange first", world->name));
+        return -1;
+    }
     if (tm__add(&world->rows) < world->max_agents) return tm__add(counter);
     tm__note(world->bridge, tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d requests and ends in one exchange, which is its max_agents; create it with more, "
                                      "or ask for each agent once per exchange", world->name, (int)world->max_agents));
@@ -1290,7 +1294,7 @@ tm_request tm_end_episode(tm_world *world, int32_t agent_id) { return tm__end(wo
 tm_request tm_interrupt_episode(tm_world *world, int32_t agent_id) { return tm__end(world, agent_id, 1); }
 
 int tm_set_reward(tm_request request, float reward) {
-    if (request.row < 0) return TM_ERROR_CAPACITY;
+    if (request.row < 0) return TM_ERROR_USAGE;
     if (request.ended) request.world->own_end_reward[request.row] = reward;
     else memcpy(request.world->data + request.world->reward + 4 * (size_t)request.row, &reward, 4);
     return TM_OK;
@@ -1298,7 +1302,7 @@ int tm_set_reward(tm_request request, float reward) {
 
 int tm_set_observation(tm_request request, int32_t k, const float *values, size_t count) {
     const tm_world *world = request.world;
-    if (request.row < 0) return TM_ERROR_CAPACITY;
+    if (request.row < 0) return TM_ERROR_USAGE;
     if (k < 0 || k >= world->observation_count)
         return tm__note(world->bridge, tm__fail(TM_ERROR_USAGE, "world '%s' has no observation %d; it has %d, counted from 0", world->name, (int)k, (int)world->observation_count));
     if (count != world->floats[k])
@@ -1311,7 +1315,7 @@ int tm_set_observation(tm_request request, int32_t k, const float *values, size_
 int tm_set_action_mask(tm_request request, int32_t branch, const uint8_t *forbidden, size_t count) {
     const tm_world *world = request.world;
     uint8_t *at;
-    if (request.row < 0) return TM_ERROR_CAPACITY;
+    if (request.row < 0) return TM_ERROR_USAGE;
     if (request.ended || branch < 0 || branch >= world->branch_count || count != (size_t)world->branches[branch])
         return tm__note(world->bridge, tm__fail(TM_ERROR_USAGE, "world '%s': a mask of %zu choices for branch %d%s; it has %d branches%s", world->name, count, (int)branch,
                                                 request.ended ? " of an episode that ended, which needs no action" : "", (int)world->branch_count,
