@@ -1,9 +1,10 @@
 """Exchanges per second over the simulator bridge: turns alone, and the trainer's loop of read, set actions, step.
 
-    python benchmarks/bridge.py [--seconds 2] [--layouts 0,0.3.2] [--python]
+    python benchmarks/bridge.py [--seconds 2] [--layouts 0,0.3.2] [--python] [--csharp]
 
-The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python the same in Python, too). Both sides are pinned: to one core
-together, or to a core each. A figure is the best of five runs of so many seconds, since other programs only make it slower, beside the median.
+The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python and --csharp the same in these, too). Both sides are pinned:
+to one core together, or to a core each. A figure is the best of five runs of so many seconds, since other programs only make it slower, beside the
+median.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def trivial(agents, size):
         world.request_decisions(ids, reward, [obs])
 
 
-def programs(folder, with_python):
+def programs(folder, with_python, with_csharp):
     """Give (name, executable, arguments for a size)."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is not None:
@@ -43,6 +44,9 @@ def programs(folder, with_python):
         program = folder / "trivial"
         subprocess.run([compiler, "-std=c99", "-O2", "-pthread", str(native / "trivial.c"), "-o", str(program), "-lm"], check=True)
         yield "C", program, lambda agents, size: ["--agents", str(agents), "--size", str(size)]
+    if with_csharp:
+        subprocess.run(["sh", str(Path(bridge.__file__).parent / "csharp" / "Build~" / "build.sh"), str(folder / "csharp")], check=True)
+        yield "C# (Mono)", folder / "csharp" / "trivial", lambda agents, size: ["--agents", str(agents), "--size", str(size)]
     if with_python or compiler is None:
         script = folder / "trivial.py"
         script.write_text(f"#!{sys.executable}\nimport runpy, sys\nsys.argv[0] = {__file__!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
@@ -99,6 +103,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--layouts", default="0")
     parser.add_argument("--python", action="store_true")
+    parser.add_argument("--csharp", action="store_true")
     parser.add_argument("--trivial", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--memory-path", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -109,7 +114,7 @@ def main():
     print("| simulator | layout | agents × floats | cores | turns alone /s | read, set actions, step /s | median |")
     print("|---|---|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
-        for name, program, arguments in programs(Path(folder), given.python):
+        for name, program, arguments in programs(Path(folder), given.python, given.csharp):
             for layout in given.layouts.split(","):
                 for size in SIZES:
                     for some in [cores[:1], [cores[0], cores[-1]]][: len(cores)]:

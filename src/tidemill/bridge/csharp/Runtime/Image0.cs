@@ -60,7 +60,12 @@ namespace Tidemill
 
         public override bool IsMine(int turnValue)
         {
-            return (turnValue & 0xff) == Layout.SimulatorTurn;
+            int turn = turnValue & 0xff;
+            if (turn != Layout.SimulatorTurn && turn != Layout.TrainerTurn)
+            {
+                throw new CorruptMemoryException("The turn is " + turn + "; there are 0 (the trainer's) and 1 (the simulator's).");
+            }
+            return turn == Layout.SimulatorTurn;
         }
 
         public override bool Closed { get { return Mine && file.ReadByte(Layout.V0.Command) == Layout.CommandClose; } }
