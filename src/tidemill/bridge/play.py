@@ -120,7 +120,8 @@ class Play:
             with contextlib.suppress(SimulatorError):
                 self.memory.hand_over(CLOSE)
         if self.process is not None:
-            self.process.end(0.2)
+            self.process.ended(0.2)
+            self.process.end()
         if hasattr(self, "memory"):
             self.memory.close()
         self._meeting.leave()

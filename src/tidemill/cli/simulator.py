@@ -73,3 +73,50 @@ def check(
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n" + " " * 29)
+
+
+@simulator.command()
+@friendly
+def record(
+    path: Path_,
+    arguments: Arguments = None,
+    out: Annotated[Path, typer.Option(help="The recording to write.")] = Path("simulator.recording"),
+    steps: Annotated[int, typer.Option(help="Steps to play, after a reset.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the actions, which are drawn at random.")] = 0,
+    layout: Layout = "0",
+    deadline: Deadline = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file.")] = False,
+) -> None:
+    """Play a simulator at random and write all that goes to and fro into a file, which `replay` plays again."""
+    from tidemill.bridge.play import Program
+    from tidemill.bridge.record import record as play
+
+    print(f"{out}: {play(Program(path, tuple(arguments or ()), layout, deadline), out, steps, seed, force)} exchanges")
+
+
+@simulator.command()
+@friendly
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recording.")],
+    arguments: Arguments = None,
+    memory_path: Annotated[str | None, typer.Option(help="Where the trainer waits; trainers give it when they start this as a simulator.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="PATH", help="A simulator to play it into, with what follows -- as its arguments.")] = None,
+    layout: Layout = "0",
+    deadline: Deadline = 30.0,
+    tolerance: Annotated[float, typer.Option(help="By which numbers may differ from the recorded ones.")] = 0.0,
+) -> None:
+    """Play a recording to a trainer, in the place of the simulator; or, with --against, into a simulator to see whether it answers alike."""
+    from tidemill.bridge.compare import compare
+    from tidemill.bridge.play import Program
+    from tidemill.bridge.record import replay as play
+    from tidemill.bridge.recording import Recording
+
+    if against is None:
+        played = play(file, memory_path)
+        print(f"{played.exchanges} exchanges of {played.recorded}; in {played.differing} steps the actions were others than the recorded ones")
+        return
+    with Recording(file) as recording:
+        alike = compare(recording, Program(against, tuple(arguments or ()), layout, deadline), tolerance)
+        print(f"{alike} of {len(recording)} exchanges were answered as recorded")
+        if alike < len(recording):
+            raise typer.Exit(1)
