@@ -173,6 +173,17 @@ def test_a_header_that_was_spoilt_is_refused(tmp_path, place, value, says):
         turn(simulator, trainer)
 
 
+@LAYOUT
+@pytest.mark.parametrize("length", [-1, 1, 2**31 - 1])
+def test_side_channel_data_longer_than_their_room_are_refused(tmp_path, layout, length):
+    trainer, simulator = pair(tmp_path, layout)
+    turn(trainer, simulator)
+    struct.pack_into("<i", simulator.data, 14 if layout == "0" else 0, length)
+    turn(simulator, trainer)
+    with pytest.raises(ImageError, match=f"side channel has {length} bytes, and room for 0"):
+        trainer.take_side_channel()
+
+
 def test_a_file_that_was_cut_is_refused(tmp_path):
     trainer, simulator = pair(tmp_path, "0")
     turn(trainer, simulator)

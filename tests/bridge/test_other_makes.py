@@ -166,6 +166,7 @@ class OldSimulator3(threading.Thread):
         self.version_seen = struct.unpack_from("<iii", header, 0)
         header[13] = 0
         time.sleep(0.05)
+        self.hurried = header[13] != 0  # the next command came before we waited for it
         capacity = struct.unpack_from("<i", header, 20)[0]
         if self.version == 2:
             spec = b"\x03new" + struct.pack("<ii", 2, 1) + struct.pack("<7i", 2, 0, 0, 1, 0, 0, 0) + struct.pack("<ii", 1, 1) + struct.pack("<i", 3)
@@ -221,7 +222,7 @@ def test_an_old_simulator_with_two_files_is_driven(tmp_path, version):
             assert peer.got[step] == step % 3
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith("m_")] == ["m___"]
     peer.join(10)
-    assert peer.resets == 1 and list(tmp_path.iterdir()) == []
+    assert not peer.hurried and peer.resets == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_a_simulator_that_writes_another_version_is_told(tmp_path):

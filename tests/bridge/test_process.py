@@ -170,6 +170,29 @@ def test_a_simulator_that_does_not_end_is_ended(script):
         os.kill(pid, 0)
 
 
+HASTY = """
+import mmap, sys, time
+file = open(sys.argv[-1], "r+b")
+memory = mmap.mmap(file.fileno(), 22)
+for _ in range(2):
+    while memory[8] != 1:
+        time.sleep(0.001)
+    time.sleep(0.2)  # the trainer closes meanwhile
+    memory[9], memory[8] = 0, 0
+while memory[8] != 1:
+    time.sleep(0.001)
+with open(sys.argv[1], "w") as heard:
+    heard.write(str(memory[9]))
+"""
+
+
+def test_a_close_that_a_simulator_wrote_over_is_said_again(script, tmp_path):
+    simulator = Simulator(script(HASTY), [str(tmp_path / "heard")])
+    simulator.begin()
+    simulator.close()
+    assert (tmp_path / "heard").read_text() == "3"
+
+
 def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are_replaced(script, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

@@ -66,6 +66,24 @@ def test_once_the_trainer_has_closed_the_heuristic_goes_on(tmp_path):
     assert [event.agent_id for event in world.actions()] == [8]
 
 
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+def test_a_trainer_that_closes_out_of_turn_is_heard(tmp_path, layout):
+    thinking, going_on = threading.Event(), threading.Event()
+
+    def plan(tick, bridge, world):
+        if tick == 1:
+            thinking.set()
+            going_on.wait(10)
+        world.request_decision(0)
+
+    with both_ends(tmp_path, layout, plan=plan) as (simulator, world):
+        simulator.begin()
+        assert thinking.wait(10)
+        simulator.close()
+        going_on.set()
+    assert world.bridge.reason == "the trainer closed the bridge"
+
+
 def test_without_requests_there_is_no_exchange(tmp_path):
     ticks = []
 
