@@ -114,7 +114,8 @@ static void kinds(int hybrid) {
         if (t == 2) second = simple("second", 3);
         for (int32_t id = 0; id < 4; id++) {
             float big[6];
-            tm_request request = id == 1 ? tm_end_episode(first, 10 * t + id) : id == 2 ? tm_interrupt_episode(first, 10 * t + id) : tm_request_decision(first, 10 * t + id);
+            int ends = id == 1 || (id == 0 && t % 2); /* so that a row of a decision, with its mask, is one of an end in the next exchange */
+            tm_request request = ends ? tm_end_episode(first, 10 * t + id) : id == 2 ? tm_interrupt_episode(first, 10 * t + id) : tm_request_decision(first, 10 * t + id);
             for (int j = 0; j < 6; j++) big[j] = (float)(1000 * t + 100 * id + j);
             if (t % 2 == 0) tm_set_reward(request, (float)(t + id / 10.0)); /* every other time: rows are complete all the same */
             if (t % 2 == 0) tm_set_observation_values(request, 0, (float)t, (float)id);
@@ -146,7 +147,7 @@ static void *ask(void *argument) {
         tm_request request = tm_request_decision(crowd, id);
         tm_set_reward(request, (float)id);
         tm_set_observation_values(request, 0, (float)id, (float)-id, (float)(2 * id), 1);
-        if (id % 24 == 0) tm_statistic(bridge, "asked", (float)id, TM_SUM);
+        tm_statistic(bridge, "asked", (float)id, TM_SUM);
     }
     return NULL;
 }

@@ -241,6 +241,7 @@ class RawTrainer:
             obs, reward = [cursor.array("<f4", agents, *shape) for shape in shapes], cursor.array("<f4", agents)
             cut = cursor.array("u1", agents)
             ids = cursor.array("<i4", agents)
+            masks = np.zeros_like(masks)  # ends have none
             ends = rows(np.arange(agents) < n, obs, reward, ids, cut)
         actions_at = cursor.at
         cursor.at += 4 * agents * (continuous + len(branches))

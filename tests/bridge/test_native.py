@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,30 +134,23 @@ def test_rows_of_every_kind_arrive_whole_and_actions_go_to_who_asked(probe: Path
         first = groups["first"]
         assert (first.max_agents, first.shapes, first.branches) == (6, [(2,), (3, 2, 1)], [3, 2])
         even = t % 2 == 0  # otherwise nothing but the large observation is set, and the rest has to be clear
-        for rows, kept in ((first.decisions, [0, 3]), (first.ends, [1, 2])):
+        kinds = ([0, 3], [1, 2]) if even else ([3], [0, 1, 2])
+        for rows, kept in zip((first.decisions, first.ends), kinds, strict=True):
             order = np.argsort(rows.ids)
             assert [rows.ids[i] for i in order] == [10 * t + agent for agent in kept]
             assert np.array(rows.rewards)[order] == pytest.approx([t + agent / 10 if even else 0 for agent in kept])
             assert rows.obs[0][order].tolist() == [[t, agent] if even else [0, 0] for agent in kept]
-            assert rows.obs[1][order].reshape(2, 6).tolist() == [[1000 * t + 100 * agent + j for j in range(6)] for agent in kept]
-        assert [first.ends.interrupted[i] for i in np.argsort(first.ends.ids)] == [False, True]
+            assert rows.obs[1][order].reshape(-1, 6).tolist() == [[1000 * t + 100 * agent + j for j in range(6)] for agent in kept]
+        assert [first.ends.interrupted[i] for i in np.argsort(first.ends.ids)] == [agent == 2 for agent in kinds[1]]
         masks = {agent: mask.tolist() for agent, mask in zip(first.decisions.ids, first.decisions.masks, strict=True)}
-        assert masks == {10 * t: [0] * 5, 10 * t + 3: [1, 0, 1, 0, 1] if even else [0] * 5}
+        assert masks == ({10 * t: [0] * 5, 10 * t + 3: [1, 0, 1, 0, 1]} if even else {10 * t + 3: [0] * 5})
+        assert not first.ends.masks.any()
         if t != 1:  # without actions an agent gets zeros, not those of the step before
             trainer.act(first, discrete=[[agent % 3, 1] for agent in first.decisions.ids])
         if t == 2:
             trainer.act(groups["second"], continuous=[[0.5, -2.0]])
     out = closed_cleanly(trainer, tmp_path)
-    assert out.splitlines()[:8] == [
-        "t 0: 0 ",
-        "first 0: 0 1",
-        "first 3: 0 1",
-        "t 1: 0 ",
-        "first 10: 0 0",
-        "first 13: 0 0",
-        "t 2: 0 ",
-        "first 20: 2 1",
-    ]
+    assert out.splitlines()[:7] == ["t 0: 0 ", "first 0: 0 1", "first 3: 0 1", "t 1: 0 ", "first 13: 0 0", "t 2: 0 ", "first 20: 2 1"]
     assert "first 23: 2 1\nsecond 5: 0.5 -2" in out
 
 
@@ -213,7 +207,8 @@ def test_errors_name_what_why_and_what_to_do(probe: Path) -> None:
 def test_a_reset_drops_what_was_requested_and_the_next_rows_are_its_answer(probe: Path, trainer: RawTrainer, tmp_path: Path) -> None:
     trainer.start(probe, "kinds")
     assert sorted(trainer.step(RESET)["first"].decisions.ids) == [0, 3]
-    assert sorted(trainer.step()["first"].decisions.ids) == [10, 13]
+    assert trainer.layout == "0" or not trainer.head[14]  # the simulator clears it
+    assert trainer.step()["first"].decisions.ids == [13]
     assert sorted(trainer.step(RESET)["first"].decisions.ids) == [0, 3]
     out = closed_cleanly(trainer, tmp_path)
     assert [line for line in out.splitlines() if line.startswith("t ")] == ["t 0: 2 ", "t 0: 0 ", "t 1: 2 ", "t 0: 3 "]
@@ -228,7 +223,7 @@ def test_rows_may_be_filled_by_many_threads(probe: Path, trainer: RawTrainer, tm
         ids = np.array(crowd.ids, np.float32)
         assert np.array_equal(crowd.rewards, ids)
         assert np.array_equal(crowd.obs[0], np.stack([ids, -ids, 2 * ids, np.ones(240)], axis=1))
-        assert len(trainer.side) == 10 * (16 + 4 + 4 + 5 + 4 + 4)  # a statistic from each tenth, whole
+        assert len(trainer.side) == 240 * (16 + 4 + 4 + 5 + 4 + 4)  # a statistic from each, whole
     closed_cleanly(trainer, tmp_path)
 
 
@@ -343,7 +338,9 @@ def test_a_query_exchanges_side_channels_without_a_step(probe: Path, trainer: Ra
     trainer.start(probe, "channels")
     trainer.step()
     for payload in (b"question", b"a longer one" * 30):
-        trainer.side = message(OWN, payload)
+        data = message(OWN, payload)
+        trainer.grow(len(data) + 4)  # so that the answer, which is twice as long, has no room
+        trainer.side = data
         trainer.head[28] = 1
         trainer.give()
         trainer.wait()
@@ -376,13 +373,15 @@ def test_torn_side_channels_are_an_error_and_nothing_beyond_them_is_read(data: b
     assert "exchange: -6" in out and cause in out
 
 
-def test_a_length_of_side_channels_beyond_their_room_is_an_error(probe: Path, trainer: RawTrainer) -> None:
+@pytest.mark.parametrize("beyond", [1, 10, None, 2**31 - 1])
+@pytest.mark.parametrize("trainer", ["0", "0.3.2"], indirect=True)
+def test_a_length_of_side_channels_beyond_their_room_is_an_error(beyond: int | None, probe: Path, trainer: RawTrainer) -> None:
     trainer.start(probe, "channels")
     trainer.step()
-    for length in (trainer.capacity - 3, 2**31 - 1, -1):
-        trainer.i32(14, length)
+    length = -1 if beyond is None else beyond if beyond > 10 else trainer.capacity - 4 + beyond
+    struct.pack_into("<i", trainer.body, trainer.side_at, length)
     trainer.give()
-    assert "exchange: -6 the trainer says that -1 bytes are on the side channels" in trainer.end()[1]
+    assert f"exchange: -6 the trainer says that {length} bytes are on the side channels" in trainer.end()[1]
 
 
 @pytest.mark.parametrize(
@@ -635,6 +634,17 @@ def test_the_files_of_another_trainer_that_closes_are_deleted(layout: str, probe
     trainer.give(CLOSE)
     assert trainer.end()[1] == "exchange: 3 \ntrainer: 0\nexchange: 0 \n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trainer", ["0.3.0", "0.3.2"], indirect=True)
+def test_a_trainer_that_has_not_given_a_turn_yet_is_waited_for(probe: Path, trainer: RawTrainer, tmp_path: Path) -> None:
+    trainer.head[12] = trainer.head[13] = 0  # neither waits: so some trainers begin
+    trainer.start(probe, "ends", "2")
+    while not (tmp_path / "memory.simulator").exists():
+        time.sleep(0.001)
+    time.sleep(0.2)  # enough to find those out that do not wait
+    assert trainer.i32(16) == 1  # no world was registered
+    assert list(trainer.step()) == ["ending"]
 
 
 def test_a_second_simulator_at_the_same_file_is_refused(probe: Path, trainer: RawTrainer) -> None:
