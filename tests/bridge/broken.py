@@ -1,6 +1,6 @@
-"""A simulator of another make, by the letter of layout 0 and without the package: `python broken.py KIND --memory-path PATH`.
+"""A simulator of another make, by the letter of layout 0 and without the package: `python broken.py KIND [--log FILE] --memory-path PATH`.
 
-KIND is the point of the conformance kit at which it does wrong; "nothing": at none.
+KIND is the point of the conformance kit at which it does wrong; "nothing": at none. FILE gets PATH, of every start.
 """
 
 import mmap
@@ -157,6 +157,9 @@ class Simulator:
                 t = 7 if WRONG == "reset" else 0
 
 
+if "--log" in sys.argv:
+    with open(sys.argv[sys.argv.index("--log") + 1], "a") as log:
+        print(PATH, file=log)
 if WRONG == "start":
     sys.exit("no licence")
 Simulator().run()

@@ -11,7 +11,7 @@ sys.modules["tidemill"] = package
 
 from tidemill.bridge import Bridge, World  # noqa: E402
 from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics  # noqa: E402
-from tidemill.bridge.tables import QUERY, STEP  # noqa: E402
+from tidemill.bridge.tables import QUERY, RESET, STEP  # noqa: E402
 
 KIND = sys.argv[1]
 
@@ -255,6 +255,18 @@ class Stepping(Statistical):
         return STEP if command == QUERY else command
 
 
+class Forgetful(Stepping):
+    """Leaves the flag of a reset as it was."""
+
+    def queried(self, command):
+        memory = self.bridge._memory
+        if command == RESET:
+            memory._first[memory._at["reset"]] = 1
+        elif self.t == 0:
+            memory._first[memory._at["reset"]] = 0
+        return command
+
+
 class Frozen(Stepping):
     """Never comes back from a query."""
 
@@ -269,7 +281,7 @@ if __name__ == "__main__":
         kind.__name__.lower(): kind
         for kind in (
             *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single),
-            *(Statistical, Stepping, Frozen),
+            *(Statistical, Stepping, Forgetful, Frozen),
         )
     }
     kinds[KIND]().run()

@@ -82,6 +82,7 @@ def test_a_broken_simulator_is_caught_at_its_point_and_at_no_other(point):
         ("alternating", "varying agents", "pass", "different numbers"),
         ("rich", "masks", "pass", '"rich"'),
         ("statistical", "side channel", "pass", "messages in 1 channels"),
+        ("forgetful", "commands", "fail", "it handed back with reset = 1"),
         ("stepping", "query", "fail", "rows changed"),
         ("frozen", "query", "fail", "has not answered within 3 s"),
     ],
@@ -90,6 +91,14 @@ def test_what_is_seen_is_told(kind, point, verdict, what):
     program = Program(str(HERE / "simulators.py"), (kind,), "0.3.2", 3.0 if kind == "frozen" else 10.0)
     (found,) = check_simulator(program, QUICK, only=[point])
     assert (found.verdict, what in found.what) == (verdict, True), found
+
+
+@pytest.mark.parametrize("kind", ["nothing", "trainer's death", "growth"])
+def test_nothing_stays_behind(kind, tmp_path):
+    log = tmp_path / "log"
+    check_simulator(Program(str(HERE / "broken.py"), (kind.replace(" ", "-"), "--log", str(log)), deadline=0.7), QUICK)
+    places = {Path(line).parent for line in log.read_text().splitlines()}
+    assert len(places) > 2 and not [place for place in places if place.exists()]
 
 
 def test_the_command_prints_points_and_its_status_tells_whether_all_is_well():

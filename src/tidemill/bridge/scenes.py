@@ -16,11 +16,12 @@ import numpy as np
 import psutil
 
 from tidemill.bridge.channels import Channels, EnvironmentParameters, Framing, RawBytes
+from tidemill.bridge.files import Meeting
 from tidemill.bridge.image import Group, groups_place, write_int
 from tidemill.bridge.play import Play, Program
 from tidemill.bridge.points import Found, Over, Scene
 from tidemill.bridge.steps import complete, count, write_actions
-from tidemill.bridge.tables import QUERY, RESET, STEP
+from tidemill.bridge.tables import LAYOUTS, QUERY, RESET, STEP
 from tidemill.bridge.watcher import Watcher
 from tidemill.core.errors import PeerLost, TidemillError
 
@@ -250,6 +251,7 @@ def dies(program: Program, found: Found, seconds: float, framing: Framing) -> No
         os.killpg(number, signal.SIGKILL)
     else:
         found.good("trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed")
+    Meeting.own(LAYOUTS[program.layout].files).leave()  # removes what the dead left
 
 
 def doomed() -> None:
