@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import count as counted
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def _thinks(watcher: Watcher, pause: float) -> None:
     else:
         place = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(before))
         found.bad("turns", f"byte {place} of the memory changed while it was the trainer's turn")
-    shares = [(ran[task][0] - run) / max(took - (ran[task][1] - wait), 1e-3) for task, (run, wait) in running.items() if task in ran]
+    shares = [ran[task].share(was, took) for task, was in running.items() if task in ran]
     if shares:
         (found.bad if max(shares) > 0.5 else found.good)("sleep", f"it ran for {max(shares):.0%} of the {pause:.1f} s that the trainer thought")
     watcher.act()
@@ -109,8 +109,24 @@ def _thinks(watcher: Watcher, pause: float) -> None:
     found.good("patience", f"it waited for {pause:.1f} s")
 
 
-def _running(play: Play) -> dict[str, tuple[float, float]]:
-    """Return for each thread of the simulator how long it ran and how long it waited for a core, in seconds; nothing where that cannot be known."""
+@dataclass(frozen=True)
+class _Ran:
+    """A thread: seconds that it ran and that it waited for a core, how often it went to sleep, and whether it is runnable."""
+
+    run: float
+    wait: float
+    sleeps: int
+    runnable: bool
+
+    def share(self, was: "_Ran", seconds: float) -> float:
+        """Return the share of its time that it ran, of `seconds` since it was so, but for those in which it waited for a core."""
+        if was.runnable and self.runnable and was.sleeps == self.sleeps:
+            return 1.0  # it never slept; what it waits now is not counted yet, so that the quotient would say less
+        return (self.run - was.run) / max(seconds - (self.wait - was.wait), 1e-3)
+
+
+def _running(play: Play) -> dict[str, _Ran]:
+    """Return how each thread of the simulator ran until now; nothing where that cannot be known."""
     assert play.process is not None
     found = {}
     try:
@@ -118,8 +134,9 @@ def _running(play: Play) -> dict[str, tuple[float, float]]:
         for number in [process.pid, *(child.pid for child in process.children(recursive=True))]:
             for task in Path(f"/proc/{number}/task").iterdir():
                 run, wait, _ = (task / "schedstat").read_text().split()
-                found[task.name] = int(run) / 1e9, int(wait) / 1e9
-    except (psutil.Error, OSError, ValueError):
+                status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+                found[task.name] = _Ran(int(run) / 1e9, int(wait) / 1e9, int(status["voluntary_ctxt_switches"]), status["State"].startswith("R"))
+    except (psutil.Error, OSError, ValueError, KeyError):
         return {}
     return found
 
