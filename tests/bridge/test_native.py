@@ -2,12 +2,14 @@
 
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -520,9 +522,21 @@ else:
     trainer.step()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
-    assert "Traceback" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr
-    return done.stdout
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, error = trainer.communicate(timeout=60)  # the simulator's words, too: until it ends
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(trainer.pid, signal.SIGKILL)
+    assert "Traceback" not in error and "Sanitizer" not in error, error
+    return out
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["tidemill", "other"])
