@@ -310,7 +310,11 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
             except PeerLost as error:
                 code = watcher.play.process.returncode()
                 crashed = code is not None and (code < 0 or code in _CRASHES)
-                (found.bad if crashed else found.good)(point, str(error))
+                text = str(error)
+                if crashed:
+                    found.bad(point, text)
+                else:
+                    found.good(point, " … ".join(dict.fromkeys((text.split(". ")[0], text.splitlines()[-1]))))
             except TidemillError as error:
                 found.bad(point, str(error))
 
