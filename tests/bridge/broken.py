@@ -149,6 +149,10 @@ class Simulator:
             if WRONG == "steps" and t == 12:
                 sys.exit("the sky fell")
             self.tick(t)
+            if WRONG == "hasty close":
+                time.sleep(0.05)
+                if self.memory[9] == CLOSE:
+                    os.abort()
             if WRONG == "side channel" and self.capacity > 100:
                 struct.pack_into("<i", self.memory, 14, 19)
             self.hand_over(WRONG == "commands")

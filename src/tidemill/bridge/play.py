@@ -1,6 +1,7 @@
 """A trainer for trying simulators out: it sees the memory itself, acts at random within what is allowed, and can be made to misbehave."""
 
 import contextlib
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, Simulator
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
 _LAST_WORDS = 1.0
+_CRASHES = {128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}  # as a shell reports them
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,19 @@ class Play:
     def leaves(self) -> str | None:
         """Say CLOSE, and return how the simulator ended; None where it did not by itself."""
         assert self.process is not None
-        self.memory.hand_over(CLOSE)
-        return self.process.ended(_GRACE)
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            self.memory.hand_over(CLOSE)  # once more: where it was not our turn the simulator may have written over it
+            if how := self.process.ended(0.1):
+                return how
+        return None
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a signal ended the simulator."""
+        assert self.process is not None
+        code = self.process.returncode()
+        return code is not None and (code < 0 or code in _CRASHES)
 
     def close(self) -> None:
         """End the simulator and remove all files."""

@@ -70,6 +70,10 @@ POINTS = {
     "unknown channel": ("messages for channels that it does not know are skipped", "skip as many bytes as the message has"),
     "query": ("side channels are exchanged without a step (layout 0.3.2)", "at a query answer the side channel alone; leave the rows as they are"),
     "close": ("at the trainer's close it ends by itself, with exit code 0", "leave the loop at the command close (closed = 1) and quit"),
+    "hasty close": (
+        "a trainer that closes while the simulator thinks is noticed, too",
+        "look for the command close (closed = 1) before and after handing over, and quit",
+    ),
     "trainer's death": (
         "it notices the trainer's death and ends",
         "while waiting look every 0.2 s whether the trainer's process lives (its lock, or the parent process)",

@@ -27,7 +27,6 @@ from tidemill.core.errors import PeerLost, TidemillError
 
 _SOON = 3.0  # seconds in which a simulator is to end where its trainer has died: one for noticing, and for its own end
 _NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobody has
-_CRASHES = {128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}  # as a shell reports them
 _TRIES = 300  # exchanges in which agents are to ask after a reset
 
 
@@ -290,6 +289,21 @@ def _lives(number: int) -> bool:
         return False
 
 
+def hurries(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+    """A trainer that closes out of turn."""
+    watcher = _begin(program, Found(), framing)
+    with watcher.play as play:
+        watcher.act()
+        play.memory.hand_over(STEP)
+        time.sleep(0.01)
+        how = play.leaves()
+        assert play.process is not None
+        if how is None or play.crashed:
+            found.bad("hasty close", f"it {how or 'did not end within 5 s'}{play.process.output()}")
+        else:
+            found.good("hasty close", f"it {how}")
+
+
 def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
     """Return a scene in which the trainer does harm, and the simulator is to go on or to end with an error: neither to crash nor to hang."""
 
@@ -299,7 +313,6 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
             watcher.act()
             if not harm(watcher):
                 return
-            assert watcher.play.process is not None
             try:
                 watcher.play.answer()
                 watcher.look(b"")
@@ -308,10 +321,8 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
                 else:
                     found.good(point, "it went on")
             except PeerLost as error:
-                code = watcher.play.process.returncode()
-                crashed = code is not None and (code < 0 or code in _CRASHES)
                 text = str(error)
-                if crashed:
+                if watcher.play.crashed:
                     found.bad(point, text)
                 else:
                     found.good(point, " … ".join(dict.fromkeys((text.split(". ")[0], text.splitlines()[-1]))))
@@ -362,6 +373,7 @@ _PLAYED = (
 )
 SCENES: dict[Scene, tuple[str, ...]] = {
     plays: _PLAYED,
+    hurries: ("hasty close",),
     dies: ("trainer's death",),
     misleads("wrong actions", _wrong_actions): ("wrong actions",),
     misleads("unknown command", _unknown_command): ("unknown command",),
