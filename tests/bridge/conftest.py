@@ -61,3 +61,11 @@ def build_c(c_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Build:
 def native(build_c: Build) -> Build:
     """Compile a shipped example: `native("reach", *flags)` → the program."""
     return lambda name, *flags: build_c(sources_folder() / "native" / f"{name}.c", *(flags or ("-O1",)))
+
+
+@pytest.fixture(scope="session")
+def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the C# worlds."""
+    folder = tmp_path_factory.mktemp("csharp")
+    subprocess.run(["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True)
+    return folder

@@ -11,6 +11,7 @@ sys.modules["tidemill"] = package
 
 from tidemill.bridge import Bridge, World  # noqa: E402
 from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics  # noqa: E402
+from tidemill.bridge.tables import QUERY, RESET, STEP  # noqa: E402
 
 KIND = sys.argv[1]
 
@@ -230,9 +231,57 @@ class Single(Simulator):
             request.set_action_mask(0, [False, False, True])
 
 
+class Statistical(Simulator):
+    """Sends a statistic with every exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        self.world.request_decision(0).set_observation(0, [t])
+        self.statistics.add("t", t)
+
+
+class Stepping(Statistical):
+    """Takes a query for a step."""
+
+    def worlds(self):
+        super().worlds()
+        memory = self.bridge._memory
+        receive = memory.receive
+        memory.receive = lambda look: self.queried(receive(look))
+
+    def queried(self, command):
+        return STEP if command == QUERY else command
+
+
+class Forgetful(Stepping):
+    """Leaves the flag of a reset as it was."""
+
+    def queried(self, command):
+        memory = self.bridge._memory
+        if command == RESET:
+            memory._first[memory._at["reset"]] = 1
+        elif self.t == 0:
+            memory._first[memory._at["reset"]] = 0
+        return command
+
+
+class Frozen(Stepping):
+    """Never comes back from a query."""
+
+    def queried(self, command):
+        if command == QUERY:
+            time.sleep(100)
+        return command
+
+
 if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
-        for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single)
+        for kind in (
+            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single),
+            *(Statistical, Stepping, Forgetful, Frozen),
+        )
     }
     kinds[KIND]().run()

@@ -165,13 +165,19 @@ class SideChannel:
         return None
 
 
+def framing_of(name: str) -> Framing:
+    """Return the framing of that name."""
+    for framing in get_args(Framing):
+        if framing == name:
+            return framing  # type: ignore[no-any-return]
+    raise ConfigError(f'framing = "{name}" must be one of {", ".join(get_args(Framing))}')
+
+
 class Channels:
     """The channels of one bridge. Messages for a channel that is not among them are skipped; `unknown` counts them by key."""
 
     def __init__(self, channels: Iterable[SideChannel] = (), framing: Framing = "uuid") -> None:
-        if framing not in get_args(Framing):
-            raise ConfigError(f'framing = "{framing}" must be one of {", ".join(get_args(Framing))}')
-        self.framing = framing
+        self.framing = framing_of(framing)
         self._by_key: dict[bytes, SideChannel] = {}
         self.unknown: dict[bytes, int] = {}
         for channel in channels:

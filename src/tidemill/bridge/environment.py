@@ -1,7 +1,5 @@
 """`SimulatorEnvironment`: any engine that has joined the bridge, as an environment to train on."""
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any, Literal
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.bridge.channels import Channels, SideChannel
 from tidemill.bridge.lanes import SEEDS, Lane, SimulatorLanes, close_all, parameter, start_all
+from tidemill.bridge.process import command_of
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Group
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -112,16 +111,8 @@ class SimulatorEnvironment(EnvironmentConfig):
         arguments = [text.replace("{lane}", str(lane)).replace("{seed}", str(seed)) for text in self.arguments]
         if self.path is None:
             return None, ()
-        if not self.path.endswith((".py", ".exe")):
-            return self.path, arguments
-        if not Path(self.path).is_file():
-            raise ConfigError(f'there is no file "{self.path}"')
-        if self.path.endswith(".py"):
-            return sys.executable, (self.path, *arguments)
-        mono = shutil.which("mono")
-        if mono is None:
-            raise ConfigError(f'"{self.path}" needs Mono, which is not installed: apt-get install mono-runtime')
-        return mono, (self.path, *arguments)
+        path, script = command_of(self.path)
+        return path, (*script, *arguments)
 
     def _channel(self, name: str) -> SideChannel:
         made = load_attribute(name, "channels")()

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -47,6 +49,10 @@ class SimulatorProcess:
         """Its process id."""
         return self._process.pid
 
+    def returncode(self) -> int | None:
+        """Return its exit code, negative where a signal ended it; None while it runs."""
+        return self._process.poll()
+
     def ended(self, seconds: float = 0.0) -> str | None:
         """Return how it ended, as part of a sentence; None where it still runs after so many seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -80,6 +86,20 @@ class SimulatorProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(1.0)
+
+
+def command_of(path: str) -> tuple[str, tuple[str, ...]]:
+    """Return the executable, and its first arguments, that a simulator's path stands for: FILE.py is run by this Python, FILE.exe by Mono."""
+    if not path.endswith((".py", ".exe")):
+        return path, ()
+    if not Path(path).is_file():
+        raise ConfigError(f'there is no file "{path}"')
+    if path.endswith(".py"):
+        return sys.executable, (path,)
+    mono = shutil.which("mono")
+    if mono is None:
+        raise ConfigError(f'"{path}" needs Mono, which is not installed: apt-get install mono-runtime')
+    return mono, (path,)
 
 
 def check_executable(path: Path) -> None:

@@ -15,7 +15,8 @@ TidemillError
 │   └── VersionGone    a version that it does not hold (any more)
 ├── SimulatorError     a simulator that cannot start, or does not do its part
 │   ├── ImageError     what it wrote into the shared memory cannot be
-│   └── PeerLost       the other end of the bridge died or closed
+│   ├── PeerLost       the other end of the bridge died or closed
+│   └── RecordingError a recording of an exchange that is torn, or none at all
 └── RunError           a run that cannot start or ended in failure
 """
 
@@ -85,6 +86,10 @@ class ImageError(SimulatorError):
 
 class PeerLost(SimulatorError):
     """The other end of the bridge died, or closed."""
+
+
+class RecordingError(SimulatorError):
+    """A recording of an exchange cannot be read: it is damaged, of another version, or none at all."""
 
 
 class RunError(TidemillError):
