@@ -203,9 +203,13 @@ def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(t
 
 
 def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "QUIET", 3.0)
+    def patience(copies: Any, write: Any, errors: Any, seconds: float) -> Any:
+        wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
+        return [], [], []  # and then has no answer for as long as anybody waits
+
+    monkeypatch.setattr(measure, "select", patience)
     (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)"))
-    with pytest.raises(RunError, match=r"3 s after it was told .* does not return"):
+    with pytest.raises(RunError, match=r"180 s after it was told .* does not return"):
         bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
     await_end(tmp_path)
 
