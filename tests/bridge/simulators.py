@@ -230,9 +230,31 @@ class Single(Simulator):
             request.set_action_mask(0, [False, False, True])
 
 
+class Blind(Simulator):
+    """Agents that see nothing."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [], continuous_size=1))
+
+    def tick(self, t):
+        self.world.request_decision(0)
+
+
+class Twice(Simulator):
+    """An agent that ends two episodes in one exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 3, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        for _ in range(2 if t == 3 else 0):
+            self.world.end_episode(7)
+        self.world.request_decision(7)
+
+
 if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
-        for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single)
+        for kind in (Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Blind, Twice)
     }
     kinds[KIND]().run()
