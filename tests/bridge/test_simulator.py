@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.bridge.ends import both_ends
 
-from tidemill.bridge import ActionTuple, Simulator, World
+from tidemill.bridge import ActionTuple, Bridge, Simulator, World
 from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, PeerLost, SchemaError, SimulatorError
 
@@ -228,6 +228,8 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
             (lambda: simulator.set_actions("count", ActionTuple(np.zeros((3, 1), np.float32))), "continuous actions of shape"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good + np.array([3, 0]))), "branch 0 has 3 actions"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))), "branch 1 .* action -1"),
+            (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(np.int64) + 2**32)), "branch 0 .* action 4294967296"),
+            (lambda: simulator.set_actions("count", good), "takes an ActionTuple .* given ndarray"),
         ):
             with pytest.raises(SchemaError, match=says):
                 call()
@@ -308,6 +310,22 @@ def test_a_deadline_names_itself_and_what_was_awaited(tmp_path):
     with pytest.raises(DeadlineError, match=r"start_seconds = 0\.3"):
         Simulator(memory_path=tmp_path / "memory", start_seconds=0.3)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulator_that_asks_for_nothing_before_the_first_reset_is_told_from_one_that_never_joins(tmp_path):
+    def play():
+        while not (tmp_path / "memory").exists():
+            time.sleep(0.01)
+        bridge = Bridge(tmp_path / "memory")
+        while bridge.exchange():
+            time.sleep(0.01)
+
+    game = threading.Thread(target=play)
+    game.start()
+    with pytest.raises(DeadlineError, match="joined, but asked for no decision"):
+        Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
+    game.join(5)
+    assert not game.is_alive() and list(tmp_path.iterdir()) == []
 
 
 def test_who_thinks_for_long_is_waited_for_without_a_deadline_and_without_a_core(tmp_path):
