@@ -238,6 +238,25 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
         assert simulator.get_steps("count")[0].reward.tolist() == [3, 3, 3]
 
 
+@LAYOUT
+def test_a_step_can_be_asked_for_one_agent(tmp_path, layout):
+    def plan(tick, bridge, world):
+        for agent in (9, -4):
+            world.request_decision(agent).set_observation(0, [agent, tick]).set_reward(agent / 2).set_action_mask(1, [agent == 9, False])
+        world.interrupt_episode(5).set_observation(0, [5, tick]).set_reward(2.5)
+        world.end_episode(6)
+
+    with both_ends(tmp_path, layout, plan=plan, agents=4, continuous=0, branches=(3, 2)) as (simulator, _):
+        decisions, terminals = simulator.get_steps("count")
+        assert list(decisions) == [9, -4] and list(terminals) == [5, 6] and -4 in decisions and 5 not in decisions
+        one, cut = decisions[-4], terminals[5]
+        assert (one.obs[0].tolist(), one.reward, one.agent_id) == ([-4, 0], -2, -4)
+        assert [mask.tolist() for mask in one.action_mask] == [[False] * 3, [False] * 2] and decisions[9].action_mask[1].tolist() == [True, False]
+        assert (cut.obs[0].tolist(), cut.reward, cut.interrupted, terminals[6].interrupted) == ([5, 0], 2.5, True, False)
+        with pytest.raises(SchemaError, match=r"agent 5 has no row.*\[9, -4\]"):
+            decisions[5]
+
+
 def test_an_action_that_is_not_finite_is_refused(tmp_path):
     with both_ends(tmp_path) as (simulator, _):
         bad = np.zeros((3, 2), np.float32)
