@@ -276,11 +276,46 @@ class Frozen(Stepping):
         return command
 
 
+class Two(Simulator):
+    """Six agents in one group and one in the other; episodes of three rows in both. The reward of each row is 1 or 2."""
+
+    def worlds(self):
+        self.many = self.bridge.add(World("many", 6, [(1,)], continuous_size=1))
+        self.one = self.bridge.add(World("one", 1, [(2,)], branches=(2,)))
+
+    def tick(self, t):
+        for world, agents in ((self.many, 6), (self.one, 1)):
+            for agent in range(agents):
+                (world.end_episode if t % 3 == 2 else world.request_decision)(agent).set_reward(1 if world is self.many else 2)
+
+
+class Blind(Simulator):
+    """Agents that see nothing."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [], continuous_size=1))
+
+    def tick(self, t):
+        self.world.request_decision(0)
+
+
+class Twice(Simulator):
+    """An agent that ends two episodes in one exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 3, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        for _ in range(2 if t == 3 else 0):
+            self.world.end_episode(7)
+        self.world.request_decision(7)
+
+
 if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
         for kind in (
-            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single),
+            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Twice),
             *(Statistical, Stepping, Forgetful, Frozen),
         )
     }

@@ -202,3 +202,10 @@ def test_every_message_cut_short_or_changed_in_a_byte_is_read_or_refused(rng: ra
 def test_what_cannot_be_said_is_refused_before_it_is_sent(act, said):
     with pytest.raises(ConfigError, match=said):
         act()
+
+
+def test_ends_of_different_framings_are_told_of_theirs():
+    ours, theirs = Statistics(), Statistics()
+    theirs.add("reward", 1.0)
+    with pytest.raises(ChannelError, match='framing "type" here'):
+        Channels([ours], "type").incoming(Channels([theirs], "uuid").outgoing())

@@ -55,6 +55,17 @@ def steps(simulator: Simulator, count: int) -> None:
         simulator.step()
 
 
+def test_a_world_that_is_killed_leaves_no_file_of_monos(built: Path) -> None:
+    with Simulator(built / "trivial") as simulator:
+        simulator.reset()
+        assert simulator._process is not None
+        number = simulator._process.pid
+        psutil.Process(number).kill()
+        with pytest.raises(PeerLost, match="SIGKILL"):
+            steps(simulator, 2)
+    assert not Path(f"/dev/shm/mono.{number}").exists()
+
+
 def test_every_asset_of_the_package_has_a_meta_file_with_an_id_of_its_own() -> None:
     hidden = [path for path in PACKAGE.rglob("*") if any(part.endswith("~") for part in path.relative_to(PACKAGE).parts)]
     assets = {path for path in PACKAGE.rglob("*") if path not in hidden and path.suffix != ".meta"}

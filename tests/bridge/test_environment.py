@@ -278,7 +278,7 @@ def test_a_stage_of_a_curriculum_sets_environment_parameters():
 
 def test_what_is_not_finite_is_named_and_nothing_is_left_running():
     before = {child.pid for child in psutil.Process().children()}
-    with Played(simulator("notanumber")) as played, pytest.raises(EnvironmentFault, match=r'group "group": observation 0 of agent 0'):
+    with Played(simulator("notanumber")) as played, pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": observation 0 of agent 0'):
         played.play(5)
     assert {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= before
 
@@ -344,6 +344,17 @@ def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypat
         assert played.tick()[0].present.all() and played.environment.groups == {"rich": 2}
         assert "another trainer" in refused[0]
     assert editor[0].wait(20) == 0 and not list((tmp_path / "ml-agents").iterdir())
+
+
+def test_an_agent_that_ends_twice_in_one_exchange_is_told():
+    """Which of the two rewards is its episode's nobody could say."""
+    with Played(simulator("twice")) as played, pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": agent 7 ends two episodes'):
+        played.play(5)
+
+
+def test_agents_that_see_nothing_are_refused():
+    with pytest.raises(ConfigError, match="without any observation"):
+        simulator("blind").build(1, 0)
 
 
 def test_example_worlds_play_alone():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.bridge.ends import both_ends
 
-from tidemill.bridge import ActionTuple, Simulator, World
+from tidemill.bridge import ActionTuple, Bridge, Simulator, World
 from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, PeerLost, SchemaError, SimulatorError
 
@@ -228,12 +228,33 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
             (lambda: simulator.set_actions("count", ActionTuple(np.zeros((3, 1), np.float32))), "continuous actions of shape"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good + np.array([3, 0]))), "branch 0 has 3 actions"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))), "branch 1 .* action -1"),
+            (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(np.int64) + 2**32)), "branch 0 .* action 4294967296"),
+            (lambda: simulator.set_actions("count", good), "takes an ActionTuple .* given ndarray"),
         ):
             with pytest.raises(SchemaError, match=says):
                 call()
         simulator.set_actions("count", ActionTuple(discrete=good + np.array([2, 1])))
         simulator.step()
         assert simulator.get_steps("count")[0].reward.tolist() == [3, 3, 3]
+
+
+@LAYOUT
+def test_a_step_can_be_asked_for_one_agent(tmp_path, layout):
+    def plan(tick, bridge, world):
+        for agent in (9, -4):
+            world.request_decision(agent).set_observation(0, [agent, tick]).set_reward(agent / 2).set_action_mask(1, [agent == 9, False])
+        world.interrupt_episode(5).set_observation(0, [5, tick]).set_reward(2.5)
+        world.end_episode(6)
+
+    with both_ends(tmp_path, layout, plan=plan, agents=4, continuous=0, branches=(3, 2)) as (simulator, _):
+        decisions, terminals = simulator.get_steps("count")
+        assert list(decisions) == [9, -4] and list(terminals) == [5, 6] and -4 in decisions and 5 not in decisions
+        one, cut = decisions[-4], terminals[5]
+        assert (one.obs[0].tolist(), one.reward, one.agent_id) == ([-4, 0], -2, -4)
+        assert [mask.tolist() for mask in one.action_mask] == [[False] * 3, [False] * 2] and decisions[9].action_mask[1].tolist() == [True, False]
+        assert (cut.obs[0].tolist(), cut.reward, cut.interrupted, terminals[6].interrupted) == ([5, 0], 2.5, True, False)
+        with pytest.raises(SchemaError, match=r"agent 5 has no row.*\[9, -4\]"):
+            decisions[5]
 
 
 def test_an_action_that_is_not_finite_is_refused(tmp_path):
@@ -308,6 +329,22 @@ def test_a_deadline_names_itself_and_what_was_awaited(tmp_path):
     with pytest.raises(DeadlineError, match=r"start_seconds = 0\.3"):
         Simulator(memory_path=tmp_path / "memory", start_seconds=0.3)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulator_that_asks_for_nothing_before_the_first_reset_is_told_from_one_that_never_joins(tmp_path):
+    def play():
+        while not (tmp_path / "memory").exists():
+            time.sleep(0.01)
+        bridge = Bridge(tmp_path / "memory")
+        while bridge.exchange():
+            time.sleep(0.01)
+
+    game = threading.Thread(target=play)
+    game.start()
+    with pytest.raises(DeadlineError, match="joined, but asked for no decision"):
+        Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
+    game.join(5)
+    assert not game.is_alive() and list(tmp_path.iterdir()) == []
 
 
 def test_who_thinks_for_long_is_waited_for_without_a_deadline_and_without_a_core(tmp_path):

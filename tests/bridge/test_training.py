@@ -96,3 +96,16 @@ def test_the_examples_learn_and_evaluation_counts_the_episodes_of_agents(functio
     assert found.specs[0].episodes == 60
     assert found.mean >= 0.6 * {"reach": 1.999, "corridor": 0.92}[function]
     assert corridor.LONGEST < reach.LONGEST and found.specs[0].length_max <= {"reach": 50, "corridor": 30}[function]
+
+
+def test_evaluation_plays_episodes_of_every_group(tmp_path):
+    """As many of each, also where one group has so many agents that theirs begin first."""
+    experiment = experiment_for(f"simulator:{SIMULATORS}", environment_from(f"simulator:{SIMULATORS}", {"arguments": ["two"]}))
+    actor = experiment.workers["actor"]
+    specs = tuple(spec.replace(sample_steps=8) for spec in actor.agents)
+    experiment = experiment.replace(
+        workers={**experiment.workers, "actor": actor.replace(lanes=1, agents=specs)}, limits=experiment.limits.replace(steps=20)
+    )
+    tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)
+    found = evaluate(tmp_path / "run", 4, lanes=1, quiet=True)
+    assert [(spec.episodes, spec.mean, spec.length_max) for spec in found.specs] == [(4, 2, 2), (4, 4, 2)]

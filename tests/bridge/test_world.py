@@ -208,6 +208,32 @@ def test_wrong_requests_are_told(call, says):
         call(World("w", 4, [(2,)], branches=[3]))
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda world: world.request_decisions([1, 2], np.zeros(2), [np.zeros(2)]),
+            r"observation 0 of 2 agents must be of shape \[2, 2\], not \[2\]",
+        ),
+        (
+            lambda world: world.request_decisions([1, 2], np.zeros(1), [np.zeros((2, 2))]),
+            r"the rewards of 2 agents must be of shape \[2\], not \[1\]",
+        ),
+        (lambda world: world.request_decisions([1], [0], [np.zeros((1, 2))], [[True] * 3]), r"masks of 1 agents are of shapes \[\(1, 3\)\]"),
+        (lambda world: world.end_episodes([1, 2], [0, 0], [np.zeros((2, 2))], [True]), "a bool for all agents, or one for each"),
+        (lambda world: world.request_decisions(np.array([2**40]), [0], [np.zeros((1, 2))]), "1099511627776 cannot be an agent's id"),
+        (lambda world: world.request_decisions([1.5], [0], [np.zeros((1, 2))]), "agent ids are integers"),
+        (lambda world: world.request_decision(2**31), "2147483648 cannot be an agent's id"),
+        (lambda world: world.end_episode(np.int64(-(2**31) - 1)), "cannot be an agent's id"),
+    ],
+)
+def test_what_cannot_be_a_row_is_told_and_takes_none(call, says):
+    world = World("w", 4, [(2,)], branches=[3])
+    with pytest.raises(SchemaError, match=says):
+        call(world)
+    assert world.requests.rows() == 0
+
+
 def test_worlds_are_fetched_by_name_and_named_once():
     bridge = Bridge()
     world = bridge.add(World("w", 1, [(1,)], 1))

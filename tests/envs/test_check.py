@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.envs import games
 
-from tidemill.envs.check import check_environment, sample_actions
+from tidemill.envs.check import _determinism, check_environment, sample_actions
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.spaces import from_gymnasium, to_gymnasium
@@ -52,6 +52,11 @@ def test_an_environment_that_never_ends_is_warned_of():
 
 def test_numbers_drawn_elsewhere_are_noticed():
     assert levels(Gymnasium(make=f"{GAMES}:Unseeded"))["determinism"] == "warn"
+
+
+def test_determinism_is_looked_at_however_long_building_takes():
+    found = _determinism(Gymnasium(id="CartPole-v1"), 0, 0.0)
+    assert found.level == "ok" and "the same 5 ticks" in found.message
 
 
 def test_observations_outside_their_bounds_are_noticed():

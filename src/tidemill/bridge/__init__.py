@@ -2,7 +2,7 @@
 
 from tidemill.bridge.bridge import Bridge
 from tidemill.bridge.simulator import Simulator
-from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, DecisionSteps, ObservationSpec, TerminalSteps
+from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, DecisionStep, DecisionSteps, ObservationSpec, TerminalStep, TerminalSteps
 from tidemill.bridge.world import ActionEvent, Request, World
 
 __all__ = [
@@ -11,10 +11,12 @@ __all__ = [
     "ActionTuple",
     "BehaviorSpec",
     "Bridge",
+    "DecisionStep",
     "DecisionSteps",
     "ObservationSpec",
     "Request",
     "Simulator",
+    "TerminalStep",
     "TerminalSteps",
     "World",
 ]

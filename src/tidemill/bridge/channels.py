@@ -230,7 +230,7 @@ class Channels:
         """Deliver what the other side sent. Raises `ChannelError` for torn bytes; what came before them was delivered."""
         if not data:
             return
-        reader, size = Reader(bytes(data), "side channels"), 16 if self.framing == "uuid" else 4
+        reader, size = Reader(bytes(data), f'side channels (framing "{self.framing}" here)'), 16 if self.framing == "uuid" else 4
         while reader._at < len(data):
             key = reader.take(size)
             message = reader.take(reader.integer())

@@ -97,7 +97,15 @@ class SimulatorEnvironment(EnvironmentConfig):
 
         def start(lane: int, channels: Channels) -> Simulator:
             command, arguments = self._command(lane, own)
-            return Simulator(command, arguments, layout=self.layout, channels=channels, start_seconds=self.start_seconds, deadline=self.deadline)
+            return Simulator(
+                command,
+                arguments,
+                layout=self.layout,
+                channels=channels,
+                start_seconds=self.start_seconds,
+                deadline=self.deadline,
+                environment={"MONO_DISABLE_SHARED_AREA": "1"},  # Mono's file in /dev/shm stays behind where it is killed
+            )
 
         lane = Lane(number, name, start, [self._channel(channel) for channel in self.channels], self.framing, self.restarts)
         lane.engine.set(**self.engine)

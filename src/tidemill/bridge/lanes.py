@@ -99,6 +99,9 @@ class Crowd:
             seats = self.seats.of(terminals.agent_id)
             known = (seats >= 0).nonzero()[0]  # others asked for no decision before they ended
             ended = seats[known]
+            if len(set(ended.tolist())) < len(ended):
+                agents, times = np.unique(terminals.agent_id[known], return_counts=True)
+                raise EnvironmentFault(f'group "{self.name}": agent {agents[times > 1][0]} ends two episodes in one exchange; exchange in between')
             for place, which, rows in self._rows_of(ended):
                 tick, those = ticks[place.tick], known[which]
                 tick.done[rows] = ~terminals.interrupted[those]
@@ -317,8 +320,8 @@ class SimulatorLanes(Environment):
                 if lane.gone:
                     crowd.cut(ticks)
                 elif crowd.name in lane.simulator.behavior_specs:
-                    decisions, terminals = lane.simulator.get_steps(crowd.name)
                     try:
+                        decisions, terminals = lane.simulator.get_steps(crowd.name)
                         crowd.observe(decisions, terminals, ticks, self.same_step)
                     except EnvironmentFault as error:
                         raise EnvironmentFault(f"{lane.name}: {error}") from None

@@ -12,6 +12,8 @@ from tidemill.bridge.specs import BehaviorSpec, Floats, Ints
 from tidemill.bridge.tables import Layout
 from tidemill.core.errors import SchemaError, SimulatorError
 
+_LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
+
 
 class Requests:
     """Rows 0 to n − 1 are of this exchange; all others are zero, so that whoever fills a row leaves nothing of the one before.
@@ -32,6 +34,8 @@ class Requests:
 
     def take(self, agent_id: int, done: bool = False, cut: bool = False) -> int:
         """Take a row for an agent; SchemaError where none is left."""
+        if not _LOWEST_ID <= agent_id <= _HIGHEST_ID:
+            raise self._no_id(agent_id)
         row = next(self._counter)
         if row >= self._most:
             raise self._full(1)
@@ -40,9 +44,17 @@ class Requests:
             self.done[row], self.cut[row] = done, cut
         return row
 
-    def take_many(self, agent_ids: Any, done: bool = False) -> slice:
+    def ids(self, agent_ids: Any) -> NDArray[Any]:
+        """Return agent ids as an array, checked."""
+        ids = np.asarray(agent_ids)
+        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+            raise SchemaError(f'world "{self._name}": agent ids are integers, one for each agent, and not {list(ids.shape)} of {ids.dtype}')
+        if ids.dtype != np.int32 and len(wrong := ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)]):
+            raise self._no_id(wrong[0])
+        return ids
+
+    def take_many(self, ids: NDArray[Any], done: bool = False) -> slice:
         """Take rows for many agents, from one thread."""
-        ids = np.asarray(agent_ids, np.int32)
         start = self.rows()
         if start + len(ids) > self._most:
             raise self._full(len(ids))
@@ -50,6 +62,9 @@ class Requests:
         self.agent_id[rows], self.done[rows] = ids, done
         self._counter = count(rows.stop)
         return rows
+
+    def _no_id(self, agent_id: Any) -> SchemaError:
+        return SchemaError(f'world "{self._name}": {agent_id} cannot be an agent\'s id, which has 32 bits: {_LOWEST_ID} to {_HIGHEST_ID}')
 
     def _full(self, more: int) -> SchemaError:
         return SchemaError(

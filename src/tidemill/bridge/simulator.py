@@ -290,8 +290,10 @@ class Simulator:
         waited = time.monotonic() - self._since
         if self._limit is not None and waited > self._limit:
             setting = "deadline" if self._exchanges else "start_seconds"
-            awaited = "hand the turn back" if self._exchanges else "join at " + str(self._meeting.path) + " and answer"
-            raise DeadlineError(f"{self._what} did not {awaited} within {setting} = {self._limit:g} s; it is still running{self._output()}")
+            did = "did not hand the turn back" if self._exchanges else f"did not join at {self._meeting.path} and answer"
+            if not self._exchanges and self._watch is not None:
+                did = "has joined, but asked for no decision (which it has to do before the first reset, too)"
+            raise DeadlineError(f"{self._what} {did} within {setting} = {self._limit:g} s; it is still running{self._output()}")
 
     def _gone(self) -> str | None:
         """Return how the simulator ended; None while it lives."""

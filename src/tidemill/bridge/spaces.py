@@ -104,6 +104,8 @@ def form_of(spec: BehaviorSpec) -> Form:
     continuous, branches = action.continuous_size, tuple(action.branches)
     if not continuous and not branches:
         raise ConfigError("a group without any action cannot be trained; give its agents one")
+    if not spec.observation_specs:
+        raise ConfigError("a group without any observation cannot be trained; let its agents see something")
     boxes: list[Space] = [Box(tuple(seen.shape), "float32") for seen in spec.observation_specs]
     names = [f"observation_{number}" for number in range(len(boxes))] if len(boxes) > 1 else ["observation"]
     parts = dict(zip(names, boxes, strict=True))

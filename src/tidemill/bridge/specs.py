@@ -1,6 +1,6 @@
 """What groups of agents are, and what goes to and fro: the words that both ends share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tidemill.core.errors import SchemaError
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -71,11 +73,41 @@ class ActionTuple:
     discrete: Ints | None = None
 
 
+@dataclass(frozen=True)
+class DecisionStep:
+    """The row of one agent that asks for a decision; `action_mask`: what is forbidden, by branch, bool [branch size] each."""
+
+    obs: Sequence[Floats]
+    reward: float
+    agent_id: int
+    action_mask: list[Bools] | None
+
+
+@dataclass(frozen=True)
+class TerminalStep:
+    """The row of one agent whose episode is over."""
+
+    obs: Sequence[Floats]
+    reward: float
+    agent_id: int
+    interrupted: bool
+
+
 class _Rows:
     agent_id: Ints
 
     def __len__(self) -> int:
         return len(self.agent_id)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the agents' ids, in the order of the rows."""
+        return iter(self.agent_id.tolist())
+
+    def _row(self, agent_id: int) -> int:
+        rows = np.flatnonzero(self.agent_id == agent_id)
+        if not len(rows):
+            raise SchemaError(f"agent {agent_id} has no row in this step; those that have: {self.agent_id[:20].tolist() or 'none'}")
+        return int(rows[0])
 
     @property
     def agent_id_to_index(self) -> Mapping[int, int]:
@@ -105,6 +137,12 @@ class DecisionSteps(_Rows):
         """What is forbidden, by branch: bool [n, branch size] each; None without branches."""
         return None if self.forbidden is None else np.split(self.forbidden, np.cumsum(self.branches)[:-1], axis=1)
 
+    def __getitem__(self, agent_id: int) -> DecisionStep:
+        """Return one agent's row."""
+        row, masks = self._row(agent_id), self.action_mask
+        one = None if masks is None else [mask[row] for mask in masks]
+        return DecisionStep([seen[row] for seen in self.obs], float(self.reward[row]), agent_id, one)
+
 
 @dataclass
 class TerminalSteps(_Rows):
@@ -118,3 +156,8 @@ class TerminalSteps(_Rows):
     reward: Floats
     agent_id: Ints
     interrupted: Bools = field(default_factory=lambda: np.zeros(0, bool))
+
+    def __getitem__(self, agent_id: int) -> TerminalStep:
+        """Return one agent's row."""
+        row = self._row(agent_id)
+        return TerminalStep([seen[row] for seen in self.obs], float(self.reward[row]), agent_id, bool(self.interrupted[row]))

@@ -150,6 +150,8 @@ def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]
 
 def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
     """Return the action as arrays of the right shape and type; SchemaError where it is not one for so many agents of the group."""
+    if not isinstance(action, ActionTuple):
+        raise SchemaError(f'group "{group.name}" takes an ActionTuple of continuous and discrete actions, and was given {type(action).__name__}')
     spec = group.spec.action_spec
     continuous = _array(group, "continuous", action.continuous, (agents, spec.continuous_size), np.float32)
     discrete = _array(group, "discrete", action.discrete, (agents, len(spec.branches)), np.int32)
@@ -161,7 +163,7 @@ def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
         raise SchemaError(
             f'group "{group.name}": branch {branch} has {spec.branches[branch]} actions from 0 on, and row {row} has action {discrete[row, branch]}'
         )
-    return ActionTuple(continuous, discrete)
+    return ActionTuple(continuous, np.ascontiguousarray(discrete, np.int32))
 
 
 def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
@@ -174,4 +176,4 @@ def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: A
             f'group "{group.name}" takes {what} actions of shape {list(shape)} and type {np.dtype(dtype)} now ([agents that ask for a decision, '
             f"{'continuous_size' if what == 'continuous' else 'branches'}]), and was given {list(array.shape)} of {array.dtype}"
         )
-    return np.ascontiguousarray(array, dtype)
+    return np.ascontiguousarray(array, dtype) if kinds == "f" else array  # wider integers wrap: looked at first

@@ -112,14 +112,20 @@ class World:
 
         One thread at a time.
         """
-        rows = self._fill(agent_ids, rewards, observations, done=False)
-        if masks:
-            self.requests.masks[rows] = np.concatenate([np.asarray(mask, bool) for mask in masks], axis=1)
+        ids = self.requests.ids(agent_ids)
+        flags, wanted = [np.asarray(mask, bool) for mask in masks], [(len(ids), size) for size in self.spec.action_spec.branches]
+        if flags and [mask.shape for mask in flags] != wanted:
+            raise SchemaError(f'world "{self.name}": masks of {len(ids)} agents are of shapes {wanted}, not {[mask.shape for mask in flags]}')
+        rows = self._fill(ids, rewards, observations, done=False)
+        if flags:
+            self.requests.masks[rows] = np.concatenate(flags, axis=1)
 
     def end_episodes(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], interrupted: ArrayLike = False) -> None:
         """End the episodes of n agents; `interrupted` is a bool for all or one for each. One thread at a time."""
-        rows = self._fill(agent_ids, rewards, observations, done=True)
-        self.requests.cut[rows] = interrupted
+        ids, cut = self.requests.ids(agent_ids), np.asarray(interrupted, bool)
+        if cut.shape not in ((), ids.shape):
+            raise SchemaError(f'world "{self.name}": interrupted is a bool for all agents, or one for each, and not of shape {list(cut.shape)}')
+        self.requests.cut[self._fill(ids, rewards, observations, done=True)] = cut
 
     def actions(self) -> Iterator[ActionEvent]:
         """Yield what the last exchange brought, agents in the order of their requests; nothing after a reset."""
@@ -130,13 +136,19 @@ class World:
         """Return it as arrays: agent ids [n], continuous [n, size], discrete [n, branches]."""
         return self._agents, self._continuous, self._discrete
 
-    def _fill(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], done: bool) -> slice:
+    def _fill(self, ids: NDArray[Any], rewards: ArrayLike, observations: Sequence[ArrayLike], done: bool) -> slice:
         requests = self.requests
         if len(observations) != len(requests.obs):
             raise SchemaError(f'world "{self.name}" has {len(requests.obs)} observations, not {len(observations)}')
-        rows = requests.take_many(agent_ids, done)
-        requests.reward[rows] = rewards
-        for target, values in zip(requests.obs, observations, strict=True):
+        agents = len(ids)
+        given = [np.asarray(values, np.float32) for values in (rewards, *observations)]
+        wanted = [(agents,), *((agents, *target.shape[1:]) for target in requests.obs)]
+        for number, (values, shape) in enumerate(zip(given, wanted, strict=True)):
+            if values.shape != shape:
+                what = f"observation {number - 1}" if number else "the rewards"
+                raise SchemaError(f'world "{self.name}": {what} of {agents} agents must be of shape {list(shape)}, not {list(values.shape)}')
+        rows = requests.take_many(ids, done)
+        for target, values in zip((requests.reward, *requests.obs), given, strict=True):
             target[rows] = values
         return rows
 

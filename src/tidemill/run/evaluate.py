@@ -80,9 +80,9 @@ class Player:
         self._reset = np.ones(lanes, np.bool_)
         self._lane_steps = np.zeros(lanes, np.int64)
         self.episodes = np.zeros(lanes, np.int64)
-        """Finished episodes of each lane: of the environment or, where they are independent, of its agents, as many as have ended of those that
-        began first."""
-        self._begun = np.zeros(lanes, np.int64)
+        """Finished episodes of each lane: of the environment or, where they are independent, of each spec's agents that have begun any, as many as
+        have ended of those that began first."""
+        self._begun = np.zeros((len(self._seats), lanes), np.int64)
         self.steps = 0
         """Steps of all lanes; resets are none."""
 
@@ -111,10 +111,12 @@ class Player:
             over &= ~np.logical_or.reduce([seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)])
         if not environment.independent:
             self.episodes += over & ~reset
-        for seats, tick in zip(self._seats, self._ticks, strict=True):
-            seats.begin(tick, self._begun if environment.independent else self.episodes, environment.independent)
+        for seats, tick, begun in zip(self._seats, self._ticks, self._begun, strict=True):
+            seats.begin(tick, begun if environment.independent else self.episodes, environment.independent)
         if environment.independent:
-            self.episodes = np.minimum.reduce([self._begun, *(seats.oldest() for seats in self._seats)])
+            ended = np.minimum(self._begun, [seats.oldest() for seats in self._seats])
+            shown = self._begun > 0
+            self.episodes = np.where(shown, ended, np.iinfo(np.int64).max).min(axis=0) * shown.any(axis=0)
         self._reset = np.logical_and.reduce([seats.over() for seats in self._seats])
         if environment.same_step:
             self._lane_steps[over] = 0
@@ -171,7 +173,7 @@ class _Seats:
 
     def begin(self, tick: Tick, episodes: NDArray[np.int64], independent: bool) -> None:
         """Begin the episodes that this tick begins, and ask for the next actions. `episodes` has the number of each lane's episode or, where they are
-        `independent`, of that which the next agent of the lane begins."""
+        `independent`, of that which the spec's next agent of the lane begins."""
         present = tick.present & (~self._final | tick.restarted)
         begins = present & self.finished
         if begins.any():

@@ -9,6 +9,6 @@ for world in Reach Corridor Trivial; do
     name=$(printf '%s' "$world" | tr '[:upper:]' '[:lower:]')
     mcs -langversion:7.2 -warnaserror -optimize -target:exe -main:"Tidemill.Samples.$world" -r:"$out/Tidemill.dll" -out:"$out/$world.exe" \
         "$package/Samples~/Worlds/Program.cs" "$package/Samples~/Worlds/$world.cs"
-    printf '#!/bin/sh\nexec mono "%s/%s.exe" "$@"\n' "$out" "$world" >"$out/$name"
+    printf '#!/bin/sh\nMONO_DISABLE_SHARED_AREA=1 exec mono "%s/%s.exe" "$@"\n' "$out" "$world" >"$out/$name"
     chmod 755 "$out/$name"
 done

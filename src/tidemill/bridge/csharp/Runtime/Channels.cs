@@ -62,7 +62,7 @@ namespace Tidemill
         /// <summary>Hand what the trainer sent to the channels.</summary>
         internal void Incoming(byte[] data)
         {
-            var reader = new MessageReader(data, "side channels");
+            var reader = new MessageReader(data, "side channels (framing " + framing + " here)");
             while (reader.Left > 0)
             {
                 Guid id = framing == Framing.Uuid ? new Guid(reader.Bytes(16)) : Guid.Empty;
