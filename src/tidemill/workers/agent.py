@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
@@ -127,7 +128,7 @@ class Agent:
         """Store the rows of a tick and post the request for their answers."""
         blocks = self._blocks
         if isinstance(blocks, InStep):
-            if tick.present.all() and not tick.restarted.any():
+            if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
                 self._observe_in_step(blocks, tick)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
@@ -141,7 +142,7 @@ class Agent:
         self._return += tick.reward
         if position:
             block["reward"][position - 1] = tick.reward
-        any_final, any_begin = final.any(), begins.any()
+        any_final, any_begin = count_nonzero(final), count_nonzero(begins)  # `any` costs four times as much
         if any_final:
             seats = final.nonzero()[0]
             self._unmask(tick, seats, (position - 1, seats))

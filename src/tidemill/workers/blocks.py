@@ -312,7 +312,7 @@ def make_blocks(terms: Terms) -> InStep | Columns:
     terms.samples.offer(terms.schema, terms.need.rows, terms.need.columns, terms.need.slots)
     match terms.spec.mode:
         case "fixed":
-            return FixedColumns(terms, {}) if terms.same_step else InStep(terms)
+            return InStep(terms)
         case "after_done":
             return AfterDone(terms)
         case "full":
