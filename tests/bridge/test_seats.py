@@ -44,6 +44,19 @@ def test_seats_that_were_just_freed_are_taken_last():
     assert seats.seat(ids(7, 8, 9), freed)[0].tolist() == [2, 0, 1]
 
 
+def test_an_agent_that_comes_back_gets_its_seat_again_unless_another_took_it():
+    seats = Seats("g", 3)
+    seats.seat(ids(1, 2, 3), NOBODY)
+    seats.free(np.array([0, 2]))
+    found, new = seats.seat(ids(3, 2), NOBODY)
+    assert found.tolist() == [2, 1] and new.tolist() == [True, False]
+    seats.seat(ids(2, 3, 4), NOBODY)  # 4 takes the seat that was 1's
+    seats.free(np.array([1]))
+    assert seats.seat(ids(1, 3, 4), NOBODY)[0].tolist() == [1, 2, 0]
+    with pytest.raises(EnvironmentFault, match="agent 3 asks for two decisions"):
+        seats.seat(ids(3, 4, 3), NOBODY)
+
+
 def test_too_many_agents_and_one_twice_are_refused():
     seats = Seats("g", 2)
     seats.seat(ids(1), NOBODY)

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
@@ -108,7 +109,7 @@ class Crowd:
         seats, new = self.seats.seat(decisions.agent_id, ended)
         if seats is not self.asking:
             self.asking, self._rows = seats, self._rows_of(seats)
-        fresh = new.any()
+        fresh = count_nonzero(new)
         if fresh and len(ended) and len(again := ended[self.seats.taken[ended]]):
             self._restart(again, ticks, same_step)
         for place, which, rows in self._rows:

@@ -80,6 +80,7 @@ class Simulator:
         self._process: SimulatorProcess | None = None
         self._watch: Watch | None = None
         self._states: dict[str, _State] = {}
+        self._specs: dict[str, BehaviorSpec] = {}
         self._generation = -1
         self._command = STEP  # what the last hand-over asked for
         self._answer: int | None = None  # what came back
@@ -107,7 +108,7 @@ class Simulator:
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Groups by name, in the order in which they appeared. Some simulators have none before the first `reset`, or more later on."""
-        return {name: state.group.spec for name, state in self._states.items()}
+        return self._specs
 
     @property
     def exchanges(self) -> int:
@@ -116,12 +117,7 @@ class Simulator:
 
     def get_steps(self, name: str) -> tuple[DecisionSteps, TerminalSteps]:
         """Return what a group's agents saw, as copies. An agent that ended and began again within a step is in both."""
-        state = self._state(name)
-        if state.steps is None:
-            memory = self._open()
-            decisions, terminals, state.asks = state.reader.read(memory.data)
-            state.steps = decisions, terminals
-        return state.steps
+        return self._steps(self._state(name))
 
     def set_actions(self, name: str, action: ActionTuple) -> None:
         """Set the actions of all agents of the group that ask for a decision, in the order of `DecisionSteps`. Without it they are zeros.
@@ -129,7 +125,7 @@ class Simulator:
         Continuous actions are finite floats, discrete ones integers that count from 0.
         """
         state = self._state(name)
-        decisions, terminals = self.get_steps(name)
+        decisions, terminals = self._steps(state)
         whole = complete(state.group, len(decisions), action)
         write_actions(self._open().data, state.group, whole, state.asks, len(decisions) + len(terminals))
         state.acted = True
@@ -255,6 +251,12 @@ class Simulator:
             raise SimulatorError("a step has begun; finish it before looking at steps or setting actions")
         return state
 
+    def _steps(self, state: _State) -> tuple[DecisionSteps, TerminalSteps]:
+        if state.steps is None:
+            decisions, terminals, state.asks = state.reader.read(self._open().data)
+            state.steps = decisions, terminals
+        return state.steps
+
     def _hand_over(self, command: int) -> None:
         self._command, self._answer, self._waiting = command, None, True
         self._since = time.monotonic()
@@ -267,6 +269,7 @@ class Simulator:
         if memory.generation != self._generation:
             self._generation = memory.generation
             self._states = {group.name: self._renewed(memory, group) for group in memory.groups}
+            self._specs = {group.name: group.spec for group in memory.groups}
         if self._command != QUERY:
             for state in self._states.values():
                 state.steps, state.asks, state.acted = None, None, False

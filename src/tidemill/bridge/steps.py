@@ -4,6 +4,7 @@ import mmap
 from typing import Any
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.bridge.image import Group, Memory, read_int
@@ -37,21 +38,21 @@ class StepReader:
             terminals = TerminalSteps(final, last_reward, ended_id, np.frombuffer(interrupted, np.uint8) != 0) if ended else self._no_terminals()
             return DecisionSteps(obs, reward, agent_id, masks, self._branches), terminals, None
         done = self._flags(memory, "done", rows)
-        if not any(done):
+        if done.count(0) == rows:
             return DecisionSteps(obs, reward, agent_id, masks, self._branches), self._no_terminals(), None
         over = np.frombuffer(done, np.uint8) != 0
         cut = np.frombuffer(self._flags(memory, "max_step", rows), np.uint8) != 0
-        asks = np.flatnonzero(~over)
+        asks, ends = (~over).nonzero()[0], over.nonzero()[0]
         chosen = None if masks is None else masks[asks]
         decisions = DecisionSteps([array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches)
-        return decisions, TerminalSteps([array[over] for array in obs], reward[over], agent_id[over], cut[over]), asks
+        return decisions, TerminalSteps([array[ends] for array in obs], reward[ends], agent_id[ends], cut[ends]), asks
 
     def _no_terminals(self) -> TerminalSteps:
         return TerminalSteps(list(self._obs), *self._none)
 
-    def _flags(self, memory: Memory, name: str, rows: int) -> bytes:
+    def _flags(self, memory: Memory, name: str, rows: int) -> bytes | bytearray:
         place = self._group.places[name]
-        return bytes(memory[place : place + rows])
+        return memory[place : place + rows]
 
     def _masks(self, memory: Memory, rows: int) -> Bools | None:
         if not self._branches:
@@ -94,10 +95,10 @@ class _Block:
         obs: list[Floats] = []
         for place, size, shape in self._obs:
             values = _copy(memory, place, rows * size, np.float32)
-            if not np.isfinite(values).all():
+            if count_nonzero(np.isfinite(values)) < len(values):
                 self._complain(f"observation {len(obs)}", values.reshape(rows, size), agent_id)
             obs.append(values.reshape(rows, *shape))
-        if not np.isfinite(reward).all():
+        if count_nonzero(np.isfinite(reward)) < rows:
             self._complain("reward", reward.reshape(rows, 1), agent_id)
         return rows, obs, reward, agent_id
 
@@ -152,7 +153,7 @@ def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
     spec = group.spec.action_spec
     continuous = _array(group, "continuous", action.continuous, (agents, spec.continuous_size), np.float32)
     discrete = _array(group, "discrete", action.discrete, (agents, len(spec.branches)), np.int32)
-    if spec.continuous_size and not np.isfinite(continuous).all():
+    if count_nonzero(np.isfinite(continuous)) < continuous.size:
         row, column = np.argwhere(~np.isfinite(continuous))[0]
         raise SchemaError(f'group "{group.name}": continuous action {column} in row {row} is {continuous[row, column]}')
     if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
