@@ -138,19 +138,16 @@ class Bridge:
                 memory.add_group(world.name, world.spec)
         self._put_channels(memory)
         groups, generation = {group.name: group for group in memory.groups}, memory.generation
-        for world in worlds:
-            world.requests.write(memory.layout, memory.data, groups[world.name])
+        asking = [world.requests.write(memory.layout, memory.data, groups[world.name]) for world in worlds]
         memory.hand_over(STEP)
         if self._receive(memory) == RESET:
             return self._reset(worlds)
         if memory.generation != generation:
             groups = {group.name: group for group in memory.groups}
-        for world in worlds:
+        for world, agents in zip(worlds, asking, strict=True):
             if world.name not in groups:
                 raise SimulatorError(f'the trainer took world "{world.name}" out of the shared memory')
-            asking = world.requests.asking()
-            continuous, discrete = read_actions(memory.data, groups[world.name], len(asking))
-            world.answer(world.requests.agent_id[asking], continuous, discrete)
+            world.answer(agents, *read_actions(memory.data, groups[world.name], len(agents)))
 
     def _receive(self, memory: SharedMemory) -> int:
         """Wait for the trainer's command, STEP or RESET; queries are answered at once."""

@@ -35,14 +35,22 @@ class ChannelError(SimulatorError):
 # ---- numbers and strings in bytes --------------------------------------------------------------------------------------------------------------
 
 
+_INTEGER, _NUMBER = struct.Struct("<i"), struct.Struct("<f")
+
+
 class Reader:
     """Reads a message piece by piece. Every method raises `ChannelError` where the bytes do not hold what was asked for."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data, self._at, self._what = data, 0, what
 
-    def _unpack(self, form: str, size: int) -> Any:
-        return struct.unpack(form, self.take(size))[0]
+    def _unpack(self, form: struct.Struct) -> Any:
+        at = self._at
+        self._at = at + form.size
+        if self._at > len(self._data):
+            self._at = at
+            self.take(form.size)
+        return form.unpack_from(self._data, at)[0]
 
     def take(self, size: int) -> bytes:
         """Return the next `size` bytes."""
@@ -61,11 +69,11 @@ class Reader:
 
     def integer(self) -> int:
         """Return an i32."""
-        return int(self._unpack("<i", 4))
+        return int(self._unpack(_INTEGER))
 
     def number(self) -> float:
         """Return an f32, which must be finite."""
-        value = float(self._unpack("<f", 4))
+        value = float(self._unpack(_NUMBER))
         if not math.isfinite(value):
             raise ChannelError(f"{self._what}: a number is {value}; it must be finite")
         return value

@@ -73,12 +73,12 @@ class Requests:
 
     def asking(self) -> NDArray[np.intp]:
         """The rows that ask for actions, in order."""
-        return np.flatnonzero(self.done[: self.rows()] == 0)
+        return (self.done[: self.rows()] == 0).nonzero()[0]
 
-    def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> None:
-        """Write all rows: those that ask for actions first."""
+    def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> Ints:
+        """Write all rows: those that ask for actions first. Return who asks, in order."""
         rows = self.rows()
-        ended = np.flatnonzero(self.done[:rows])
+        ended = self.done[:rows].nonzero()[0]
         asking: Any = self.asking() if len(ended) else slice(0, rows)
         if layout.files == 2:
             self._write(memory, group, "agents", asking, {"obs": self.obs, "reward": self.reward, "agent_id": self.agent_id, "masks": self.masks})
@@ -89,12 +89,13 @@ class Requests:
                 ended,
                 {"ended_obs": self.obs, "ended_reward": self.reward, "interrupted": self.cut, "ended_id": self.agent_id},
             )
-            return
+            return self.agent_id[asking].copy()
         order = np.concatenate([asking, ended]) if len(ended) else asking
         fields: dict[str, Any] = {"obs": self.obs, "reward": self.reward, "done": self.done, "max_step": self.cut, "agent_id": self.agent_id}
         if group.spec.action_spec.branches:
             fields["masks"] = self.masks
         self._write(memory, group, "agents", order, fields)
+        return self.agent_id[asking].copy()
 
     def _write(self, memory: mmap.mmap, group: Group, counter: str, rows: Any, fields: dict[str, Any]) -> None:
         write_int(memory, group.places[counter], rows.stop if isinstance(rows, slice) else len(rows))
@@ -109,21 +110,17 @@ class Requests:
 
 def read_actions(memory: mmap.mmap, group: Group, rows: int) -> tuple[Floats, Ints]:
     """Return copies of the first rows' actions: continuous [rows, size], discrete [rows, branches]; SimulatorError where they cannot be."""
-    spec = group.spec.action_spec
-    widths = {"continuous_actions": spec.continuous_size, "discrete_actions": len(spec.branches)}
-    if "actions" in group.places:
-        widths = {"actions": group.symbols["a"]}
-    found: dict[Any, NDArray[Any]] = {
-        np.float32: np.zeros((rows, spec.continuous_size), np.float32),
-        np.int32: np.zeros((rows, len(spec.branches)), np.int32),
-    }
-    for name, width in widths.items():
-        dtype = np.int32 if name == "discrete_actions" or (name == "actions" and spec.branches) else np.float32
-        place = group.places[name]
-        found[dtype] = np.frombuffer(bytearray(memory[place : place + 4 * rows * width]), dtype).reshape(rows, width)
-    continuous, discrete = found[np.float32], found[np.int32]
-    if not np.isfinite(continuous).all():
+    spec, places = group.spec.action_spec, group.places
+    continuous_place = places.get("continuous_actions", places.get("actions", 0))
+    continuous: Floats = _read(memory, continuous_place, rows, spec.continuous_size, np.float32)
+    discrete: Ints = _read(memory, places.get("discrete_actions", continuous_place), rows, len(spec.branches), np.int32)
+    if np.count_nonzero(np.isfinite(continuous)) < continuous.size:
         raise SimulatorError(f'world "{group.name}": the trainer sent a continuous action that is not finite')
     if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
         raise SimulatorError(f'world "{group.name}": the trainer sent a discrete action outside branches of {spec.branches} actions')
     return continuous, discrete
+
+
+def _read(memory: mmap.mmap, place: int, rows: int, width: int, dtype: Any) -> NDArray[Any]:
+    """Return a copy of numbers; no bytes are read where the width is 0."""
+    return np.frombuffer(bytearray(memory[place : place + 4 * rows * width]), dtype).reshape(rows, width)
