@@ -35,7 +35,7 @@ from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, I
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Tally, Told
 
-PATIENCE = 0.0005  # seconds that `ready` sleeps for an answer before a thread does; most come sooner, and a thread's waking costs more than they do
+PATIENCE = 0.002  # seconds that `ready` waits for an answer before a thread does: most come sooner, and a wait by thread costs more than they do
 CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
 MOST_EMPTY = 10_000  # exchanges in a row in which no agent of a lane asks for a decision, at the begin of its episodes
 SEEDS = 1 << 24  # a seed travels as a float32
@@ -65,7 +65,8 @@ class Place:
             which = (position >= 0).nonzero()[0]
             position = position[which]
         rows = position + lane * self.width
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        steps = len(rows) - 1
+        if steps >= 0 and rows[-1] - rows[0] == steps and count_nonzero(rows[1:] - rows[:-1] == 1) == steps:
             return which, slice(int(rows[0]), int(rows[-1]) + 1)
         return which, rows
 

@@ -96,7 +96,7 @@ class Turns:
                 if memory[turn] == mine or memory[turn] == mine or memory[turn] == mine or memory[turn] == mine:
                     self._spin, self._pause = _LONGEST_SPIN, _TRY_AGAIN
                     return True
-            self._spin = spin / 2 if spin > _LONGEST_SPIN / 8 else 0.0
+            self._spin = self._spin / 2 if self._spin > _LONGEST_SPIN / 8 else 0.0
         return self._sleep(look, begun, seconds)
 
     def _budget(self) -> float:
@@ -107,7 +107,7 @@ class Turns:
         if self._idle < self._pause:
             return 0.0
         self._idle, self._pause = 0, min(2 * self._pause, _RAREST)
-        return _LONGEST_SPIN / 8
+        return _LONGEST_SPIN
 
     def _sleep(self, look: Callable[[], None], begun: float, seconds: float) -> bool:
         memory, word, clock = self._memory, self._word, time.perf_counter
