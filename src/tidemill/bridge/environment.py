@@ -28,7 +28,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     channels       side channels of one's own: "module:NAME" or "FILE.py:NAME" of callables that return a `SideChannel`, called for each lane
     groups         groups that may appear late; those that are there after the first reset need not be declared
     seats          by group: how many agents may be alive at a time, where that is not the rows that it may have in an exchange
-    same_step      an agent may begin an episode in the exchange that ends one. False, where that never happens, costs less
+    same_step      an agent may begin an episode in the exchange that ends one. False, where that never happens, takes less memory
     restarts       how often a simulator that died, or exceeded its deadline, is started again; its open episodes are cut. 0: the run ends
     start_seconds  how long a simulator may take until its groups are there
     deadline       seconds that it may take over a step; None: any time

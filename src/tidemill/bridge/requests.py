@@ -73,13 +73,15 @@ class Requests:
 
     def asking(self) -> NDArray[np.intp]:
         """The rows that ask for actions, in order."""
-        return (self.done[: self.rows()] == 0).nonzero()[0]
+        rows: NDArray[np.intp] = (self.done[: self.rows()] == 0).nonzero()[0]
+        return rows
 
     def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> Ints:
         """Write all rows: those that ask for actions first. Return who asks, in order."""
         rows = self.rows()
         ended = self.done[:rows].nonzero()[0]
         asking: Any = self.asking() if len(ended) else slice(0, rows)
+        agents: Ints = self.agent_id[asking].copy()
         if layout.files == 2:
             self._write(memory, group, "agents", asking, {"obs": self.obs, "reward": self.reward, "agent_id": self.agent_id, "masks": self.masks})
             self._write(
@@ -89,13 +91,13 @@ class Requests:
                 ended,
                 {"ended_obs": self.obs, "ended_reward": self.reward, "interrupted": self.cut, "ended_id": self.agent_id},
             )
-            return self.agent_id[asking].copy()
+            return agents
         order = np.concatenate([asking, ended]) if len(ended) else asking
         fields: dict[str, Any] = {"obs": self.obs, "reward": self.reward, "done": self.done, "max_step": self.cut, "agent_id": self.agent_id}
         if group.spec.action_spec.branches:
             fields["masks"] = self.masks
         self._write(memory, group, "agents", order, fields)
-        return self.agent_id[asking].copy()
+        return agents
 
     def _write(self, memory: mmap.mmap, group: Group, counter: str, rows: Any, fields: dict[str, Any]) -> None:
         write_int(memory, group.places[counter], rows.stop if isinstance(rows, slice) else len(rows))

@@ -45,9 +45,12 @@ class Seats:
         self._known = b""
 
     def seat(self, ids: NDArray[np.int32], freed: Index) -> tuple[Index, NDArray[np.bool_]]:
-        """Return the seat of each agent, and which of them (bool) have just got it. Those that had one before this
-        exchange get the same again, if it is free; others, in the order of their numbers, the first free seats; those that were `freed` in this
-        exchange come last. The same array of seats is returned for the same agents while nothing changes. Raises `EnvironmentFault` when an agent is in it twice, or seats are lacking."""
+        """Return the seat of each agent, and which of them (bool) have just got it.
+
+        Those that had one before this exchange get the same again, if it is free; others, in the order of their numbers, the first free seats; those
+        that were `freed` in this exchange come last. The same array of seats is returned for the same agents while nothing changes. Raises
+        `EnvironmentFault` when an agent is in it twice, or seats are lacking.
+        """
         asked = ids.tobytes()
         if asked == self._known and len(ids) == len(self._none):
             return self._found, self._none
