@@ -1,5 +1,7 @@
 """Runners: iterations of training and evaluation, of one experiment that any launcher runs."""
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,27 @@ def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
         runner = AsyncTrainRunner(plain(), num_slots=3, exact=True, training_steps=40, evaluation_steps=evaluation)
         runner.run(tmp_path / str(evaluation), source=FILE, quiet=True)
     assert weights(tmp_path / "0") == weights(tmp_path / "25")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [({"fails": [21, 22, 23]}, "the first fault was: a step is lost: .*step 21"), ({"hangs": [21]}, r"it answered no step for 0\.5 s")],
+)
+def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kwargs: dict[str, Any], why: str
+) -> None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(FILE):
+            module.Walk.steps = 0
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
+    environment = Slots(environment=walk, backoff_s=0.001, failures=3)
+    made = limited.experiment(environment=environment, slots=2, max_no_progress_s=0.5)
+    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=2, training_steps=20, evaluation_steps=10)
+    assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40
+    first, second = runner.iterations
+    assert "iteration/evaluation_steps" not in first and second["iteration/evaluation_steps"] == 10
+    said = capfd.readouterr()
+    assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
 
 
 def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> None:

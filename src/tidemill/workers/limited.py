@@ -16,7 +16,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import CheckpointError, ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
@@ -186,7 +186,13 @@ class LimitedTrainerWorker(TrainerWorker):
             actors = self.context.experiment.workers[group]
             assert isinstance(actors, Actors)
             steps = self._config.evaluation_steps
-            evaluated = yield from evaluate(self.context, actors, self._spaces, self._policy, steps, number, lambda: self._reason is not None)
+            patience = self._config.max_no_progress_s
+            try:
+                evaluated = yield from evaluate(
+                    self.context, actors, self._spaces, self._policy, steps, number, patience, lambda: self._reason is not None
+                )
+            except (ConfigError, EnvironmentFault) as error:  # a server is down, say: training may do without
+                self.report(Notice(f"{error}; training goes on without it"))
             if self._reason is not None:
                 return
         counters = self.counters
