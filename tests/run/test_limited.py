@@ -364,6 +364,15 @@ def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> N
         run(queue, tmp_path / "queue")
 
 
+def test_a_resumed_run_does_not_play_again_what_it_has_played(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(limited.experiment(steps=30, slots=2, threads=0), launch="inline", run_dir=folder, source=FILE, quiet=True)
+    resume(folder, launch="inline", limits={"steps": 60}, quiet=True)
+    rows = np.load(read_newest(folder / "checkpoints" / "policy")[0] / "buffer" / "row.obs.npy").reshape(-1, 4)
+    firsts = rows[(rows[:, 1] == 0) & (rows[:, 3] != 0)]
+    assert len(np.unique(firsts[:, 3])) == 4 and len(np.unique(firsts[:, 0])) == len(firsts) > 4
+
+
 def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     """Counters are conserved, the ratio stays exact, and the memory holds what both lives stored."""
     for cut in range(1, 16):

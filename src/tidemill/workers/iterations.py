@@ -42,8 +42,8 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> Generator[PollResult, None, dict[str, float]]:
     """Play `steps` steps of the environment of `actors` by `policy` as it is now, by the mode of its distribution. Returns what came of it: the mean
-    return of the episodes that ended, and how many these were; nothing when it is told to `stop`. Raises `EnvironmentFault` when its environment fails
-    as often as quarantines a slot, or answers no step for `patience` seconds."""
+    return of the episodes that ended, and how many these were; nothing when it is told to `stop`. Raises `EnvironmentFault` when its environment
+    fails as often as quarantines a slot, or answers no step for `patience` seconds."""
     spec, config = actors.agents[0], context.experiment.policies[actors.agents[0].policy]
     seed = derive_seed(context.experiment.seed, "evaluation", iteration)
     player = config.build(spaces, seed)
