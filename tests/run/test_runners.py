@@ -77,6 +77,13 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
     assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
 
 
+def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:
+    made = limited.experiment(latency="constant", checkpoint_seconds=0.001, checkpoints=1000)
+    runner = AsyncTrainRunner(made, num_slots=3, num_iterations=15, training_steps=8)
+    runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert [iteration["iteration/number"] for iteration in runner.iterations] == list(range(1, 16))
+
+
 def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_iterations": 2, "training_steps": 40, "evaluation_steps": 10}
     TrainRunner(plain(), **settings).run(tmp_path / "plain", source=FILE, quiet=True)
@@ -92,6 +99,7 @@ def test_slots_are_settings_of_the_experiment() -> None:
     assert (actor.count, actor.lanes, actor.ring, trainer.ratio) == (1, 1, 5, "3/2")
     assert isinstance(actor.environment, Slots) and isinstance(actor.environment.environment, Gymnasium)
     assert actor.environment.environment.threads == 1
+    assert actor.environment.deadline_s is not None and actor.environment.deadline_s < trainer.max_no_progress_s  # one that hangs is found
     assert with_slots(made, 5, "3/2") == made
     assert with_slots(plain()) == plain()
 

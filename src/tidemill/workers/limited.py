@@ -350,7 +350,7 @@ class LimitedTrainerWorker(TrainerWorker):
     def _write_cut(self) -> None:
         super()._save()
         self._cut_at = None
-        if self._reason is None:
+        if self._reason is None and (self._iteration_end is None or self.counters.steps < self._iteration_end):  # else the iteration is to end first
             self._begin_phase()
 
     def _kept_facts(self) -> dict[str, Any]:
