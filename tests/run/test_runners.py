@@ -104,6 +104,15 @@ def test_slots_are_settings_of_the_experiment() -> None:
     assert with_slots(plain()) == plain()
 
 
+def test_what_a_runner_is_not_told_stays_as_the_experiment_has_it() -> None:
+    made = limited.experiment(ratio="8", slack=7, iteration_steps=40, evaluation_steps=9)
+    trainer = AsyncTrainRunner(made, num_slots=2).experiment.workers["trainer"]
+    assert (trainer.ratio, trainer.slack, trainer.iteration_steps, trainer.evaluation_steps) == ("8", 7, 40, 9)
+    assert AsyncTrainRunner(limited.experiment(exact=True), num_slots=2).experiment.workers["trainer"].exact
+    plain = TrainRunner(made).experiment.workers["trainer"]
+    assert (plain.exact, plain.slack, plain.iteration_steps) == (True, None, 40)
+
+
 def test_what_cannot_be_is_refused() -> None:
     for slots, ratio, text in ((0, "1", "slots = 0"), (3, "0", "ratio"), (3, "1.5", 'ratio = "3/2"')):
         with pytest.raises(ConfigError, match=text):
