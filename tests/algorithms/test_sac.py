@@ -262,3 +262,14 @@ def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted():
     policy.act({"obs": obs}, {}, True, out)
     assert np.abs(out["action"] - obs).mean() < 0.1
     assert abs(metrics["entropy"] + 1.0) < 0.3
+
+
+def test_actions_never_leave_their_bounds_also_where_tanh_is_one():
+    rng = np.random.default_rng(0)
+    for low, high in np.sort(rng.uniform(-3, 3, (200, 2)).astype(np.float32)).tolist():
+        made = SquashedGaussian(hidden=(2,)).build(Spaces(Box((1,), "float32"), Box((1,), "float32", (low,), (high,))), 0)
+        for sign in (-1, 1):
+            made.parameters()["head.bias"][..., 0] = sign * 100
+            out = {"action": np.zeros((1, 1), np.float32), "log_prob": np.zeros(1, np.float32)}
+            made.act({"obs": np.zeros((1, 1), np.float32)}, {}, True, out)
+            assert low <= out["action"][0, 0] <= high

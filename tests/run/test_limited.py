@@ -176,7 +176,7 @@ class Arrivals:
 def faulty(**changes: Any) -> Experiment:
     """Each slot's environment may fail."""
     kwargs = {name: changes.pop(name) for name in ("fails", "broken", "hangs", "latency") if name in changes}
-    slots = {name: changes.pop(name) for name in ("failures", "deadline_s") if name in changes}
+    slots = {name: changes.pop(name) for name in ("failures", "deadline_s", "max_backoff_s") if name in changes}
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     return limited.experiment(environment=Slots(environment=walk, backoff_s=0.001, **slots), **changes)
 
@@ -279,6 +279,33 @@ def test_a_resumed_run_conserves_the_counters_and_owes_no_more_than_it_did(tmp_p
         assert n["tasks"] == before["tasks"] + floor((110 - n["waived"]) * Fraction(3, 2))
 
 
+def test_steps_are_taken_by_new_versions_also_while_training_lags_behind(tmp_path: Path) -> None:
+    """Something is owed all the time then; and regular checkpoints are written all the same."""
+    made = limited.experiment(slots=4, steps=150, ratio="1", algorithm=limited.Mixing(seconds=0.004), checkpoint_seconds=0.1, checkpoints=1000)
+    facts = run(made, tmp_path / "run", "threads")
+    rows, versions = facts["memory"]["row.obs.npy"], facts["memory"]["row.version.npy"]
+    acted = np.sort(versions[(versions >= 0) & (rows[..., 3] != 0)])
+    waived, ahead = facts["limiter"]["waived"], 4 + 4  # the slack, and steps in flight
+    assert len(acted) == 150 and (acted >= np.arange(150) - waived - ahead).all()
+    assert len(checkpoints(tmp_path / "run" / "checkpoints" / "policy")) > 2
+
+
+def test_a_ratio_that_changes_in_the_warm_up_owes_nothing_before_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(limited.experiment(steps=6), launch="inline", run_dir=folder, source=FILE, quiet=True)
+    assert read_newest(folder / "checkpoints" / "policy")[2]["limiter"]["waived"] is None
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"ratio": "1/2"', '"ratio": "2"'))
+    resume(folder, launch="inline", limits={"steps": 60}, quiet=True)
+    check_counts(read_newest(folder / "checkpoints" / "policy")[2], Fraction(2), 60)
+
+
+def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> None:
+    made = faulty(slots=2, steps=100, broken=True, failures=100_000, max_backoff_s=0.01, max_no_progress_s=0.5)
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
+        failed(made, tmp_path / "run")
+
+
 def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
     made = limited.experiment(steps=300, ratio="1", latency="random", checkpoint_seconds=0.05, checkpoints=1000)
     run(made, tmp_path / "run", "threads")
@@ -335,6 +362,15 @@ def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> N
     queue = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=limited.Mixing())})
     with pytest.raises(TidemillError, match="for a replay memory"):
         run(queue, tmp_path / "queue")
+
+
+def test_a_resumed_run_does_not_play_again_what_it_has_played(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(limited.experiment(steps=30, slots=2, threads=0), launch="inline", run_dir=folder, source=FILE, quiet=True)
+    resume(folder, launch="inline", limits={"steps": 60}, quiet=True)
+    rows = np.load(read_newest(folder / "checkpoints" / "policy")[0] / "buffer" / "row.obs.npy").reshape(-1, 4)
+    firsts = rows[(rows[:, 1] == 0) & (rows[:, 3] != 0)]
+    assert len(np.unique(firsts[:, 3])) == 4 and len(np.unique(firsts[:, 0])) == len(firsts) > 4
 
 
 def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

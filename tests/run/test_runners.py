@@ -1,5 +1,7 @@
 """Runners: iterations of training and evaluation, of one experiment that any launcher runs."""
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,34 @@ def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
     assert weights(tmp_path / "0") == weights(tmp_path / "25")
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [({"fails": [21, 22, 23]}, "the first fault was: a step is lost: .*step 21"), ({"hangs": [21]}, r"it answered no step for 0\.5 s")],
+)
+def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kwargs: dict[str, Any], why: str
+) -> None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(FILE):
+            module.Walk.steps = 0
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
+    environment = Slots(environment=walk, backoff_s=0.001, failures=3)
+    made = limited.experiment(environment=environment, slots=2, max_no_progress_s=0.5)
+    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=2, training_steps=20, evaluation_steps=10)
+    assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40
+    first, second = runner.iterations
+    assert "iteration/evaluation_steps" not in first and second["iteration/evaluation_steps"] == 10
+    said = capfd.readouterr()
+    assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
+
+
+def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:
+    made = limited.experiment(latency="constant", checkpoint_seconds=0.001, checkpoints=1000)
+    runner = AsyncTrainRunner(made, num_slots=3, num_iterations=15, training_steps=8)
+    runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert [iteration["iteration/number"] for iteration in runner.iterations] == list(range(1, 16))
+
+
 def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"num_iterations": 2, "training_steps": 40, "evaluation_steps": 10}
     TrainRunner(plain(), **settings).run(tmp_path / "plain", source=FILE, quiet=True)
@@ -69,8 +99,18 @@ def test_slots_are_settings_of_the_experiment() -> None:
     assert (actor.count, actor.lanes, actor.ring, trainer.ratio) == (1, 1, 5, "3/2")
     assert isinstance(actor.environment, Slots) and isinstance(actor.environment.environment, Gymnasium)
     assert actor.environment.environment.threads == 1
+    assert actor.environment.deadline_s is not None and actor.environment.deadline_s < trainer.max_no_progress_s  # one that hangs is found
     assert with_slots(made, 5, "3/2") == made
     assert with_slots(plain()) == plain()
+
+
+def test_what_a_runner_is_not_told_stays_as_the_experiment_has_it() -> None:
+    made = limited.experiment(ratio="8", slack=7, iteration_steps=40, evaluation_steps=9)
+    trainer = AsyncTrainRunner(made, num_slots=2).experiment.workers["trainer"]
+    assert (trainer.ratio, trainer.slack, trainer.iteration_steps, trainer.evaluation_steps) == ("8", 7, 40, 9)
+    assert AsyncTrainRunner(limited.experiment(exact=True), num_slots=2).experiment.workers["trainer"].exact
+    plain = TrainRunner(made).experiment.workers["trainer"]
+    assert (plain.exact, plain.slack, plain.iteration_steps) == (True, None, 40)
 
 
 def test_what_cannot_be_is_refused() -> None:

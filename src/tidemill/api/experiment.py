@@ -28,6 +28,7 @@ from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
+from tidemill.core.seeding import derive_seed
 from tidemill.core.versions import RESERVED
 
 
@@ -296,6 +297,11 @@ class Context:
     resume: str | None = None
     spin: float = 0.0
     threads: int = 1
+
+    def seed(self, *path: str | int) -> int:
+        """Return the seed of a part of this worker that plays. Another one after a resume: what was played before it is not to be played again."""
+        again = () if self.resume is None else ("resume", self.resume)
+        return derive_seed(self.experiment.seed, self.name, *again, *path)
 
     def edges(self, prefix: str) -> list[Edge]:
         """Return the edges whose names begin with `prefix` and of which this worker holds an end, in order."""

@@ -23,6 +23,7 @@ from tidemill.envs.leaves import brief
 from tidemill.envs.registry import call_maker
 
 CLOSE_SECONDS = 1.0
+LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class OpenEnvSession:
         try:
             async with asyncio.timeout(self._config.deadline):
                 if self._socket is None:
-                    self._socket = await websockets.connect(self._url, max_size=None, open_timeout=None, ping_timeout=None)
+                    self._socket = await websockets.connect(self._url, max_size=LARGEST, open_timeout=None, ping_timeout=None)
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
                 said = msgspec.json.decode(await self._socket.recv())
@@ -133,7 +134,7 @@ class OpenEnvSession:
             return answer
         except TimeoutError as error:
             raise RemoteTimeout(f"{where}: no answer within {self._config.deadline:g} s (deadline)") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
         except (OSError, websockets.WebSocketException) as error:
             if not sent:

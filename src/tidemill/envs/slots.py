@@ -27,7 +27,8 @@ class Slots(EnvironmentConfig):
     """`environment`, as one that may fail: for slow and remote environments, a lane in each target (`Actors.lanes` = 1, `Actors.ring` = the number of
     slots) of stepwise agents. Let it step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that slots do not wait for others.
 
-    deadline_s      seconds that a step, a reset, or making the environment may take at most; None: any time. Only for what steps elsewhere
+    deadline_s      seconds that a step, a reset, or making the environment may take at most; None: any time (one that hangs then holds its step for
+                    ever, and the run cannot end as it should). Only for what steps elsewhere
     backoff_s       seconds before a failed environment is made anew, doubled with each failure in a row, and varied by half, so that slots that fail
                     together do not come back together
     max_backoff_s   the most that comes to
@@ -35,7 +36,7 @@ class Slots(EnvironmentConfig):
     """
 
     environment: EnvironmentConfig
-    deadline_s: float | None = None
+    deadline_s: float | None = 300.0
     backoff_s: float = 0.5
     max_backoff_s: float = 30.0
     failures: int = 5

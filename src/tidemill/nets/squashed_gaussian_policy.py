@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tidemill.api.policy import Policy
-from tidemill.api.spaces import Spaces
+from tidemill.api.spaces import Box, Spaces
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.mlp import MLP, MLPShape
@@ -28,6 +28,8 @@ class SquashedGaussianPolicy(Policy):
     def __init__(self, config: "SquashedGaussian", spaces: Spaces, seed: int) -> None:
         weights_seed, acting_seed = np.random.SeedSequence(seed).spawn(2)
         self.centre, self.half = config.bounds(spaces)
+        assert isinstance(spaces.action, Box)
+        self._bounds = spaces.action.bounds()
         self.encoder = ObservationEncoder(spaces.observation, "mlp")
         self.actions, self._form = len(self.half), schema_shape(spaces)
         self.shape = MLPShape(1, self.encoder.width, config.hidden, 2 * self.actions)
@@ -60,7 +62,8 @@ class SquashedGaussianPolicy(Policy):
                 noise *= ~np.broadcast_to(deterministic, n)[:, None]
         action, log_prob = squash(mean, log_std, noise)
         out["log_prob"][:n] = log_prob
-        out["action"][:n] = (action * self.half + self.centre).reshape(n, *self._form)
+        scaled = (action * self.half + self.centre).reshape(n, *self._form)
+        out["action"][:n] = np.clip(scaled, *self._bounds)  # rounding may lead out of them by a last bit
 
     def unscaled(self, action: Array) -> Floats:
         """Return actions [n, ...] of the environment as [n, actions] in [-1, 1]."""

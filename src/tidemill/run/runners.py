@@ -62,12 +62,13 @@ def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
 
 class AsyncTrainRunner:
     """Trains with `num_slots` slots that step at the same time as training goes on, held together by the exact `ratio` of training tasks to steps.
+    What is None stays as the experiment has it.
 
     num_iterations    so many; None: until the experiment's limits
-    training_steps    env steps of an iteration; None: there are no iterations
+    training_steps    env steps of an iteration
     evaluation_steps  env steps of the evaluation at each one's end, by the weights of that moment, in an environment of its own
     exact             the result depends on nothing but the configuration, however long steps and updates take (see `Trainer.exact`)
-    slack             steps that gathering may be ahead; None: `num_slots`
+    slack             steps that gathering may be ahead
     launch            "threads", "processes" or "inline"
     """
 
@@ -79,12 +80,15 @@ class AsyncTrainRunner:
         ratio: str | int | None = None,
         num_iterations: int | None = None,
         training_steps: int | None = None,
-        evaluation_steps: int = 0,
-        exact: bool = False,
+        evaluation_steps: int | None = None,
+        exact: bool | None = None,
         slack: int | None = None,
         launch: str = "threads",
     ) -> None:
-        settings: dict[str, Any] = {"exact": exact, "slack": slack, "iteration_steps": training_steps, "evaluation_steps": evaluation_steps}
+        given = {"exact": exact, "slack": slack, "iteration_steps": training_steps, "evaluation_steps": evaluation_steps}
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if exact:
+            settings.setdefault("slack", None)  # the number of slots
         experiment = with_slots(experiment, num_slots, ratio, **settings)
         if num_iterations is not None:
             if num_iterations < 1 or training_steps is None:

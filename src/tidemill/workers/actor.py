@@ -17,7 +17,6 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
-from tidemill.core.seeding import derive_seed
 from tidemill.streams.credits import Credits
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
@@ -87,9 +86,9 @@ class ActorWorker(Worker):
         config, context = self._config, self.context
         check_lockstep(context.experiment, config)
         with every_core():
-            check_lanes(context, config, derive_seed(context.experiment.seed, context.name, "target", 0))
+            check_lanes(context, config, context.seed("target", 0))
             for number in range(config.ring):
-                seed = derive_seed(context.experiment.seed, context.name, "target", number)
+                seed = context.seed("target", number)
                 self._environments.append(build_environment(config, config.lanes, seed))
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
@@ -146,10 +145,10 @@ class ActorWorker(Worker):
             stream = f"{player.inference}/{context.name}/{name}"
             requests, answers = context.endpoints.producer(f"requests/{stream}"), context.endpoints.consumer(f"answers/{stream}")
             return ChannelInferenceClient(requests, answers, observation, state, rows, self._config.ring * len(self._config.agents))
-        built = policy.build(spaces, derive_seed(context.experiment.seed, context.name, "policy", name))
+        built = policy.build(spaces, context.seed("policy", name))
         key = name, player.parameters
         if key not in self._sources:
-            rng = np.random.default_rng(derive_seed(context.experiment.seed, context.name, "parameters", name))
+            rng = np.random.default_rng(context.seed("parameters", name))
             self._sources[key] = player.parameters.build(context, name, rng)
         index = list(context.experiment.policies).index(name)
         return InlineInferenceClient(built, index, self._sources[key], answer, state, observation, rows, self.clock)

@@ -12,6 +12,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import Clock
+from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -31,10 +32,18 @@ class _Frozen(Subscription):
 
 
 def evaluate(
-    context: Context, actors: Actors, spaces: Spaces, policy: Policy, steps: int, iteration: int, stop: Callable[[], bool]
+    context: Context,
+    actors: Actors,
+    spaces: Spaces,
+    policy: Policy,
+    steps: int,
+    iteration: int,
+    patience: float,
+    stop: Callable[[], bool],
 ) -> Generator[PollResult, None, dict[str, float]]:
     """Play `steps` steps of the environment of `actors` by `policy` as it is now, by the mode of its distribution. Returns what came of it: the mean
-    return of the episodes that ended, and how many these were; nothing when it is told to `stop`."""
+    return of the episodes that ended, and how many these were; nothing when it is told to `stop`. Raises `EnvironmentFault` when its environment
+    fails as often as quarantines a slot, or answers no step for `patience` seconds."""
     spec, config = actors.agents[0], context.experiment.policies[actors.agents[0].policy]
     seed = derive_seed(context.experiment.seed, "evaluation", iteration)
     player = config.build(spaces, seed)
@@ -51,8 +60,14 @@ def evaluate(
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
         target = StepwiseTarget(environment, [agent], [tick], actors.max_episode_steps, Clock())
         until = monotonic() + 0.01
+        played, stepped_at = 0, monotonic()
         while target.steps < steps:
             before = target.place
+            if target.steps > played:
+                played, stepped_at = target.steps, monotonic()
+            elif environment.quarantined or monotonic() - stepped_at > patience:
+                why = f"the first fault was: {environment.faults[0]}" if environment.faults else f"it answered no step for {patience:g} s"
+                raise EnvironmentFault(f"the evaluation of iteration {iteration} was given up; {why}")
             if target.all_done():
                 target.reset()
             elif target.ready_to_step():

@@ -16,7 +16,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import CheckpointError, ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
@@ -50,6 +50,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
         self._told_steps = 0
         self._told_at = self._progress_at = 0.0
+        self._published = 0  # version
         self._restored: Path | None = None
         self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
@@ -60,6 +61,7 @@ class LimitedTrainerWorker(TrainerWorker):
         cells = context.edges(f"credits/{config.samples}/")
         self._actors = {edge.targets[0]: _Share(CreditWriter(context.endpoints.writer(edge.name))) for edge in cells}
         told = super()._configure(facts)
+        self._published = self._policy.version
         slots = sum(share.slots for share in self._actors.values())
         self.slots = slots
         slack = slots if config.slack is None else config.slack
@@ -127,7 +129,7 @@ class LimitedTrainerWorker(TrainerWorker):
     def start(self) -> None:
         self._progress_at = self._told_at = monotonic()
         self._told_steps = self.counters.steps
-        self._ages.publish(self._policy.version)
+        self._ages.publish(self._published)
         super().start()
 
     def exit(self, reason: str = "") -> None:
@@ -184,7 +186,13 @@ class LimitedTrainerWorker(TrainerWorker):
             actors = self.context.experiment.workers[group]
             assert isinstance(actors, Actors)
             steps = self._config.evaluation_steps
-            evaluated = yield from evaluate(self.context, actors, self._spaces, self._policy, steps, number, lambda: self._reason is not None)
+            patience = self._config.max_no_progress_s
+            try:
+                evaluated = yield from evaluate(
+                    self.context, actors, self._spaces, self._policy, steps, number, patience, lambda: self._reason is not None
+                )
+            except (ConfigError, EnvironmentFault) as error:  # a server is down, say: training may do without
+                self.report(Notice(f"{error}; training goes on without it"))
             if self._reason is not None:
                 return
         counters = self.counters
@@ -215,6 +223,7 @@ class LimitedTrainerWorker(TrainerWorker):
             share.outstanding -= committed + voided
             if committed:
                 limiter.commit(committed)
+                self._progress_at = monotonic()
             if voided:
                 limiter.void(voided)
             self._returns.extend(returns)
@@ -222,7 +231,6 @@ class LimitedTrainerWorker(TrainerWorker):
         if self._buffer.sampleable:
             limiter.sampleable()
         self.counters.steps = self.counters.rows = limiter.counts.committed
-        self._progress_at = monotonic()
         return len(arrivals)
 
     def _grant(self) -> None:
@@ -233,6 +241,8 @@ class LimitedTrainerWorker(TrainerWorker):
             steps = self.limiter.start(wanted) if wanted > 0 else 0
             share.outstanding += steps
             share.credits.granted += steps
+            if steps:  # they are taken with the newest version: while training lags something is owed all the time
+                self._publish_newest()
             if steps or (self._config.exact and share.credits.received > share.told):
                 share.told = share.credits.received
                 share.credits.write()
@@ -254,11 +264,18 @@ class LimitedTrainerWorker(TrainerWorker):
         self._policy.version = self.counters.updates
         self._buffer.release()
         self.limiter.finish_task()
-        if not self.limiter.owed:  # else the next one is about to be published in its place
-            self._publish()
-            self._ages.publish(self._policy.version)
+        if not self.limiter.owed:  # else the next one is about to be published in its place, or steps are granted before
+            self._publish_newest()
         self._tasks += 1
-        self._seconds += monotonic() - began
+        self._progress_at = monotonic()  # while tasks are owed, steps may have to wait for them
+        self._seconds += self._progress_at - began
+
+    def _publish_newest(self) -> None:
+        """Publish the weights, unless the newest ones are."""
+        if self._published != self._policy.version:
+            self._published = self._policy.version
+            self._publish()
+            self._ages.publish(self._published)
 
     def _look_round(self) -> None:
         now = monotonic()
@@ -266,7 +283,8 @@ class LimitedTrainerWorker(TrainerWorker):
             self._summarise()
             if self._versions is not None:
                 self._versions.look(self._policy, self._version_counters())
-        if self._reason is None and self._cut_at is None and not self.limiter.owed and now - self._last_save >= self._config.checkpoint_seconds:
+        due = self._reason is None and self._cut_at is None and now - self._last_save >= self._config.checkpoint_seconds
+        if due and not (self._config.exact and self.limiter.owed):  # others train what they owe before they write it
             self._save()
         if self._cut_at is not None and (self._quiet() or now - self._cut_at > CUT):
             self._write_cut()
@@ -292,6 +310,8 @@ class LimitedTrainerWorker(TrainerWorker):
         if self._journal is not None:
             raise RunError("the policy is to go on from another one's weights, which a journal does not hold; train populations with journal = False")
         super()._adopt(message)
+        self._published = self._policy.version
+        self._ages.publish(self._published)
 
     def _count(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -330,7 +350,7 @@ class LimitedTrainerWorker(TrainerWorker):
     def _write_cut(self) -> None:
         super()._save()
         self._cut_at = None
-        if self._reason is None:
+        if self._reason is None and (self._iteration_end is None or self.counters.steps < self._iteration_end):  # else the iteration is to end first
             self._begin_phase()
 
     def _kept_facts(self) -> dict[str, Any]:
@@ -347,7 +367,8 @@ class LimitedTrainerWorker(TrainerWorker):
         self._counts = Counts(**kept)
         if Fraction(facts["ratio"]) != self._ratio:
             self.report(Notice(f"ratio was {facts['ratio']} and is {self._ratio}: steps that are stored from now on owe by the new one"))
-            self._counts = Counts(**{**kept, "waived": kept["started"] - kept["voided"], "base": kept["tasks"]})
+            if self._counts.waived is not None:  # what was in flight is lost
+                self._counts.waived, self._counts.base = self._counts.committed, self._counts.tasks
         self._restored = path / MEMORY
 
     def _close(self) -> None:

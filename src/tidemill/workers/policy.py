@@ -22,7 +22,6 @@ from tidemill.api.stream import Requests
 from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
-from tidemill.core.seeding import derive_seed
 from tidemill.nets.device import check_device, choose_device
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
@@ -113,7 +112,7 @@ class _Served:
         channels = [(endpoints.consumer(f"requests/{pair}"), endpoints.producer(f"answers/{pair}")) for pair in pairs]
         self._server, self._most_rows = ChannelInferenceServer(channels, observation, state, answer), config.most_rows
         device = choose_device(config.device, number(context.name))
-        self.policy = policy.build_on(device, spaces, derive_seed(experiment.seed, context.name, "policy", name))
+        self.policy = policy.build_on(device, spaces, context.seed("policy", name))
         self._index = list(experiment.policies).index(name)
         self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{name}/")[0].name))
         self._schemas = observation, state, {**answer, **state}

@@ -6,6 +6,7 @@ import time
 
 import gymnasium
 import httpx
+import numpy as np
 import pytest
 from tests.envs.rest.served import Ledger, applied, serving
 
@@ -96,6 +97,63 @@ def test_an_environment_that_raises_is_named_and_its_session_is_gone():
         assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "ValueError: as the test asks" in said.json()["message"]
         assert step(server, 2).json()["error"] == "unknown_session"
         assert applied(server) == 1
+
+
+@pytest.mark.parametrize("answer", [None, ([0, 0, 0], "much", False, False, {}), ([0, 0], 1.0, False, False, {}), ([0, 0, 0], 1.0, False, False, 7)])
+def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_stepped_twice(answer):
+    stepped = []
+
+    class Odd(Ledger):
+        def step(self, action):
+            stepped.append(action)
+            return answer
+
+    with serving(Odd) as server:
+        reset(server)
+        assert step(server, 1).json()["error"] == "environment_raised"
+        assert step(server, 1).json()["error"] == "unknown_session"
+        assert len(stepped) == 1
+
+
+def test_an_environment_that_cannot_be_made_is_named_and_takes_up_no_session():
+    made = []
+
+    def make():
+        made.append(1)
+        if len(made) > 1:
+            raise OSError("no more of them")
+        return Ledger()
+
+    with serving(make, limit=1) as server:
+        for name in "ab":
+            said = reset(server, name)
+            assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "no more of them" in said.json()["message"]
+
+
+def test_an_environment_that_cannot_be_closed_keeps_no_other_from_being_closed():
+    class Clinging(Ledger):
+        def close(self):
+            if self.episode >= 0:
+                raise OSError("not now")
+
+    with serving(Clinging, idle_seconds=0.2) as server:
+        reset(server, "a")
+        time.sleep(0.6)
+        reset(server, "b")
+        time.sleep(0.6)
+        assert server.sessions.counts().sessions == 0
+        reset(server, "c")
+        server.restart()
+        assert reset(server, "d").status_code == 200
+
+
+def test_an_array_whose_shape_is_none_is_refused():
+    class Steered(Ledger):
+        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    with serving(Steered) as server:
+        reset(server)
+        assert step(server, 1, action={"dtype": "float32", "shape": None, "data": ""}).json()["error"] == "bad_action"
 
 
 def test_without_the_token_nothing_is_told_or_done():

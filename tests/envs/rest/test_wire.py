@@ -70,6 +70,7 @@ def test_a_reward_that_is_not_finite_is_not_taken_for_a_number(content_type):
         (Box((2,), "float32"), {"dtype": "float32", "shape": [2], "data": "%%%"}, "base64"),
         (Box((1,), "float32"), {"dtype": "float32", "shape": [1], "data": np.array([np.nan], np.float32).tobytes()}, "not finite"),
         (Box((2,), "float32"), [1.0, 2.0], "an array"),
+        (Box((2,), "float32"), {"dtype": "float32", "shape": 2, "data": b"\0" * 8}, "of shape 2; its space"),
         (Discrete(3), 3, "0 to 2"),
         (Discrete(3), True, "0 to 2"),
         (Discrete(3), None, "0 to 2"),
@@ -95,6 +96,9 @@ def test_a_value_that_does_not_fit_is_named(space, wire, words):
         {"type": "discrete", "n": 0},
         {"type": "dict", "spaces": {"a.b": {"type": "discrete", "n": 2}}},
         {"type": "multi_discrete", "nvec": []},
+        {"type": "box", "shape": [1 << 40], "dtype": "float32"},
+        {"type": "multi_binary", "n": 1 << 40},
+        {"type": "discrete", "n": 1 << 63},
     ],
 )
 def test_what_is_no_space_is_refused(wire):

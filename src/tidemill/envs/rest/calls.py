@@ -20,7 +20,6 @@ from tidemill.envs.leaves import brief
 from tidemill.envs.rest.wire import ENCODINGS, Problem, decode
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any
-LARGEST_REPLY = 256 << 20  # bytes
 
 T = TypeVar("T")
 
@@ -206,7 +205,7 @@ def call(
             terms.breaker.succeeded()
             try:
                 result: T = decode(said.body, said.content_type, kind)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 yield HANG_UP
                 raise RemoteFault(f"{where}: what was answered is not of the protocol ({error}): {brief(said.body[:80])}; see docs/rest.md") from None
             reason = stale(result)
@@ -237,7 +236,7 @@ def call(
 
 def _problem(said: Answer) -> Problem | None:
     """What a server of the protocol tells; None where something else answered."""
-    with suppress(msgspec.DecodeError):
+    with suppress(msgspec.DecodeError, RecursionError):
         problem: Problem = decode(said.body, said.content_type, Problem)
         return problem
     return None

@@ -17,7 +17,8 @@ from typing import Any
 import httpcore
 
 from tidemill.core.errors import RemoteFault
-from tidemill.envs.rest.calls import LARGEST_REPLY, Answer, Lost, Send, answer
+from tidemill.envs.rest.calls import Answer, Lost, Send, answer
+from tidemill.envs.rest.wire import LARGEST
 
 _BEFORE_SENT = (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout, httpcore.UnsupportedProtocol)
 
@@ -96,9 +97,9 @@ class Connection:
                 body = bytearray()
                 for chunk in response.iter_stream():
                     body += chunk
-                    if len(body) > LARGEST_REPLY:
+                    if len(body) > LARGEST:
                         self.hang_up()
-                        return Lost(f"the answer has more than {LARGEST_REPLY} bytes")
+                        return Lost(f"the answer has more than {LARGEST} bytes")
                 return answer(response.status, response.headers, bytes(body))
         except BaseException as error:
             self.hang_up()
@@ -185,8 +186,8 @@ class AsyncConnection:
                 body = bytearray()
                 async for chunk in response.aiter_stream():
                     body += chunk
-                    if len(body) > LARGEST_REPLY:
-                        return Lost(f"the answer has more than {LARGEST_REPLY} bytes")
+                    if len(body) > LARGEST:
+                        return Lost(f"the answer has more than {LARGEST} bytes")
                 await response.aclose()
             whole = True
             return answer(response.status, response.headers, bytes(body))

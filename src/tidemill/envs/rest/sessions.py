@@ -112,10 +112,15 @@ class Sessions:
                 return self._again(session.reply)
             if call.episode <= session.episode:
                 raise _out_of_order(call.session, session, f"reset to episode {call.episode}")
-            if session.env is None:
-                session.env = self._make()
             options = {} if call.options is None else {"options": call.options}
-            observation, info = self._run(call.session, session, lambda: session.env.reset(seed=call.seed, **options))
+
+            def begun() -> tuple[Any, Any]:
+                if session.env is None:
+                    session.env = self._make()
+                observation, info = session.env.reset(seed=call.seed, **options)
+                return self._observations.write(observation), _plain(info)
+
+            observation, info = self._run(call.session, session, begun)
             session.episode, session.step, session.over = call.episode, 0, False
             return self._reply(call.session, session, observation, info, "resets")
 
@@ -130,10 +135,15 @@ class Sessions:
                 action = self._actions.read(call.action)
             except EnvironmentFault as error:
                 raise refusal(400, "bad_action", str(error)) from None
-            observation, reward, terminated, truncated, info = self._run(call.session, session, lambda: session.env.step(action))
+
+            def stepped() -> tuple[Any, Any, float, bool, bool]:
+                observation, reward, terminated, truncated, info = session.env.step(action)
+                return self._observations.write(observation), _plain(info), float(reward), bool(terminated), bool(truncated)
+
+            observation, info, reward, terminated, truncated = self._run(call.session, session, stepped)
             session.step += 1
-            session.over = bool(terminated or truncated)
-            return self._reply(call.session, session, observation, info, "applied", float(reward), bool(terminated), bool(truncated))
+            session.over = terminated or truncated
+            return self._reply(call.session, session, observation, info, "applied", reward, terminated, truncated)
 
     def close(self, call: SessionsCall) -> Kept:
         """End sessions. Raises `Refused` when one is busy for too long."""
@@ -164,7 +174,8 @@ class Sessions:
             if name is None:
                 self.instance = secrets.token_hex(8)
         for each in names:
-            self._end(each)
+            with suppress(Refused):  # busy for long
+                self._end(each)
 
     @contextmanager
     def _taken(self, name: str, opens: bool) -> Any:
@@ -194,7 +205,7 @@ class Sessions:
             session.lock.release()
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
-        """Call the environment. One that raises is done with, and so is its session."""
+        """Call the environment. One that raises, or answers what cannot be sent, is done with, and so is its session."""
         try:
             return call()
         except Exception as error:
@@ -218,19 +229,15 @@ class Sessions:
     ) -> Result:
         with self._lock:
             setattr(self._counts, what, getattr(self._counts, what) + 1)
-        try:
-            written = self._observations.write(observation)
-        except EnvironmentFault as error:
-            raise refusal(500, "environment_raised", f"{error}; its observation space is wrong") from None
         session.reply = Result(
             session=name,
             episode=session.episode,
             step=session.step,
-            observation=written,
+            observation=observation,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            info={key: value for key, value in info.items() if isinstance(value, (bool, int, float, str))} if info else {},
+            info=info,
         )
         return session.reply
 
@@ -248,11 +255,17 @@ class Sessions:
             raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment left alone")
         try:
             session.closed = True
-            if session.env is not None:
-                session.env.close()
+            with suppress(Exception):  # it is gone all the same, and others are still to be closed
+                if session.env is not None:
+                    session.env.close()
         finally:
             session.lock.release()
         return True
+
+
+def _plain(info: Any) -> dict[str, Any]:
+    """Return what of an environment's info is sent."""
+    return {str(key): value for key, value in (info or {}).items() if isinstance(value, (bool, int, float, str))}
 
 
 def _out_of_order(name: str, session: _Session, asked: str) -> Refused:

@@ -18,6 +18,9 @@ PROTOCOL, VERSION = "tidemill-rest", 1
 ENCODINGS = {"application/json": "json", "application/msgpack": "msgpack"}
 PREFIX = "/v1"
 
+LARGEST = 256 << 20
+"""Bytes of a reply, or of one value of a space, at most."""
+
 Repeats = Literal["remembered", "refused", "applied"]
 
 
@@ -179,7 +182,7 @@ class Values:
         shape = field_of(space).shape
         if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data"}:
             raise EnvironmentFault(f"{name} is {brief(value)}; its space says an array, written as {{dtype, shape, data}}")
-        if value["dtype"] != dtype or tuple(value["shape"]) != shape:
+        if value["dtype"] != dtype or value["shape"] not in (list(shape), shape):
             raise EnvironmentFault(
                 f"{name} is {brief(value['dtype'])} of shape {brief(value['shape'])}; its space says {dtype} of shape {list(shape)}"
             )
@@ -264,15 +267,19 @@ def _check_space(space: Space) -> None:
                 raise ValueError(f"dtype {space.dtype} is none of numbers")
             if any(size < 0 for size in space.shape):
                 raise ValueError(f"shape {list(space.shape)} has a negative size")
+            if math.prod(space.shape) * np.dtype(space.dtype).itemsize > LARGEST:
+                raise ValueError(f"a value of shape {list(space.shape)} takes more than {LARGEST} bytes")
             for bound in (space.low, space.high):
                 if len(bound) not in (1, math.prod(space.shape)) or any(math.isnan(each) for each in bound):
                     raise ValueError(f"{len(bound)} bounds for shape {list(space.shape)}; give one, or one per element")
         case Discrete(n=n) | MultiBinary(n=n):
-            if n < 1:
-                raise ValueError(f"n = {n} must be at least 1")
+            if not 1 <= n <= (LARGEST if isinstance(space, MultiBinary) else 1 << 62):
+                raise ValueError(f"n = {n} must be at least 1, and no more than can be sent")
+            if isinstance(space, Discrete) and abs(space.start) > 1 << 62:
+                raise ValueError(f"start = {space.start} is none of 64 bits")
         case MultiDiscrete(nvec=nvec):
-            if not nvec or min(nvec) < 1:
-                raise ValueError(f"nvec = {list(nvec)} must hold numbers of at least 1")
+            if not nvec or min(nvec) < 1 or max(nvec) > 1 << 62:
+                raise ValueError(f"nvec = {brief(list(nvec))} must hold numbers of at least 1, of 64 bits")
 
 
 def _keys(value: Any) -> str:
