@@ -30,6 +30,8 @@ public static class Probe
                     return Closes(arguments, number);
                 case "idle":
                     return Idle(arguments);
+                case "born":
+                    return Born(arguments);
                 case "mistakes":
                     return Mistakes();
                 case "heuristic":
@@ -250,6 +252,26 @@ public static class Probe
                 Thread.Sleep(1);
             }
             Console.WriteLine(bridge.Reason);
+        }
+        return 0;
+    }
+
+    /// <summary>Agents are made by a reset only.</summary>
+    private static int Born(string[] arguments)
+    {
+        using (Bridge bridge = Bridge.FromCommandLine(arguments))
+        {
+            World world = bridge.Add(new World("born", 1, new[] { new[] { 1 } }, 1));
+            int resets = 0;
+            bridge.OnReset += () => resets++;
+            do
+            {
+                if (resets > 0)
+                {
+                    world.RequestDecision(resets);
+                }
+            }
+            while (bridge.Exchange());
         }
         return 0;
     }

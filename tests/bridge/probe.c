@@ -188,6 +188,17 @@ static void idle(int count) {
     }
 }
 
+/* Agents are made by a reset only. */
+static void born(void) {
+    tm_world *world = simple("born", 1);
+    int resets = 0, status = TM_OK;
+    while (status >= 0 && status != TM_CLOSED) {
+        if (resets) tm_request_decision(world, resets);
+        status = tm_exchange(bridge);
+        resets += status == TM_RESET;
+    }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int count = argc > 2 ? atoi(argv[2]) : 0;
@@ -204,6 +215,7 @@ int main(int argc, char **argv) {
     if (strcmp(what, "ends") == 0 || strcmp(what, "deadline") == 0) ends(count, 0);
     if (strcmp(what, "hasty") == 0) ends(count, 1);
     if (strcmp(what, "idle") == 0) idle(count);
+    if (strcmp(what, "born") == 0) born();
     tm_bridge_close(bridge);
     return 0;
 }

@@ -249,7 +249,7 @@ class Stepping(Statistical):
         super().worlds()
         memory = self.bridge._memory
         receive = memory.receive
-        memory.receive = lambda look: self.queried(receive(look))
+        memory.receive = lambda *given: self.queried(receive(*given))
 
     def queried(self, command):
         return STEP if command == QUERY else command
@@ -289,6 +289,17 @@ class Two(Simulator):
                 (world.end_episode if t % 3 == 2 else world.request_decision)(agent).set_reward(1 if world is self.many else 2)
 
 
+class Born(Simulator):
+    """Agents are made by a reset only."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 2, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        for agent in range(2 if self.resets else 0):
+            self.world.request_decision(agent).set_observation(0, [self.resets])
+
+
 class Blind(Simulator):
     """Agents that see nothing."""
 
@@ -315,7 +326,7 @@ if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
         for kind in (
-            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Twice),
+            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
             *(Statistical, Stepping, Forgetful, Frozen),
         )
     }

@@ -458,3 +458,13 @@ def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
     assert len(lines) == len(parts)
     for line, part in zip(lines, parts, strict=True):
         assert part in line and (line.startswith("BridgeException: ") or part == "from 0 to 0")
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_agents_that_only_a_reset_makes_come_after_a_first_answer_without_any(built: Path, trainer: RawTrainer) -> None:
+    trainer.start(built / "probe", "born")
+    assert trainer.step()["born"].decisions.ids == []
+    assert trainer.step(RESET)["born"].decisions.ids == [1]
+    assert trainer.step()["born"].decisions.ids == [1]
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0

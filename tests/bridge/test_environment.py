@@ -13,6 +13,7 @@ import pytest
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, field_of, leaves
 from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Group
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import allocate, poison
@@ -174,6 +175,18 @@ def test_a_late_group_is_refused_unless_it_was_declared():
 def test_a_lane_begins_with_somebody_however_long_that_takes():
     with Played(simulator("slow")) as played:
         assert played.tick()[0].present.tolist() == [True]
+
+
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+def test_agents_that_only_a_reset_makes_are_trained(layout):
+    with Simulator(sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline=20.0) as one:
+        assert list(one.behavior_specs) == ["group"] and len(one.get_steps("group")[0]) == 0
+        one.reset()
+        for _ in range(3):
+            assert one.get_steps("group")[0].obs[0].tolist() == [[1], [1]]
+            one.step()
+    with Played(simulator("born", layout=layout, start_seconds=20.0)) as played:
+        assert played.tick()[0].present.tolist() == [True, True]
 
 
 def test_more_agents_than_seats_are_named_with_the_cure():

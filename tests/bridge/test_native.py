@@ -716,3 +716,13 @@ def test_a_change_command_from_nobody_leads_to_no_endless_search(probe: Path, tr
     trainer.step()
     trainer.give(CHANGE)
     assert "exchange: -4 cannot open the memory file" in trainer.end()[1]
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
+def test_agents_that_only_a_reset_makes_come_after_a_first_answer_without_any(probe: Path, trainer: RawTrainer) -> None:
+    trainer.start(probe, "born")
+    assert trainer.step()["born"].decisions.ids == []
+    assert trainer.step(RESET)["born"].decisions.ids == [1]
+    assert trainer.step()["born"].decisions.ids == [1]
+    trainer.give(CLOSE)
+    assert trainer.end()[0] == 0

@@ -331,7 +331,7 @@ def test_a_deadline_names_itself_and_what_was_awaited(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_simulator_that_asks_for_nothing_before_the_first_reset_is_told_from_one_that_never_joins(tmp_path):
+def test_a_simulator_that_asks_for_nothing_after_the_first_reset_is_told_from_one_that_never_joins(tmp_path):
     def play():
         while not (tmp_path / "memory").exists():
             time.sleep(0.01)
@@ -341,8 +341,9 @@ def test_a_simulator_that_asks_for_nothing_before_the_first_reset_is_told_from_o
 
     game = threading.Thread(target=play)
     game.start()
-    with pytest.raises(DeadlineError, match="joined, but asked for no decision"):
-        Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
+    simulator = Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
+    with pytest.raises(DeadlineError, match="joined, but asked for no decision after the first reset within start_seconds"):
+        simulator.reset()
     game.join(5)
     assert not game.is_alive() and list(tmp_path.iterdir()) == []
 

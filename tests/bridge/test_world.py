@@ -93,6 +93,8 @@ def test_without_requests_there_is_no_exchange(tmp_path):
             world.request_decision(0).set_observation(0, [tick, 0])
 
     with both_ends(tmp_path, plan=plan) as (simulator, _):
+        assert len(simulator.get_steps("count")[0]) == 0  # the very first step alone is answered without
+        simulator.step()
         assert simulator.get_steps("count")[0].obs[0].tolist() == [[9, 0]]
         simulator.step()
         assert simulator.get_steps("count")[0].obs[0].tolist() == [[19, 0]]

@@ -4,13 +4,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, remove_dead, remove_memory, shared_folder
 from tidemill.bridge.join import join_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.requests import read_actions
-from tidemill.bridge.specs import RawChannels
+from tidemill.bridge.specs import Ints, RawChannels
 from tidemill.bridge.tables import CLOSE, QUERY, RESET, STEP
 from tidemill.bridge.world import World
 from tidemill.core.errors import ConfigError, PeerLost, SchemaError, SimulatorError, did_you_mean
@@ -45,7 +46,8 @@ class Bridge:
         self._memory: SharedMemory | None = None
         self._watch: Watch | None = None
         self._lock: Lock | None = None
-        self._begun = False
+        self._begun = False  # the first step or reset has come
+        self._ours = False  # a command has come, and is to be answered
         self._next_look = 0.0
         self.reason = "there is no trainer"
         started = memory_path is None and (memory_path := _argument(sys.argv)) is not None
@@ -98,14 +100,15 @@ class Bridge:
     def exchange(self) -> bool:
         """Hand all requests over and wait for the actions. Without any request it returns at once, and the trainer goes on waiting.
 
+        Only a trainer's very first step is answered without requests, too, by worlds without agents, so that its reset can come.
         Returns False once a trainer has closed or died, with the cause in `reason`; heuristics act from then on, as they do where there was none.
         Errors: SimulatorError where a new world cannot be added to the shared memory (it is named), or where what the trainer wrote cannot be.
         """
         worlds = list(self._worlds.values())
         if not any(world.requests.rows() for world in worlds):
-            self._idle()
             for world in worlds:
                 world.drop()
+            self._idle(worlds)
             return not self._lost
         if self._memory is not None:
             try:
@@ -128,10 +131,21 @@ class Bridge:
         return self._memory is None and self._begun
 
     def _exchange(self, memory: SharedMemory, worlds: Sequence[World]) -> None:
-        if not self._begun and self._receive(memory) == RESET:  # the trainer's first command; what was asked before a reset is dropped
+        if not self._ours and self._receive(memory) == RESET:  # the trainer's first command; what was asked before a reset is dropped
             return self._reset(worlds)
         if memory.peer_closed():
             raise PeerLost("the trainer closed the bridge")
+        asking, generation = self._answer(memory, worlds)
+        if self._receive(memory) == RESET:
+            return self._reset(worlds)
+        groups = {group.name: group for group in memory.groups}
+        for world, agents in zip(worlds, asking, strict=True):
+            if memory.generation != generation and world.name not in groups:
+                raise SimulatorError(f'the trainer took world "{world.name}" out of the shared memory')
+            world.answer(agents, *read_actions(memory.data, groups[world.name], len(agents)))
+
+    def _answer(self, memory: SharedMemory, worlds: Sequence[World]) -> tuple[list[Ints], int]:
+        """Hand over what is asked. Return who asks, by world, and the memory's generation."""
         known = {group.name for group in memory.groups}
         for world in worlds:
             if world.name not in known:
@@ -139,29 +153,27 @@ class Bridge:
         self._put_channels(memory)
         groups, generation = {group.name: group for group in memory.groups}, memory.generation
         asking = [world.requests.write(memory.layout, memory.data, groups[world.name]) for world in worlds]
+        self._ours = False
         memory.hand_over(STEP)
-        if self._receive(memory) == RESET:
-            return self._reset(worlds)
-        if memory.generation != generation:
-            groups = {group.name: group for group in memory.groups}
-        for world, agents in zip(worlds, asking, strict=True):
-            if world.name not in groups:
-                raise SimulatorError(f'the trainer took world "{world.name}" out of the shared memory')
-            world.answer(agents, *read_actions(memory.data, groups[world.name], len(agents)))
+        return asking, generation
 
-    def _receive(self, memory: SharedMemory) -> int:
-        """Wait for the trainer's command, STEP or RESET; queries are answered at once."""
+    def _receive(self, memory: SharedMemory, seconds: float = inf) -> int | None:
+        """Wait for the trainer's command, STEP or RESET, or None after so many seconds; queries are answered at once."""
         while True:
-            command = memory.receive(self._look)
-            self._begun = True
-            if command == CLOSE or command is None:
+            command = memory.receive(self._look, seconds)
+            if command is None:
+                return None
+            if command == CLOSE:
                 raise PeerLost("the trainer closed the bridge")
+            self._ours = True
             data = memory.take_side_channel()
             if data and self._channels is not None:
                 self._channels.incoming(data)
             if command != QUERY:
+                self._begun = True
                 return command
             self._put_channels(memory)
+            self._ours = False
             memory.hand_over(STEP)
 
     def _put_channels(self, memory: SharedMemory) -> None:
@@ -173,16 +185,28 @@ class Bridge:
         if self._on_reset is not None:
             self._on_reset()
 
-    def _idle(self) -> None:
-        """Without requests: see now and then whether the trainer is still there."""
-        if self._memory is not None and (now := time.monotonic()) >= self._next_look:
-            self._next_look = now + _LOOK
-            try:
+    def _idle(self, worlds: Sequence[World]) -> None:
+        """Without requests: take a first command that has come, and see now and then whether the trainer is still there."""
+        if self._memory is None:
+            return
+        try:
+            if not self._ours and self._memory.mine:
+                self._begin(self._memory, worlds)
+            if (now := time.monotonic()) >= self._next_look:
+                self._next_look = now + _LOOK
                 if self._memory.peer_closed():
                     raise PeerLost("the trainer closed the bridge")
                 self._look()
-            except PeerLost as error:
-                self._lose(str(error))
+        except PeerLost as error:
+            self._lose(str(error))
+
+    def _begin(self, memory: SharedMemory, worlds: Sequence[World]) -> None:
+        """Take the command that has come while nobody asks: a reset, or a step, of which the very first is answered with no agents."""
+        first, command = not self._begun, self._receive(memory, 0.0)
+        if command == RESET:
+            self._reset(worlds)
+        elif command == STEP and first:
+            self._answer(memory, worlds)
 
     def _look(self) -> None:
         if self._watch is not None:

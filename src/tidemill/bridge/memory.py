@@ -50,6 +50,11 @@ class SharedMemory(ABC):
         `look` is called while it waits, see `Turns.wait`.
         """
 
+    @property
+    @abstractmethod
+    def mine(self) -> bool:
+        """Whether it is this side's turn by now, so that `receive` need not wait."""
+
     @abstractmethod
     def _grow(self, capacity: int, more: int, what: str) -> None:
         """Go over to a file with that capacity and so many bytes more for groups; SimulatorError, naming `what`, where none can be made."""

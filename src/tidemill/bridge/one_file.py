@@ -108,6 +108,10 @@ class OneFile(SharedMemory):
         self._set_groups(read_groups(self.layout, self._header, self.data))
         self._stale = False
 
+    @property
+    def mine(self) -> bool:
+        return self.data[self._turn] == self._side
+
     def peer_closed(self) -> bool:
         return self.data[self._command] == CLOSE and self.data[self._turn] == self._side
 

@@ -49,7 +49,7 @@ class Simulator:
     layout         "0", "0.3.0" or "0.3.2" (docs/simulator-memory.md)
     channels       stands for this end's side channels. Their data go with steps, resets and queries
     memory_path    without an executable: the file at which the two meet; None: "ml-agents/default" in the temporary directory
-    start_seconds  how long the simulator may take until it first answers; None: any time
+    start_seconds  how long the simulator may take until it first answers, and over the first reset; None: any time
     deadline       how long it may take over any later step, in seconds; None: any time. Its death is noticed within a second, whatever this is
     environment    environment variables besides this process's own
 
@@ -76,7 +76,7 @@ class Simulator:
         if path is not None and memory_path is not None:
             raise ConfigError(f"memory_path = {memory_path} is for simulators that are started by hand; {path} is told where to look")
         self._what = str(path) if path is not None else "the simulator"
-        self._channels, self._limit = channels, start_seconds
+        self._channels, self._start_seconds, self._deadline = channels, start_seconds, deadline
         self._process: SimulatorProcess | None = None
         self._watch: Watch | None = None
         self._states: dict[str, _State] = {}
@@ -86,7 +86,7 @@ class Simulator:
         self._answer: int | None = None  # what came back
         self._failure: TidemillError | None = None
         self._exchanges = 0
-        self._closed = self._waiting = False
+        self._closed = self._waiting = self._reset = False
         if path is not None:
             check_executable(Path(path))
         files = LAYOUTS[layout].files
@@ -103,7 +103,6 @@ class Simulator:
             self.close()
             raise
         self.finish()
-        self._limit = deadline
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -270,6 +269,7 @@ class Simulator:
             self._generation = memory.generation
             self._states = {group.name: self._renewed(memory, group) for group in memory.groups}
             self._specs = {group.name: group.spec for group in memory.groups}
+        self._reset = self._reset or self._command == RESET
         if self._command != QUERY:
             for state in self._states.values():
                 state.steps, state.asks, state.acted = None, None, False
@@ -288,12 +288,17 @@ class Simulator:
         if gone is not None:
             raise PeerLost(f"{self._what} {gone}{'' if self._exchanges else ' before it first answered'}{self._output()}")
         waited = time.monotonic() - self._since
-        if self._limit is not None and waited > self._limit:
-            setting = "deadline" if self._exchanges else "start_seconds"
-            did = "did not hand the turn back" if self._exchanges else f"did not join at {self._meeting.path} and answer"
-            if not self._exchanges and self._watch is not None:
-                did = "has joined, but asked for no decision (which it has to do before the first reset, too)"
-            raise DeadlineError(f"{self._what} {did} within {setting} = {self._limit:g} s; it is still running{self._output()}")
+        starts = not self._exchanges or (self._command == RESET and not self._reset)
+        limit = self._start_seconds if starts else self._deadline
+        if limit is not None and waited > limit:
+            did = "did not hand the turn back"
+            if not self._exchanges:
+                joined = self._watch is not None
+                did = "has joined, but did not exchange" if joined else f"did not join at {self._meeting.path} and answer"
+            elif starts:
+                did = "has joined, but asked for no decision after the first reset"
+            setting = "start_seconds" if starts else "deadline"
+            raise DeadlineError(f"{self._what} {did} within {setting} = {limit:g} s; it is still running{self._output()}")
 
     def _gone(self) -> str | None:
         """Return how the simulator ended; None while it lives."""

@@ -133,6 +133,10 @@ class TwoFiles(SharedMemory):
         self._header["groups_bytes"] = end - start + more
         self._still = self._fixed()
 
+    @property
+    def mine(self) -> bool:
+        return self._first[self._mine] == 0 and self._first[self._theirs] != 0  # neither waits: a trainer that has not given a turn yet
+
     def peer_closed(self) -> bool:
         return self._first[self._at["closed"]] != 0
 

@@ -130,7 +130,8 @@ int tm_bridge_has_trainer(const tm_bridge *bridge);
 /* Called when the trainer resets, before tm_exchange returns TM_RESET. */
 void tm_on_reset(tm_bridge *bridge, void (*callback)(tm_bridge *bridge, void *user), void *user);
 
-/* Hands what was requested over to the trainer (without one: to the heuristics) and waits for the actions. */
+/* Hands what was requested over to the trainer (without one: to the heuristics) and waits for the actions. Without any request it returns TM_IDLE at
+ * once, and the trainer goes on waiting; only its very first step is answered then, too, by worlds without agents, so that its reset can come. */
 int tm_exchange(tm_bridge *bridge);
 
 /* ----------------------------------------------------------------------------------------------------------------- worlds */
@@ -309,7 +310,7 @@ int tm_set_property(tm_bridge *bridge, const char *key, float value);
 
 enum { TM__NOBODY = -100 }; /* no editor's trainer waits */
 enum { TM__ALONE = -1, TM__LAYOUT_0 = 0, TM__LAYOUT_30 = 30, TM__LAYOUT_32 = 32 };
-enum { TM__FIRST, TM__MINE, TM__THEIRS }; /* waiting for the trainer's first command; our turn; handed over */
+enum { TM__FIRST, TM__MINE, TM__THEIRS }; /* waiting for the trainer's first command, or the one after no agents; our turn; handed over */
 
 typedef struct tm__map {
     uint8_t *at;
@@ -369,6 +370,7 @@ struct tm_world {
 
 struct tm_bridge {
     int layout, state, framing;
+    int greeted; /* a first step was answered without requests */
     char *first; /* path of the first file: the companions are named after it */
     char *path;  /* of the current one (layouts 3: of the header, always) */
     tm__map head, body; /* layout 0: one and the same file, in `head` */
@@ -1464,11 +1466,14 @@ static int tm__lost(tm_bridge *bridge, int status) {
     return status;
 }
 
-/* Waits for the trainer's command and does what it says. */
-static int tm__receive(tm_bridge *bridge, int answered) {
+/* Waits for the trainer's command (where `patient`: otherwise TM_IDLE if none has come) and does what it says. */
+static int tm__receive(tm_bridge *bridge, int answered, int patient) {
     for (;;) {
         uint8_t *at;
-        int status = tm__wait(bridge), reset;
+        uint32_t word = tm__load(tm__word(bridge));
+        int status, reset;
+        if (!patient && !tm__ours(bridge, word) && !tm__closed(bridge, word)) return TM_IDLE;
+        status = tm__wait(bridge);
         if (status == TM_CLOSED) return tm__leave(bridge);
         if (status) return status;
         at = bridge->head.at;
@@ -1546,15 +1551,23 @@ int tm_exchange(tm_bridge *bridge) {
     }
     for (const tm_world *world = bridge->worlds; world; world = world->next) requests |= world->decisions || world->ended;
     if (bridge->layout == TM__ALONE) return requests ? tm__alone(bridge) : TM_IDLE;
-    if (bridge->state == TM__THEIRS) return tm__receive(bridge, 1); /* after a deadline */
+    if (bridge->state == TM__THEIRS) return tm__receive(bridge, 1, 1); /* after a deadline */
     if (tm__closed(bridge, tm__load(tm__word(bridge)))) return tm__leave(bridge);
-    if (bridge->state == TM__FIRST && (requests || tm__ours(bridge, tm__load(tm__word(bridge)))) && (status = tm__receive(bridge, 0))) return status;
+    if (bridge->state == TM__FIRST) {
+        status = tm__receive(bridge, 0, requests);
+        if (status && status != TM_IDLE) return status;
+        if (!status && !requests && !bridge->greeted) { /* a trainer resets only after an answer, and some worlds have agents only after a reset */
+            if ((status = tm__hand_over(bridge))) return status;
+            bridge->greeted = 1;
+            bridge->state = TM__FIRST;
+        }
+    }
     if (!requests) {
         status = tm__look(bridge, tm__clock());
         return status < 0 ? status : TM_IDLE;
     }
     if ((status = tm__hand_over(bridge))) return status;
-    return tm__receive(bridge, 1);
+    return tm__receive(bridge, 1, 1);
 }
 
 /* --------------------------------------------------------------------------------------------------------- side channels */

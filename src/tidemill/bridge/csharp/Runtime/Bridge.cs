@@ -23,7 +23,8 @@ namespace Tidemill
         private readonly Stopwatch looked = Stopwatch.StartNew();
         private Image image;
         private Trainer trainer;
-        private bool begun; // the first command has come
+        private bool ours; // a command has come, and is to be answered
+        private bool greeted; // a first step was answered without requests
 
         /// <param name="memoryPath">The file at which the trainer waits: a whole path, or a name in "ml-agents" of the temporary folder; null: no trainer.</param>
         /// <param name="channels">This side's side channels.</param>
@@ -120,7 +121,8 @@ namespace Tidemill
         }
 
         /// <summary>
-        /// Hand over what was requested in all worlds and wait for the actions. Without any request it returns at once, while the trainer goes on waiting.
+        /// Hand over what was requested in all worlds and wait for the actions. Without any request it returns at once, while the trainer goes on waiting; only
+        /// its very first step is answered then, too, by worlds without agents, so that its reset can come.
         /// </summary>
         /// <returns>Whether there is a trainer still; false from the moment when it has closed or died (<see cref="Reason"/>), and then heuristics act.</returns>
         public bool Exchange()
@@ -197,7 +199,7 @@ namespace Tidemill
         /// <summary>Give the trainer what was requested and take its answer, or a first command that was no step.</summary>
         private Command Swap()
         {
-            Command command = begun ? Command.Step : Await();
+            Command command = ours ? Command.Step : Await(true);
             if (command == Command.Step && image.Closed)
             {
                 command = TrainerClosed();
@@ -206,11 +208,8 @@ namespace Tidemill
             {
                 return command;
             }
-            image.Prepare(Channels.Outgoing(), newWorlds);
-            newWorlds.Clear();
-            image.WriteRows();
-            image.HandOver();
-            command = Await();
+            Answer();
+            command = Await(true);
             if (command == Command.Step)
             {
                 image.ReadActions();
@@ -218,12 +217,27 @@ namespace Tidemill
             return command;
         }
 
+        private void Answer()
+        {
+            image.Prepare(Channels.Outgoing(), newWorlds);
+            newWorlds.Clear();
+            image.WriteRows();
+            ours = false;
+            image.HandOver();
+        }
+
         /// <summary>Without requests: take a first command that has come, and look now and then whether the trainer is still there.</summary>
         private Command Idle()
         {
-            if (!begun && image.Mine)
+            if (!ours && image.Mine)
             {
-                return Await();
+                Command command = Await(false);
+                if (command == Command.Step && !greeted)
+                {
+                    greeted = true; // a trainer resets only after an answer, and some worlds have agents only after a reset
+                    Answer();
+                }
+                return command == Command.Query ? Command.Step : command;
             }
             if (looked.ElapsedMilliseconds < LookAfter)
             {
@@ -234,11 +248,15 @@ namespace Tidemill
             return image.Closed ? TrainerClosed() : trainer.Alive() ? Command.Step : TrainerDied();
         }
 
-        /// <summary>Wait for the turn, and what the trainer wants of it.</summary>
-        private Command Await()
+        /// <summary>Wait for the turn, and what the trainer wants of it. Who is not patient gets Query where nothing else has come.</summary>
+        private Command Await(bool patient)
         {
             while (true)
             {
+                if (!patient && !image.Mine)
+                {
+                    return Command.Query;
+                }
                 if (!turns.Wait(image, trainer, Deadline))
                 {
                     return TrainerDied();
@@ -252,13 +270,14 @@ namespace Tidemill
                 {
                     return TrainerClosed();
                 }
-                begun = true;
+                ours = true;
                 Channels.Incoming(image.TakeChannelBytes());
                 if (command != Command.Query)
                 {
                     return command;
                 }
                 image.Prepare(Channels.Outgoing(), NoWorlds);
+                ours = false;
                 image.HandOver();
             }
         }
