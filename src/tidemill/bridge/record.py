@@ -201,7 +201,7 @@ class Replay(Bridge):
             self.close()
         return self.played
 
-    def _after(self, at: int, command: int) -> int | None:
+    def _after(self, at: int, command: int | None) -> int | None:
         """Return the place of the exchange that answers a command after the one at `at`."""
         if command == RESET:
             return next((place for place in self._resets if place > at), self._resets[0] if self._resets else None)
