@@ -1,5 +1,6 @@
 import pytest
 
+from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
@@ -18,6 +19,7 @@ from tidemill.run.resolve import environment_from
         ("games/chess.py:Chess", {}, Gymnasium(make="games/chess.py:Chess")),
         ("http://127.0.0.1:8477", {}, Rest(url="http://127.0.0.1:8477")),
         ("rest:https://games.example/chess", {"deadline": 5.0}, Rest(url="https://games.example/chess", deadline=5.0)),
+        ("simulator:", {"layout": 0}, SimulatorEnvironment(layout="0")),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
     ],
 )

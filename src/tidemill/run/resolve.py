@@ -28,6 +28,8 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     given = dict(kwargs or {})
     if text.startswith("simulator:"):
         path = text.removeprefix("simulator:")
+        if given.get("layout") == 0:  # as it is written on a command line, where it is a number
+            given["layout"] = "0"
         return decode(
             SimulatorEnvironment, {"kind": "SimulatorEnvironment", "path": str(Path(path).absolute()) if path else None, **given}, "environment"
         )
