@@ -17,6 +17,7 @@ class Waiter:
         self._begun, self._over = threading.Event(), threading.Event()
         self._over.set()
         self._closed = False
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -25,7 +26,8 @@ class Waiter:
         return self._over.is_set()
 
     def begin(self, waits: Sequence[Callable[[float], bool]]) -> None:
-        """Call each of `waits`, with seconds, until it returns True. Only while `idle`."""
+        """Call each of `waits`, with seconds, until it returns True. Only while `idle`. Raises what a wait before has raised."""
+        self._tell()
         self._waits = waits
         self._over.clear()
         self._begun.set()
@@ -34,8 +36,14 @@ class Waiter:
             self._thread.start()
 
     def join(self) -> None:
-        """Return when nobody is waited for."""
+        """Return when nobody is waited for. Raises what a wait has raised."""
         self._over.wait()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def close(self) -> None:
         """End the thread. Nobody is waited for afterwards."""
@@ -50,9 +58,12 @@ class Waiter:
             self._begun.clear()
             if self._closed:
                 return
-            for wait in self._waits:
-                while not self._closed and not wait(LOOK_AGAIN):
-                    pass
+            try:
+                for wait in self._waits:
+                    while not self._closed and not wait(LOOK_AGAIN):
+                        pass
+            except Exception as error:  # whoever joins is to hear of it, and not to wait for ever
+                self._error = error
             self._over.set()
             if self.wake is not None and not self._closed:
                 self.wake()
