@@ -172,6 +172,8 @@ def measure(made, seconds, warm):
         result = tidemill.train(made.replace(limits=Limits(seconds=warm + seconds)), run_dir=Path(folder) / "run", source=__file__, quiet=True)
         records = read_metrics(result.folder)
     took = perf_counter() - start
+    if not records:  # no update in this time, on a machine so busy
+        return measure(made, 2 * seconds, 2 * warm)
     steady = [record for record in records if record["time/seconds"] >= min(warm, records[-1]["time/seconds"] / 2)]
     first, last = steady[0], steady[-1]
     left = {child.pid for child in psutil.Process().children(recursive=True)} - before
