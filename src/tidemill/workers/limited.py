@@ -102,7 +102,9 @@ class LimitedTrainerWorker(TrainerWorker):
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
-            share.lanes = offered.lead[1]
+        for name, worker in self.context.experiment.members():
+            if name in self._actors and isinstance(worker, Actors):
+                self._actors[name].lanes = worker.lanes
         if config.journal and demand.folder is not None:
             self._journal = JournalWriter(
                 journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
