@@ -62,10 +62,11 @@ def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
     for record in reader.records():
         if record is None:
             break
-    offset = reader._file.tell()
+    offset, first = reader._file.tell(), reader.consume()
     reader.close()
-    names = [*reader._schema]
-    place = offset - sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
+    assert first is not None
+    names, seats = [*reader._schema], int(first["on_reset"].sum())
+    place = offset - seats * sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
     assert names[0] == "obs"
     data[place + 3] ^= 1  # of the first observation
     path.write_bytes(data)

@@ -1,7 +1,8 @@
 """The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, run one task if one is owed. So whoever gathers waits for a task at most, and nobody
-at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an exact run all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, and run the tasks that are owed, granting what each of them allows: one task, or some
+that are very short. So whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's
+slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
 CUT = 10.0  # seconds that it waits for them before a regular checkpoint
+TURN = 0.0003  # seconds after which a turn runs no further task: steps that have become free are to be sent
 TOLD = 0.2  # seconds between reports: tasks are many and short
 MEMORY = "buffer"
 
@@ -54,6 +56,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._restored: Path | None = None
         self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
+        self._phase_end: int | None = None
         self._episodes: list[float] = []  # returns of those that ended in this iteration
 
     def _configure(self, facts: Facts) -> Facts:
@@ -85,7 +88,8 @@ class LimitedTrainerWorker(TrainerWorker):
             ends.append((self.counters.steps // each + 1) * each)
             self._iteration_end = ends[-1]
         together = any(share.lanes > 1 for share in self._actors.values())
-        self.limiter.begin_phase(None if together else min((end for end in ends if end is not None), default=None))
+        self._phase_end = min((end for end in ends if end is not None), default=None)
+        self.limiter.begin_phase(None if together else self._phase_end)
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
@@ -102,7 +106,9 @@ class LimitedTrainerWorker(TrainerWorker):
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
-            share.lanes = offered.lead[1]
+        for name, worker in self.context.experiment.members():
+            if name in self._actors and isinstance(worker, Actors):
+                self._actors[name].lanes = worker.lanes
         if config.journal and demand.folder is not None:
             self._journal = JournalWriter(
                 journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
@@ -148,19 +154,22 @@ class LimitedTrainerWorker(TrainerWorker):
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
-            moved = self._receive()
-            if not (exact and limiter.owed):
-                self._grant()
-            ran = self._due()
-            if ran:
+            moved, ran = self._receive(), 0
+            if self._phase_end is not None and self.counters.steps >= self._phase_end:
+                limiter.drain()
+            granted = 0 if exact and limiter.owed else self._grant()
+            until = monotonic() + TURN
+            while not granted and self._due() and (not ran or monotonic() < until):  # what was granted is to be sent first
                 self._run_task()
-                moved += 1
+                ran += 1
+                if not exact:
+                    self._grant()
+            moved += ran
             if moved or self._reason is not None or self._cut_at is not None:
                 self._look_round()
             else:
                 self._look_for_progress()
             if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
-                limiter.drain()
                 if self._quiet():
                     yield from self._end_iteration(self._iteration_end)
                     self._end_at_limits()
@@ -168,7 +177,7 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
-            yield PollResult(moved, int(ran))
+            yield PollResult(moved, ran)
         limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
         self._summarise()
         Worker.exit(self, self._reason)
@@ -233,12 +242,14 @@ class LimitedTrainerWorker(TrainerWorker):
         self.counters.steps = self.counters.rows = limiter.counts.committed
         return len(arrivals)
 
-    def _grant(self) -> None:
-        """Grant what the gates allow, first to whoever has least of what it can use. In an exact run the actor is told of each sample, since it waits
-        until that was dealt with."""
+    def _grant(self) -> int:
+        """Grant what the gates allow, first to whoever has least of what it can use, and return how many steps that was. In an exact run the actor is
+        told of each sample, since it waits until that was dealt with."""
+        granted = 0
         for share in sorted(self._actors.values(), key=_Share.used) if len(self._actors) > 1 else self._actors.values():
             wanted = share.slots - share.outstanding
             steps = self.limiter.start(wanted) if wanted > 0 else 0
+            granted += steps
             share.outstanding += steps
             share.credits.granted += steps
             if steps:  # they are taken with the newest version: while training lags something is owed all the time
@@ -246,6 +257,7 @@ class LimitedTrainerWorker(TrainerWorker):
             if steps or (self._config.exact and share.credits.received > share.told):
                 share.told = share.credits.received
                 share.credits.write()
+        return granted
 
     def _run_task(self) -> None:
         """Train once."""
