@@ -108,6 +108,9 @@ class DrawingPolicy(Policy):
         score = observation["obs"].astype(np.float64) @ self.w + self.rng.normal(size=len(observation["obs"]))
         out["action"][: len(score)] = np.floor(np.abs(score) * 7).astype(np.int64) % 3
 
+    def reseed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
     def parameters(self) -> Arrays:
         return {"w": self.w}
 

@@ -120,18 +120,20 @@ def plain_loop(experiment: Experiment, steps: int, ratio: Fraction) -> tuple[Any
     source = Arrivals()
     algorithm = config.algorithm.build(policy, 0)
     memory = config.buffer.build(source, Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, "trainer-0", "buffer")))
-    seed: int | None = derive_seed(experiment.seed, "actor-0", "target", 0)
+    root, episode, step = derive_seed(experiment.seed, "actor-0", "slot", 0), -1, 0
     committed = tasks = 0
     waived: int | None = None
     done, rows = True, []
     out = {"action": np.zeros(1, np.int64)}
     while committed < steps:
         if done:
-            observation, _ = env.reset(seed=seed)
-            seed, done = None, False
+            episode, step, done = episode + 1, 0, False
+            observation, _ = env.reset(seed=derive_seed(root, "reset", episode))
             memory_row = {"on_reset": True, "version": -1, "policy": -1}
         else:
+            policy.reseed(derive_seed(root, "act", episode, step))
             policy.act({"obs": observation[None]}, {}, False, out)
+            step += 1
             observation, reward, ended, cut, _ = env.step(out["action"][0])
             done = ended or cut
             memory_row = {"action": out["action"][0], "reward": reward, "done": ended, "truncated": cut and not ended, "version": tasks, "policy": 0}

@@ -74,18 +74,20 @@ class Limiter:
 
     ratio   training tasks per committed step
     slack   steps
-    counts  where it goes on from. What was in flight then is lost, and counted as voided
+    counts  where it goes on from
+    lost    what was in flight then is lost, and counted as voided; else it is in flight again
     clock   seconds, for the waits that are reported
     """
 
-    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = monotonic) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator
         self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
         """Qt."""
         self._n = Counts(**asdict(counts or Counts()))
-        self._n.voided = self._n.started - self._n.committed
+        if lost:
+            self._n.voided = self._n.started - self._n.committed
         self._budget: int | None = None
         self._draining = False
         self._cause: BaseException | None = None

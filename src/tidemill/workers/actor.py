@@ -6,6 +6,7 @@ the requests when enough are buffered, or when nothing can proceed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
+from tidemill.core.seeding import derive_seed
 from tidemill.streams.credits import Credits
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
@@ -28,12 +30,14 @@ from tidemill.workers.actor_memory import check_lanes, check_rows
 from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
+from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
 from tidemill.workers.frames import build_environment
 from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
+from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.stepwise import ExactRing, ExactTarget, SlotRing, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
+from tidemill.workers.stepwise import SlotRing, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -114,11 +118,14 @@ class ActorWorker(Worker):
         self.ring = EnvRing(targets)
         self._stepwise = [target for target in targets if isinstance(target, StepwiseTarget)]
         in_turn = [target for target in targets if isinstance(target, ExactTarget)]
-        if self._stepwise:
+        if in_turn:
+            self.ring = self._exact_ring(in_turn)
+        elif self._stepwise:
             credits = credits_of(context, config.agents[0])
             for target in self._stepwise:
                 target.spend(credits)
-            self.ring = ExactRing(in_turn) if in_turn else self._slot_ring(credits)
+            self.ring = self._slot_ring(credits)
+        self._act_by_newest = bool(in_turn or self._stepwise)
         least = len(targets) if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
         self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
         return Facts(
@@ -130,6 +137,17 @@ class ActorWorker(Worker):
             },
             memory=tuple(needs),
         )
+
+    def _exact_ring(self, targets: list[ExactTarget]) -> ExactRing:
+        context, spec = self.context, self._config.agents[0]
+        credits = credits_of(context, spec)
+        assert credits is not None
+        ring = ExactRing(targets, credits)
+        if context.resume is not None and context.folder is not None:
+            (policy,) = {port.policy for stream in spec.streams for port in context.experiment.granting(stream)}
+            if (found := newest_slots(Path(context.folder) / "checkpoints" / policy)) is not None:
+                ring.resume(*found)
+        return ring
 
     def _slot_ring(self, credits: Credits | None) -> SlotRing:
         ring = SlotRing(self._stepwise, credits)
@@ -166,9 +184,14 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if spec.mode == "stepwise":
+            if spec.mode == "stepwise" and exact(context, spec):
+                samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
+                assert isinstance(client, InlineInferenceClient)
+                slot = derive_seed(context.experiment.seed, context.name, "slot", target)  # the same after a resume
+                agent: Agent = ExactAgent(row, spec.deterministic, client, samples, environment.voids, slot)
+            elif spec.mode == "stepwise":
                 samples.offer(schema, need.rows, need.columns, need.slots)
-                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
+                agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
             elif in_lockstep(context.experiment, spec):
                 agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:
@@ -178,9 +201,12 @@ class ActorWorker(Worker):
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
         for spec, agent in zip(config.agents, agents, strict=True):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
+        in_turn = [agent for agent in agents if isinstance(agent, ExactAgent)]
+        if in_turn:
+            return ExactTarget(environment, in_turn, ticks, config.max_episode_steps, self.clock, lambda text: self.report(Notice(text)))
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
         if config.agents[0].mode == "stepwise":
-            kind = ExactTarget if exact(context, config.agents[0]) else StepwiseTarget
+            kind = StepwiseTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
@@ -232,7 +258,7 @@ class ActorWorker(Worker):
         sent = False
         for client in self._clients.values():
             if (buffered := client.buffered) >= least:
-                if self._stepwise:
+                if self._act_by_newest:
                     client.refresh()  # their steps were granted: they act by the newest version
                 client.flush()
                 sent |= client.buffered < buffered

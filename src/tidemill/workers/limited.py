@@ -17,6 +17,7 @@ from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
+from tidemill.core.schema import Arrays
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
@@ -24,6 +25,8 @@ from tidemill.workers.actor_config import Actors
 from tidemill.workers.ages import Ages
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.iterations import evaluate
+from tidemill.workers.open_episodes import FILE as SLOTS
+from tidemill.workers.open_episodes import OpenEpisodes, read_slots
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
@@ -52,6 +55,8 @@ class LimitedTrainerWorker(TrainerWorker):
         self._told_at = self._progress_at = 0.0
         self._published = 0  # version
         self._restored: Path | None = None
+        self._open: OpenEpisodes | None = None  # of an exact run
+        self._goes_on = False  # its slots go on where they were at the checkpoint
         self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
         self._episodes: list[float] = []  # returns of those that ended in this iteration
@@ -66,7 +71,10 @@ class LimitedTrainerWorker(TrainerWorker):
         self.slots = slots
         slack = slots if config.slack is None else config.slack
         check_slack(slack, sum(share.lanes - 1 for share in self._actors.values()))
-        self.limiter = Limiter(self._ratio, slack, self._counts)
+        self.limiter = Limiter(self._ratio, slack, self._counts, lost=not (self._goes_on and config.keep_buffer))
+        if self._goes_on:
+            (share,) = self._actors.values()
+            share.go_on(self.limiter.in_flight)
         if self._restored is not None and config.keep_buffer:
             self._buffer.restore(self._restored)
         elif self._restored is not None:
@@ -99,6 +107,8 @@ class LimitedTrainerWorker(TrainerWorker):
                 'AgentSpec(mode = "stepwise")'
             )
         self._producers = producers
+        if config.exact:
+            source = self._open = OpenEpisodes(source, len(producers))
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
@@ -353,6 +363,9 @@ class LimitedTrainerWorker(TrainerWorker):
         if self._reason is None and (self._iteration_end is None or self.counters.steps < self._iteration_end):  # else the iteration is to end first
             self._begin_phase()
 
+    def _kept_arrays(self) -> dict[str, Arrays]:
+        return {} if self._open is None else {SLOTS: self._open.arrays(self._config.keep_buffer)}
+
     def _kept_facts(self) -> dict[str, Any]:
         facts = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
         return facts if self._journal is None else {**facts, "journal": self._journal.sync()}
@@ -360,15 +373,18 @@ class LimitedTrainerWorker(TrainerWorker):
     def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
         return {MEMORY: self._buffer.save} if self._config.keep_buffer else {}
 
-    def _take_back(self, path: Path, facts: dict[str, Any]) -> None:
+    def _take_back(self, path: Path, arrays: dict[str, Arrays], facts: dict[str, Any]) -> None:
         kept = facts.get("limiter")
         if kept is None:
             raise CheckpointError(f"checkpoint {path} is of a run without a ratio, and this one has ratio = {self._config.ratio}; train anew")
-        self._counts = Counts(**kept)
+        self._counts = counts = Counts(**kept)
+        if self._open is not None and SLOTS in arrays:
+            self._open.restore(*read_slots(arrays[SLOTS]))
+            self._goes_on = True
         if Fraction(facts["ratio"]) != self._ratio:
             self.report(Notice(f"ratio was {facts['ratio']} and is {self._ratio}: steps that are stored from now on owe by the new one"))
-            if self._counts.waived is not None:  # what was in flight is lost
-                self._counts.waived, self._counts.base = self._counts.committed, self._counts.tasks
+            if counts.waived is not None:
+                counts.waived, counts.base = counts.started - counts.voided if self._goes_on else counts.committed, counts.tasks
         self._restored = path / MEMORY
 
     def _close(self) -> None:
@@ -386,6 +402,11 @@ class _Share:
     def __init__(self, credits: CreditWriter) -> None:
         self.credits, self.slots, self.lanes, self.outstanding = credits, 0, 1, 0
         self.told = 0
+
+    def go_on(self, steps: int) -> None:
+        """So many steps are in flight again; the sample that the actor goes on after counts as the first one that it has sent."""
+        self.outstanding = self.credits.granted = steps
+        self.credits.received = 1
 
     def used(self) -> float:
         return self.outstanding / max(self.slots, 1)

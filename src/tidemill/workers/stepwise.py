@@ -287,60 +287,6 @@ class SlotRing(EnvRing):
                 self._due[number] = None  # it waits for an answer, or for room: whoever gives that rings the actor alone
 
 
-class ExactTarget(StepwiseTarget):
-    """A target of an exact run: it is served in its turn only, and acts (or resets) once all that the rows before owe has been trained."""
-
-    turn = False
-
-    def step(self) -> None:
-        super().step()
-        self.turn = False
-
-    def ready_to_observe(self) -> bool:
-        return self.turn and super().ready_to_observe()
-
-    def _agents_ready(self) -> bool:
-        assert self._credits is not None
-        return self._credits.received() == self._ring.sent() and super()._agents_ready()
-
-    def _may_step(self, agent: StepwiseAgent) -> bool:
-        """All samples are dealt with. Where there is no credit now, none comes (the run is about to end): what is in flight still has its turns."""
-        granted = super()._may_step(agent)
-        self.turn = granted or not self._ring.in_flight()
-        return granted
-
-    def join(self, ring: "ExactRing") -> None:
-        """Say in which ring its turns come."""
-        self._ring = ring
-
-
-class ExactRing(EnvRing):
-    """Targets strictly in turn: each turn ends when the target's next step (or reset) was sent, however long it takes, and begins with the answer."""
-
-    targets: list[ExactTarget]  # type: ignore[assignment]
-
-    def __init__(self, targets: list[ExactTarget]) -> None:
-        super().__init__(targets)
-        for target in targets:
-            target.join(self)
-        targets[0].turn = True
-
-    def __iter__(self) -> Iterator[ExactTarget]:
-        target = self.targets[self._at]
-        yield target
-        if not target.turn:
-            self._at = (self._at + 1) % len(self.targets)
-            self.targets[self._at].turn = True
-
-    def in_flight(self) -> bool:
-        """True when a target waits for its environment."""
-        return any(target._stepping for target in self.targets)
-
-    def sent(self) -> int:
-        """Return how many samples all targets have sent."""
-        return sum(target._agent.sent for target in self.targets)
-
-
 def credits_of(context: Context, spec: AgentSpec) -> Credits | None:
     """Return the credits of this actor for the steps of `spec`, None where nobody limits them."""
     for stream in spec.streams:
