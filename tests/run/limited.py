@@ -70,6 +70,31 @@ class Walk(gymnasium.Env[Any, Any]):
         Walk.closed += 1
 
 
+class Strolling(Walk):
+    """The same, but for what its seed does not know of."""
+
+    def _see(self) -> Any:
+        return np.array([self.position, self.step_number, 0, self.name], np.float32)
+
+
+class Counting(Walk):
+    """Never ends, and shows what its seed does not know of: how many of it there were before."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counting.made += 1
+        self.number = Counting.made
+
+    def _see(self) -> Any:
+        return np.array([self.position, self.step_number, self.number, 0], np.float32)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, _, _, info = super().step(action)
+        return seen, reward, False, False, info
+
+
 class SteeredWalk(Walk):
     """The same, by how far it is told to go."""
 

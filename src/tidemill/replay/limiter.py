@@ -170,12 +170,13 @@ class Limiter:
 
     # ---- training ----------------------------------------------------------------------------------------------------------------------------
 
-    def sampleable(self) -> None:
-        """Say that the memory can be sampled from. The first time sets W: debts begin."""
+    def sampleable(self, least: int = 0) -> None:
+        """Say that the memory can be sampled from. The first time sets W: debts begin. `least` steps count as in flight then, also where fewer are
+        since a phase is about to end, so that W does not depend on that."""
         with self._changed:
             if self._n.waived is None:
                 self._tick()
-                self._n.waived, self._n.base = self._n.started - self._n.voided, self._n.tasks
+                self._n.waived, self._n.base = max(self._n.started - self._n.voided, self._n.committed + least), self._n.tasks
                 self._note()
 
     def warm_up_again(self) -> None:

@@ -98,10 +98,9 @@ class ExactTarget(EnvTarget):
         """Say in which ring its turns come, whose credits its steps need, and which slot it is."""
         self._ring, self._credits, self.number = ring, credits, number
 
-    @property
-    def sent(self) -> bool:
-        """Its environment was told what to do, and not yet asked what came of it."""
-        return self._stepping
+    def waits(self) -> bool:
+        """It is to be sent, and was not yet: for want of a credit, if it was tried."""
+        return self.decided and not self._stepping
 
     def step(self) -> None:
         if self._reset[0]:
@@ -142,7 +141,7 @@ class ExactTarget(EnvTarget):
         elif episode.open:
             self.agent.episode -= 1
             self._environment.seed(self.agent.begin())
-            self._again = _Again(self._environment, episode, self._ticks[0])
+            self._again = _Again(self._environment, episode, self._ticks[0], self.agent.get_action())
 
     def play_again(self) -> bool:
         """Go on playing; True when that is over."""
@@ -167,14 +166,14 @@ class ExactTarget(EnvTarget):
 
 
 class _Again:
-    """Plays an open episode again. `difference`: what was another than before, "" as long as nothing was."""
+    """Plays an open episode again. `actions` are any, for the reset. `difference`: what was another than before, "" as long as nothing was."""
 
-    def __init__(self, environment: Environment, episode: OpenEpisode, tick: Tick) -> None:
+    def __init__(self, environment: Environment, episode: OpenEpisode, tick: Tick, actions: Arrays) -> None:
         self.episode, self.difference = episode, ""
         self.total = np.zeros(1, np.float32)
         self._environment, self._tick = environment, tick
         self._at = 0
-        environment.send([_first(episode.actions)], np.ones(1, np.bool_))
+        environment.send([actions], np.ones(1, np.bool_))
 
     def go_on(self) -> bool:
         """Play as long as the environment is ready. True when the episode is where it was, or something differs."""
@@ -197,11 +196,6 @@ class _Again:
             self._at += 1
             self._environment.send([{name: array[self._at - 1 : self._at] for name, array in episode.actions.items()}], np.zeros(1, np.bool_))
         return False
-
-
-def _first(actions: Arrays) -> Arrays:
-    """Return actions for a reset, which mean nothing."""
-    return {name: np.zeros((1, *array.shape[1:]), array.dtype) for name, array in actions.items()}
 
 
 class ExactRing(EnvRing):
@@ -227,7 +221,7 @@ class ExactRing(EnvRing):
         for target, episode in zip(self.targets, episodes, strict=False):
             target.resume(episode)
         self._again = list(self.targets)
-        self._at = last % len(self.targets)
+        self._begin(last)
 
     def _begin(self, at: int) -> None:
         self.targets[self._at].turn = False
@@ -244,12 +238,14 @@ class ExactRing(EnvRing):
             self._begin(self._at + self.targets[self._at].decided)
         while self._unsent:
             yield self._unsent[0]
-            if not self._unsent[0].sent:
-                break  # for want of a credit
+            if self._unsent[0].waits():
+                break
             self._unsent.popleft()
         target = self.targets[self._at]
+        if target.waits():
+            return
         yield target
         if not target.turn:
-            if not target.sent:
+            if target.waits():
                 self._unsent.append(target)
             self._begin(self._at + 1)

@@ -239,7 +239,7 @@ class LimitedTrainerWorker(TrainerWorker):
             self._returns.extend(returns)
             self._episodes += returns if self._config.iteration_steps is not None else ()
         if self._buffer.sampleable:
-            limiter.sampleable()
+            limiter.sampleable(self.slots - 1 if self._config.exact else 0)
         self.counters.steps = self.counters.rows = limiter.counts.committed
         return len(arrivals)
 
