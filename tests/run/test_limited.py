@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill import AgentSpec, Gymnasium, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill import AgentSpec, Gymnasium, Limits, Queue, Scripted, Slots, TidemillError, Trainer
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.experiment import Experiment
@@ -20,7 +20,7 @@ from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.source import load_file
+from tidemill.core.source import load_attribute, load_file
 from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.metrics import read_metrics
@@ -306,6 +306,15 @@ def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> 
     made = faulty(slots=2, steps=100, broken=True, failures=100_000, max_backoff_s=0.01, max_no_progress_s=0.5)
     with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
         failed(made, tmp_path / "run")
+
+
+def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> None:
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"hangs": list(range(20, 30))}, threads=1)
+    load_attribute(walk.name, "make").steps = 0
+    made = limited.experiment(environment=walk, slots=2)
+    result = train(made.replace(limits=Limits(seconds=0.5)), launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    assert result.summary["status"] == "completed" and "s of training" in result.summary["reason"]
+    assert 0.5 <= result.summary["seconds"] < 60
 
 
 def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, Trainer, T
 from tidemill.api.algorithm import Sample
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_file
+from tidemill.core.source import load_attribute, load_file
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import with_slots
 from tidemill.workers.ages import Ages
@@ -75,6 +75,16 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
     assert "iteration/evaluation_steps" not in first and second["iteration/evaluation_steps"] == 10
     said = capfd.readouterr()
     assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
+
+
+def test_steps_of_an_evaluation_that_are_lost_are_played_again(tmp_path: Path) -> None:
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"fails": [23, 25]}, threads=0)
+    module = load_attribute(f"{FILE}:Walk", "make")
+    module.steps = 0
+    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), slots=2)
+    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=1, training_steps=20, evaluation_steps=10)
+    runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert runner.iterations[0]["iteration/evaluation_steps"] == 10 and module.steps == 20 + 10 + 2
 
 
 def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -103,6 +104,20 @@ class Emptied(NamedTuple):
     """The memory begins empty."""
 
 
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """Return a shape, as the header has it. Raises `ValueError` for what is none."""
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shape} is no shape")
+    return tuple(shape)
+
+
+def _numbers(dtype: Any) -> str:
+    """Return the name of a type of numbers. Raises `ValueError` for anything else that numpy knows, or does not."""
+    if not isinstance(dtype, str) or dtype not in np.sctypeDict or np.dtype(dtype).kind not in "biuf":
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    return dtype
+
+
 class JournalReader(SampleConsumer):
     """Reads a journal, and is the sample stream that it was written from. Raises `CheckpointError` for what is no journal."""
 
@@ -113,8 +128,9 @@ class JournalReader(SampleConsumer):
             if header["format"] != FORMAT:
                 raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
             self.facts: dict[str, Any] = header["facts"]
-            self._schema: Schema = {name: Field(tuple(shape), dtype) for name, (shape, dtype) in header["schema"].items()}
-            self._leads: list[tuple[int, ...]] = [tuple(lead) for lead in header["leads"]]
+            self._schema: Schema = {name: Field(_lengths(shape), _numbers(dtype)) for name, (shape, dtype) in header["schema"].items()}
+            self._leads = [(rows, seats) for rows, seats in map(_lengths, header["leads"])]
+            self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None
         self._waiting: deque[Sample] = deque()
@@ -148,8 +164,8 @@ class JournalReader(SampleConsumer):
         sample.channel, sample.bootstrap = channel, 0
         for name, field in self._schema.items():
             shape = (*self._leads[channel], *field.shape)
-            size = int(np.prod(shape)) * np.dtype(field.dtype).itemsize
-            if len(data := self._file.read(size)) < size:
+            size = prod(self._leads[channel]) * field.nbytes
+            if size > self._left or len(data := self._file.read(size)) < size:
                 return None
             sample[name] = np.frombuffer(data, field.dtype).reshape(shape)
         return sample

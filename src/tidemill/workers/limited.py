@@ -165,6 +165,8 @@ class LimitedTrainerWorker(TrainerWorker):
             if ran:
                 self._run_task()
                 moved += 1
+            if self.context.experiment.limits.seconds is not None:
+                self._count_time()
             if moved or self._reason is not None or self._cut_at is not None:
                 self._look_round()
             else:
