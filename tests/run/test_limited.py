@@ -397,3 +397,14 @@ def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: P
         rows = facts["memory"]["row.obs.npy"]
         firsts = int(((rows[..., 1] == 0) & (rows[..., 3] != 0)).sum())
         assert int((rows[..., 3] != 0).sum()) - firsts == 16
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_episodes_that_lost_a_step_can_be_dropped(tmp_path: Path, drop: bool) -> None:
+    """They are not in the memory then; what was counted stays so."""
+    buffer = Replay(capacity=400, warm_up=10, drop_cut=drop)
+    made = faulty(steps=150, slots=3, fails=list(range(60, 10_000, 11)), failures=100_000, buffer=buffer, ratio="1")
+    facts = run(made, tmp_path / "run", "inline")
+    check_counts(facts, Fraction(1), 150)
+    assert facts["limiter"]["voided"] > 5
+    assert (facts["memory"]["heads.npy"].sum() < 150) == drop  # rows, an episode's first ones among them
