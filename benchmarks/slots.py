@@ -125,7 +125,7 @@ def bare(slots, seconds, wait):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None):
+def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, together=()):
     """Return the committed steps/s of a run, and its last record."""
     environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait}, threads=threads)
     experiment = Experiment(
@@ -140,6 +140,7 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None):
             ),
         },
         limits=Limits(seconds=seconds + STARTUP),
+        together=together,
     )
     with tempfile.TemporaryDirectory() as folder:
         run = tidemill.train(experiment, launch="threads", run_dir=Path(folder) / "run", source=__file__, quiet=True).folder

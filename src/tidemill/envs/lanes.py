@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -142,7 +143,7 @@ class LaneLoop(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not reset does nothing."""
         calls: list[Callable[[Any], Result]] = self._steps
-        if reset.any() or self._idle.any():
+        if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
             for lane in np.flatnonzero(reset | self._idle).tolist():
                 calls[lane] = self._beginner(lane) if reset[lane] else self._idler(lane)
@@ -192,9 +193,9 @@ class LaneLoop(Environment):
         except Exception as error:
             self._explain(error)
         self._last = observations
-        finished = tick.done | tick.truncated
-        tick.truncated[tick.done] = False  # an end is an end, even at the limit
-        self._idle |= finished
+        if count_nonzero(tick.done) or count_nonzero(tick.truncated):
+            self._idle |= tick.done | tick.truncated
+            tick.truncated[tick.done] = False  # an end is an end, even at the limit
         tick.present.fill(True)
         if self._absent is not None:
             tick.present[self._absent] = False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy import count_nonzero
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuffer
@@ -193,19 +194,19 @@ class Uniform(ReplayBuffer):
             begins, version = row["on_reset"], row["version"]
             stepped = version >= 0
             voided = row.get("voided")
-            if voided is not None and voided.any():
+            if voided is not None and count_nonzero(voided):
                 self.sequences.cut(every[voided])
-                lost += int(np.count_nonzero(voided))
-            if (stepped & begins).any():
+                lost += int(count_nonzero(voided))
+            if count_nonzero(stepped & begins):
                 raise SchemaError(
                     "a replay was sent rows whose first ones in an episode have acted already: they hold what is done in them, not what led to them; "
                     'take AgentSpec(mode="stepwise") for the agents of this sample stream'
                 )
-            committed += int(np.count_nonzero(stepped))
-            if row["info_mask"].any():
+            committed += int(count_nonzero(stepped))
+            if count_nonzero(row["info_mask"]):
                 returns += row["info.return"][row["info_mask"]].tolist()
             here = stepped | begins
-            columns: Any = slice(None) if here.all() else here.nonzero()[0]
+            columns: Any = slice(None) if count_nonzero(here) == seats else here.nonzero()[0]
             lanes = every[columns]
             if len(lanes):
                 places = self.sequences.append(lanes, begins[columns], (row["done"] | row["truncated"])[columns])

@@ -8,6 +8,7 @@ was written by one seat, and a span never leads out of an episode.
 from typing import Protocol
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Arrays
@@ -80,23 +81,24 @@ class Sequences:
         cut. A row after the end of an episode begins one, whatever `begins` says."""
         age = self.age[lanes]
         begins = begins | (age < 0)
-        if (begins & (age >= 0)).any():
+        if count_nonzero(begins) and count_nonzero(age[begins] >= 0):
             self.cut(lanes[begins])
         rows = self.heads[lanes]
         places = lanes * self.length + rows % self.length
         full = rows >= self.length
-        if full.any():
+        if count_nonzero(full):
             self._forget(places[full])
-        age = np.where(begins, 0, age + 1)
+        age = age + 1
+        age[begins] = 0
         self.step[places], self.heads[lanes], self.age[lanes] = age, rows + 1, age
         if self._drop:
             self.reached[lanes] = np.maximum(self.reached[lanes], rows + 1)
         if self._whole:
             self.loose[lanes[begins]] = False
         mature = (age >= self._steps) & self.loose[lanes]
-        if mature.any():
+        if count_nonzero(mature):
             self._admit(self.ahead(places[mature], -self._steps), self._steps)
-        if ends.any():
+        if count_nonzero(ends):
             self._close(lanes[ends])
         if self._whole:
             self._loosen(lanes[~self.loose[lanes] & (age >= self._room) & ~ends])

@@ -21,6 +21,7 @@ from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
+from tidemill.workers.blocks import Seats
 from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.stepwise import StepwiseAgent
@@ -54,23 +55,22 @@ class ExactAgent(StepwiseAgent):
         self.episode += 1
         return derive_seed(self._seed, "reset", self.episode)
 
-    def ask(self) -> None:
+    def ask(self, seats: Seats | None = None) -> int:
         self._client.reseed(derive_seed(self._seed, "act", self.episode, int(self._length[0])))
-        super().ask()
+        return super().ask(seats)
 
-    def observe(self, tick: Tick) -> None:
+    def observe(self, tick: Tick, came: Seats | None = None) -> None:
         row, last = self._row, self.last
         for name in self.chosen:
             row[SENT + name][:] = last[name] if last is not None else -1 if name == "version" else 0
-        super().observe(tick)
+        super().observe(tick, came)
 
     def go_on(self, episode: OpenEpisode, reward: Array) -> None:
         """Be where this open episode is, after it was played again; `reward` is the sum of what it brought."""
         self.finished[:] = False
-        self._acts[:], self.acts, self._quiet = True, 1, True
+        self._acts[:], self.acts = True, 1
         self._length[:], self._return[:], self._stages[:] = episode.steps, reward, self.stage
-        self._row = {name: array[np.newaxis] for name, array in episode.seen.items()}
-        for name, array in self._state.items():
+        for name, array in {**self._newest, **self._state}.items():
             array[:] = episode.seen[name]
         if episode.chosen is not None:
             self.asked = True
@@ -105,6 +105,7 @@ class ExactTarget(EnvTarget):
     def step(self) -> None:
         if self._reset[0]:
             self._environment.seed(self.agent.begin())
+            self.agent.begun_in[:] = self._stage
         super().step()
 
     def ready_to_observe(self) -> bool:

@@ -1,7 +1,8 @@
 """The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, run one task if one is owed. So whoever gathers waits for a task at most, and nobody
-at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an exact run all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, run the tasks that are owed, and grant what each of them allows, for a millisecond.
+So whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an
+exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
 CUT = 10.0  # seconds that it waits for them before a regular checkpoint
+TURN = 0.001  # seconds after which a turn runs no further task
 TOLD = 0.2  # seconds between reports: tasks are many and short
 MEMORY = "buffer"
 
@@ -59,6 +61,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._goes_on = False  # its slots go on where they were at the checkpoint
         self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
+        self._phase_end: int | None = None
         self._episodes: list[float] = []  # returns of those that ended in this iteration
 
     def _configure(self, facts: Facts) -> Facts:
@@ -93,7 +96,8 @@ class LimitedTrainerWorker(TrainerWorker):
             ends.append((self.counters.steps // each + 1) * each)
             self._iteration_end = ends[-1]
         together = any(share.lanes > 1 for share in self._actors.values())
-        self.limiter.begin_phase(None if together else min((end for end in ends if end is not None), default=None))
+        self._phase_end = min((end for end in ends if end is not None), default=None)
+        self.limiter.begin_phase(None if together else self._phase_end)
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
@@ -112,7 +116,9 @@ class LimitedTrainerWorker(TrainerWorker):
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
-            share.lanes = offered.lead[1]
+        for name, worker in self.context.experiment.members():
+            if name in self._actors and isinstance(worker, Actors):
+                self._actors[name].lanes = worker.lanes
         if config.journal and demand.folder is not None:
             self._journal = JournalWriter(
                 journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
@@ -158,13 +164,18 @@ class LimitedTrainerWorker(TrainerWorker):
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
-            moved = self._receive()
+            moved, ran = self._receive(), 0
+            if self._phase_end is not None and self.counters.steps >= self._phase_end:
+                limiter.drain()
             if not (exact and limiter.owed):
                 self._grant()
-            ran = self._due()
-            if ran:
+            until = monotonic() + TURN
+            while self._due() and (not ran or monotonic() < until):
                 self._run_task()
-                moved += 1
+                ran += 1
+                if not exact:
+                    self._grant()
+            moved += ran
             if self.context.experiment.limits.seconds is not None:
                 self._count_time()
             if moved or self._reason is not None or self._cut_at is not None:
@@ -172,7 +183,6 @@ class LimitedTrainerWorker(TrainerWorker):
             else:
                 self._look_for_progress()
             if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
-                limiter.drain()
                 if self._quiet():
                     yield from self._end_iteration(self._iteration_end)
                     self._end_at_limits()
@@ -180,7 +190,7 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
-            yield PollResult(moved, int(ran))
+            yield PollResult(moved, ran)
         limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
         self._summarise()
         Worker.exit(self, self._reason)
