@@ -212,6 +212,8 @@ class ExactRing(EnvRing):
         """What was chosen last; None: nothing, its slot is reset."""
         for number, target in enumerate(targets):
             target.join(self, credits, number)
+        self._credits = credits
+        self._finishing = False
         self._again: list[ExactTarget] = []
         self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
         self._begin(0)
@@ -223,6 +225,10 @@ class ExactRing(EnvRing):
             target.resume(episode)
         self._again = list(self.targets)
         self._begin(last)
+
+    def _passed_over(self, target: ExactTarget) -> bool:
+        """True when the target's next step would begin an episode, and none may begin."""
+        return self._finishing and target.waits() and bool(target.agent.acts) and target.agent.begins(0)
 
     def _begin(self, at: int) -> None:
         self.targets[self._at].turn = False
@@ -237,12 +243,21 @@ class ExactRing(EnvRing):
             order = [*self.targets[self._at + 1 :], *self.targets[: self._at + 1]]
             self._unsent = deque(target for target in order if target.decided)
             self._begin(self._at + self.targets[self._at].decided)
-        while self._unsent:
-            yield self._unsent[0]
-            if self._unsent[0].waits():
+        if self._credits.finishing != self._finishing:
+            self._finishing = not self._finishing
+            self._unsent = deque(sorted(self._unsent, key=lambda target: (target.number - self._at) % len(self.targets)))
+        for target in list(self._unsent):
+            if self._passed_over(target):
+                continue
+            yield target
+            if target.waits():
                 break
-            self._unsent.popleft()
-        target = self.targets[self._at]
+            self._unsent.remove(target)
+        for _ in self.targets:
+            target = self.targets[self._at]
+            if not self._passed_over(target):
+                break
+            self._begin(self._at + 1)
         if target.waits():
             return
         yield target

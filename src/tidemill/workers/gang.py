@@ -142,9 +142,12 @@ class Gang:
         if not self._idle:
             return False
         numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
+        finishing = self._credits is not None and self._credits.finishing
         for number, needs in self._idle.items():
             if not needs:
                 self._leaving.append(number)
+            elif finishing and self._agent.begins(number * self._lanes):
+                continue
             elif left is None or granted + needs <= left:
                 granted += needs
                 numbers.append(number)

@@ -72,7 +72,7 @@ class OpenEpisode:
         numbers = {"number": np.array(self.number), "steps": np.array(self.steps if self.open else -1)}
         if not self.open or not self.kept:
             return numbers
-        listed = {**{name: array[: self.steps] for name, array in self.actions.items()}, "reward": self.rewards[: self.steps]}
+        listed = {name: array[: self.steps] for name, array in {**self.actions, "reward": self.rewards}.items()} if self.steps else {}
         chosen = {} if self.chosen is None else {SENT + name: value for name, value in self.chosen.items()}
         return {**numbers, **listed, **self.seen, **chosen}
 
@@ -86,7 +86,8 @@ class OpenEpisode:
         steps = int(arrays["steps"])
         made = cls(int(arrays["number"]), steps >= 0, max(steps, 0))
         if made.open and made.kept:
-            made.actions, made.rewards, made.seen = having("action"), arrays["reward"], having("obs", "state")
+            made.actions, made.seen = having("action"), having("obs", "state")
+            made.rewards = arrays["reward"] if steps else made.rewards
             made.chosen = {name.removeprefix(SENT): array for name, array in having("sent").items()} or None
         return made
 
@@ -147,6 +148,28 @@ class OpenEpisodes(SampleConsumer):
         """Take back what `arrays` returned."""
         self.last = last
         self.slots[: len(slots)] = slots[: len(self.slots)]
+
+
+class Unfinished(SampleConsumer):
+    """A sample stream of which is known, at each of its seats, whether an episode is open that has a step. `seats`: how many each channel has."""
+
+    def __init__(self, source: SampleConsumer, seats: Sequence[int]) -> None:
+        self._source = source
+        self.open = [np.zeros(count, np.bool_) for count in seats]
+
+    def offered(self) -> list[Offered] | None:
+        return self._source.offered()
+
+    def consume(self) -> Sample | None:
+        sample = self._source.consume()
+        if sample is not None:
+            flags = self.open[sample.channel]
+            flags |= sample["version"][0] >= 0
+            flags &= ~(sample["on_reset"] | sample["done"] | sample["truncated"] | sample["voided"])[0]
+        return sample
+
+    def release(self) -> None:
+        self._source.release()
 
 
 def read_slots(arrays: Arrays) -> tuple[int, list[OpenEpisode]]:

@@ -318,9 +318,13 @@ class TrainerWorker(Worker):
         if self._reason is None and (reason := self._reached()):
             self._end(reason)
 
+    def _steps_done(self) -> bool:
+        limit = self.context.experiment.limits.steps
+        return limit is not None and self.counters.steps >= limit
+
     def _reached(self) -> str:
         limits, counters = self.context.experiment.limits, self.counters
-        if limits.steps is not None and counters.steps >= limits.steps:
+        if self._steps_done():
             return f"{counters.steps:,} env steps trained"
         if limits.updates is not None and counters.updates >= limits.updates:
             return f"{counters.updates:,} updates done"
