@@ -77,6 +77,15 @@ class Strolling(Walk):
         return np.array([self.position, self.step_number, 0, self.name], np.float32)
 
 
+class Failing(Strolling):
+    """Fails in the third step of some episodes, by their seeds."""
+
+    def step(self, action: Any) -> Any:
+        if self.step_number == 2 and self.name % 3 == 0:
+            raise ConnectionError("lost")
+        return super().step(action)
+
+
 class Counting(Walk):
     """Never ends, and shows what its seed does not know of: how many of it there were before."""
 

@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from tidemill import (
     Replay,
     Scripted,
     Slots,
+    TidemillError,
     Trainer,
 )
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.policy import Policy
+from tidemill.api.spaces import Spaces
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.source import load_file
 from tidemill.run.session import resume, train
@@ -40,6 +45,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+FAILING = Slots(environment=Gymnasium(make=f"{FILE}:Failing"), backoff_s=0.0001, max_backoff_s=0.001, failures=1000)
 CARTPOLE = Slots(environment=Gymnasium(id="CartPole-v1"))
 SCRIPTED = Scripted(longest=6)
 NETWORK, REPLAY = QNetwork(hidden=(16, 16)), Replay(capacity=400, warm_up=8)
@@ -134,9 +140,10 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
         ({"slots": 1, "max_episode_steps": 5}, 1, "inline"),
         ({"environment": SCRIPTED, "ratio": "3/2", "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True)}, 5, "inline"),
         ({"environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)), "max_episode_steps": 4, "iteration_steps": 13}, 7, "threads"),
+        ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 1, "inline"),
         ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 1, "inline"),
     ],
-    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "phases of episodes"],
+    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "lost steps", "phases of episodes"],
 )
 def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any], every: int, launch: str) -> None:
     images = killed_at_every_row(dqn(**settings), tmp_path / "run", launch)
@@ -197,6 +204,22 @@ def test_latencies_change_nothing_in_a_run_that_is_resumed(tmp_path: Path) -> No
         resume(folder, launch=launch, quiet=True)
         results.append(result(folder))
     assert not differences(results[0], results[1]) and not differences(results[0], results[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseeded(QNetwork):
+    """Whose policy cannot be seeded anew."""
+
+    def build(self, spaces: Spaces, seed: int) -> Policy:
+        policy = super().build(spaces, seed)
+        policy.reseed = partial(Policy.reseed, policy)  # type: ignore[method-assign]
+        return policy
+
+
+def test_a_policy_that_cannot_be_seeded_anew_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(TidemillError, match="QPolicy has no reseed"):
+        train(dqn(network=Unseeded()), launch="inline", run_dir=tmp_path / "run", source=Path(__file__), quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

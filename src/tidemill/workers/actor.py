@@ -193,6 +193,7 @@ class ActorWorker(Worker):
             if spec.mode == "stepwise":  # of an exact run
                 samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
                 assert isinstance(client, InlineInferenceClient)
+                client.reseed(0)  # so that a policy which cannot be is refused now
                 slot = derive_seed(context.experiment.seed, context.name, "slot", target)  # the same after a resume
                 agent: Agent = ExactAgent(row, spec.deterministic, client, samples, environment.voids, slot)
             elif in_lockstep(context.experiment, spec):
