@@ -25,6 +25,7 @@ from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.workers.base import Worker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -66,6 +67,24 @@ def test_several_actors_in_processes_share_the_credits(tmp_path: Path) -> None:
     check_counts(facts, Fraction(1, 4), 200)
     seeds = np.unique(facts["memory"]["row.obs.npy"][..., 3])
     assert len(seeds[seeds != 0]) == 4  # all slots stepped
+
+
+@pytest.mark.parametrize("together", [(), ("actor", "trainer")])
+@pytest.mark.parametrize("exact", [False, True])
+def test_actor_and_trainer_may_take_turns_in_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: tuple[str, ...], exact: bool
+) -> None:
+    threads: dict[str, set[int]] = {}
+
+    def turn(self: Worker) -> bool:
+        threads.setdefault(self.name, set()).add(threading.get_ident())
+        return own(self)
+
+    own = Worker.turn
+    monkeypatch.setattr(Worker, "turn", turn)
+    made = limited.experiment(steps=61, slots=3, ratio="3/2", latency="random", exact=exact).replace(together=together)
+    check_counts(run(made, tmp_path / "run", "threads"), Fraction(3, 2), 61)
+    assert len(threads["actor-0"] | threads["trainer-0"]) == (1 if together else 2)
 
 
 def test_lanes_of_a_target_step_together(tmp_path: Path) -> None:

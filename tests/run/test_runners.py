@@ -176,6 +176,12 @@ def test_slots_are_settings_of_the_experiment() -> None:
     assert with_slots(plain()) == plain()
 
 
+def test_in_threads_the_actor_of_slots_and_its_trainer_take_turns_unless_a_slack_lets_them_overlap() -> None:
+    assert AsyncTrainRunner(plain(), num_slots=5).experiment.together == ("actor", "trainer")
+    assert AsyncTrainRunner(plain(), num_slots=5, slack=10).experiment.together == ()
+    assert AsyncTrainRunner(plain(), num_slots=5, launch="processes").experiment.together == ()
+
+
 def test_what_a_runner_is_not_told_stays_as_the_experiment_has_it() -> None:
     made = limited.experiment(ratio="8", slack=7, iteration_steps=40, evaluation_steps=9)
     trainer = AsyncTrainRunner(made, num_slots=2).experiment.workers["trainer"]

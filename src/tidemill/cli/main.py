@@ -129,7 +129,7 @@ def train(
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import with_slots
 
-        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
+        experiment, layout = with_slots(experiment, slots, ratio, launch, **({"exact": True} if exact else {})), "given"
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}

@@ -1,8 +1,8 @@
 """The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, run the tasks that are owed, and grant what each of them allows, for a millisecond.
-So whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an
-exact run all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, run the tasks that are owed, and grant what each of them allows, for a millisecond. So
+whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's slots. In an exact run
+all tasks that are owed come before the grant.
 """
 
 from collections.abc import Callable, Iterator
