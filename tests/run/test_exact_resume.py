@@ -179,6 +179,42 @@ def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(tmp_path
     assert rows > 30
 
 
+def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tidemill save` may write it: the resumed run trains that before anybody acts."""
+    monkeypatch.setattr("tidemill.workers.limited.TURN", -1.0)  # a task in each turn
+    look, images = LimitedTrainerWorker._look_round, []
+
+    def save(worker: LimitedTrainerWorker) -> None:
+        look(worker)
+        if worker.limiter.owed and worker._reason is None:
+            worker._save()
+            images.append(tmp_path / str(worker.counters.updates))
+            shutil.copytree(tmp_path / "run", images[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LimitedTrainerWorker, "_look_round", save)
+        train(dqn(environment=SCRIPTED, ratio="3"), launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    whole = result(tmp_path / "run")
+    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < 30]
+    assert len(below) > 30
+    for image in below[::5]:
+        resume(image, launch="inline", quiet=True)
+        assert not differences(result(image), whole), image.name
+
+
+def test_without_its_memory_a_run_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    """And with other seeds than those of the episodes that it had."""
+    walk = Gymnasium(make=f"{FILE}:Strolling")
+    made = dqn(walk, steps=40, keep_buffer=False, journal=False)
+    stopped(made, tmp_path / "run", 20)
+    before = read_newest(tmp_path / "run" / "checkpoints" / "policy")[1]["slots"]
+    resume(tmp_path / "run", launch="inline", quiet=True)
+    _, arrays, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    assert facts["limiter"]["committed"] == 40 == facts["limiter"]["started"] - facts["limiter"]["voided"]
+    for slot in range(4):
+        assert 0 <= before[f"{slot}/number"] < arrays["slots"][f"{slot}/number"]
+
+
 def test_a_limit_that_is_raised_changes_nothing(tmp_path: Path) -> None:
     """But for what is a share of the limit: the progress that the journal notes."""
     for name, limits in {"whole": [30], "cut": [7, 8, 20, 30]}.items():

@@ -225,6 +225,8 @@ class ExactRing(EnvRing):
             target.resume(episode)
         self._again = list(self.targets)
         self._begin(last)
+        if last >= 0:
+            self.targets[self._at].decided = False  # not before all that its row owes is trained, also where its episode was over
 
     def _passed_over(self, target: ExactTarget) -> bool:
         """True when the target's next step would begin an episode, and none may begin."""
