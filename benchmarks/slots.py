@@ -1,12 +1,14 @@
 """What slots and the limiter cost.
 
-    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--slack N] [--switch 0.005]
+    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--slack N] [--switch 0.005] [--apart]
 
 1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4 steps (MLP 64 x 64, batches of 64), all in threads of one
    process: committed steps per second, as a share of what as many bare threads reach that do nothing but step (and reset) the same environment.
    Runs of both alternate; medians.
-2. Environments that answer at once, a policy and an algorithm that do nothing: seconds per committed step are all overhead.
+2. Environments that answer at once, a policy and an algorithm that do nothing: seconds per committed step are all overhead. Where they go, by the
+   workers' clocks (shares of the last quarter of a second).
 
+Actor and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`.
 `--switch` is Python's switch interval (5 ms unless told): how long a thread that computes may keep others that want Python's lock waiting.
 """
 
@@ -125,7 +127,7 @@ def bare(slots, seconds, wait):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, together=()):
+def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, apart=False):
     """Return the committed steps/s of a run, and its last record."""
     environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait}, threads=threads)
     experiment = Experiment(
@@ -140,7 +142,7 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, to
             ),
         },
         limits=Limits(seconds=seconds + STARTUP),
-        together=together,
+        together=() if apart else ("actor", "trainer"),
     )
     with tempfile.TemporaryDirectory() as folder:
         run = tidemill.train(experiment, launch="threads", run_dir=Path(folder) / "run", source=__file__, quiet=True).folder
@@ -159,6 +161,7 @@ def main():
     parser.add_argument("--switch", type=float, default=0.005)
     parser.add_argument("--flush", type=int, default=1)
     parser.add_argument("--slack", type=int)
+    parser.add_argument("--apart", action="store_true")
     given = parser.parse_args()
     sys.setswitchinterval(given.switch)
     dqn = QNetwork(), DQN()
@@ -166,16 +169,22 @@ def main():
     for _ in range(given.runs):
         one, (two, last) = (
             bare(given.slots, given.seconds, given.sleep),
-            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack),
+            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack, given.apart),
         )
         pairs.append((one, two))
-        shares = {name: round(value, 3) for name, value in last.items() if "share" in name or name.startswith("limiter")}
-        print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {shares}", flush=True)
+        told = {name: round(value, 3) for name, value in last.items() if name.startswith("limiter")}
+        print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {told}", flush=True)
     print(f"of bare threads: {statistics.median(two / one for one, two in pairs):.3f}")
     for threads in (0, 1):
-        rates = [ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush)[0] for _ in range(given.runs)]
+        runs = [ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush, None, given.apart) for _ in range(given.runs)]
+        each, last = 1e6 / statistics.median(rate for rate, _ in runs), runs[-1][1]
         where = "in threads of their own" if threads else "in the actor's thread"
-        print(f"overhead, environments {where}: {1e6 / statistics.median(rates):.1f} us per step")
+        spent = {
+            f"{worker} {place}": round(each * last[f"time/{worker}-0/{place}"], 1)
+            for worker in ("actor", "trainer")
+            for place in ("environment", "inference", "train", "copy", "python", "wait")
+        }
+        print(f"overhead, environments {where}: {each:.1f} us per step, of which {spent}", flush=True)
 
 
 if __name__ == "__main__":

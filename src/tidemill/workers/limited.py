@@ -1,8 +1,8 @@
 """The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, run the tasks that are owed, and grant what each of them allows, for a millisecond. So
-whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's slots. In an exact run
-all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, and run the tasks that are owed, granting what each of them allows: one task, or some
+that are very short. So whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's
+slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
 CUT = 10.0  # seconds that it waits for them before a regular checkpoint
-TURN = 0.001  # seconds after which a turn runs no further task
+TURN = 0.0002  # seconds after which a turn runs no further task: steps that have become free are to be sent
 TOLD = 0.2  # seconds between reports: tasks are many and short
 MEMORY = "buffer"
 
