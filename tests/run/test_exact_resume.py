@@ -18,6 +18,7 @@ from tidemill import (
     AgentSpec,
     Experiment,
     Gymnasium,
+    GymnasiumVector,
     Limits,
     PrioritisedReplay,
     QNetwork,
@@ -140,10 +141,11 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
         ({"slots": 1, "max_episode_steps": 5}, 1, "inline"),
         ({"environment": SCRIPTED, "ratio": "3/2", "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True)}, 5, "inline"),
         ({"environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)), "max_episode_steps": 4, "iteration_steps": 13}, 7, "threads"),
+        ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
         ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 1, "inline"),
         ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 1, "inline"),
     ],
-    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "lost steps", "phases of episodes"],
+    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes"],
 )
 def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any], every: int, launch: str) -> None:
     images = killed_at_every_row(dqn(**settings), tmp_path / "run", launch)
