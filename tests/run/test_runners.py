@@ -106,6 +106,18 @@ def test_phases_can_end_with_episodes(tmp_path: Path, settings: dict[str, Any], 
         assert_every_episode_ended(path / "buffer")
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_that_ends_with_episodes_does_so_at_any_limit(tmp_path: Path, exact: bool) -> None:
+    """Also where the last phase has fewer steps than there are slots, and some of these never get one."""
+    for limit in range(41, 60, 2):
+        made = limited.experiment(slots=5, steps=limit, threads=0, exact=exact, iteration_steps=20, finish_episodes=True, ratio="1")
+        train(made, launch="inline", run_dir=tmp_path / str(limit), source=FILE, quiet=True)
+        path, _, facts, _ = read_newest(tmp_path / str(limit) / "checkpoints" / "policy")
+        assert limit <= facts["steps"] == facts["limiter"]["committed"] == facts["limiter"]["started"]
+        assert (np.load(path / "buffer" / "age.npy") <= 0).all()
+        assert_every_episode_ended(path / "buffer")
+
+
 def assert_every_episode_ended(memory: Path) -> None:
     """In each lane an episode's first row follows upon an end, or upon the limit of 12 steps."""
     heads, rows, done = (np.load(memory / f"{name}.npy") for name in ("heads", "row.obs", "row.done"))
