@@ -35,7 +35,7 @@ from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
 CUT = 10.0  # seconds that it waits for them before a regular checkpoint
-TURN = 0.0002  # seconds after which a turn runs no further task: steps that have become free are to be sent
+TURN = 0.0003  # seconds after which a turn runs no further task: steps that have become free are to be sent
 TOLD = 0.2  # seconds between reports: tasks are many and short
 MEMORY = "buffer"
 
@@ -205,10 +205,9 @@ class LimitedTrainerWorker(TrainerWorker):
             moved, ran = self._receive(), 0
             if self._phase_end is not None and self.counters.steps >= self._phase_end:
                 self._end_phase()
-            if not (exact and limiter.owed):
-                self._grant()
+            granted = 0 if exact and limiter.owed else self._grant()
             until = monotonic() + TURN
-            while self._due() and (not ran or monotonic() < until):
+            while not granted and self._due() and (not ran or monotonic() < until):  # what was granted is to be sent first
                 self._run_task()
                 ran += 1
                 if not exact:
@@ -294,12 +293,14 @@ class LimitedTrainerWorker(TrainerWorker):
         self.counters.steps = self.counters.rows = limiter.counts.committed
         return len(arrivals)
 
-    def _grant(self) -> None:
-        """Grant what the gates allow, first to whoever has least of what it can use. In an exact run the actor is told of each sample, since it waits
-        until that was dealt with."""
+    def _grant(self) -> int:
+        """Grant what the gates allow, first to whoever has least of what it can use, and return how many steps that was. In an exact run the actor is
+        told of each sample, since it waits until that was dealt with."""
+        granted = 0
         for share in sorted(self._actors.values(), key=_Share.used) if len(self._actors) > 1 else self._actors.values():
             wanted = (self._open_episodes(share) if self._finishing else share.slots) - share.outstanding
             steps = self.limiter.start(wanted) if wanted > 0 else 0
+            granted += steps
             share.outstanding += steps
             share.credits.granted += steps
             if steps:  # they are taken with the newest version: while training lags something is owed all the time
@@ -307,6 +308,7 @@ class LimitedTrainerWorker(TrainerWorker):
             if steps or (self._config.exact and share.credits.received > share.told):
                 share.told = share.credits.received
                 share.credits.write()
+        return granted
 
     def _open_episodes(self, share: "_Share") -> int:
         assert self._unfinished is not None
