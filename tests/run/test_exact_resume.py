@@ -138,12 +138,12 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
     [
         ({}, 1, "inline"),
         ({"environment": SCRIPTED, **EVERYTHING}, 1, "inline"),
-        ({"slots": 1, "max_episode_steps": 5}, 1, "inline"),
+        ({"slots": 1, "max_episode_steps": 5}, 3, "inline"),
         ({"environment": SCRIPTED, "ratio": "3/2", "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True)}, 5, "inline"),
         ({"environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)), "max_episode_steps": 4, "iteration_steps": 13}, 7, "threads"),
         ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
-        ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 1, "inline"),
-        ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 1, "inline"),
+        ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 3, "inline"),
+        ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 2, "inline"),
     ],
     ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes"],
 )
