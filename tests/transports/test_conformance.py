@@ -19,7 +19,7 @@ from tidemill.core.errors import SchemaError
 from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
 from tidemill.core.schema import Field
 from tidemill.transports import shared
-from tidemill.transports.local import LocalBell, LocalLink
+from tidemill.transports.local import LocalBell, LocalLink, local_endpoints
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
@@ -447,3 +447,11 @@ def test_no_ring_is_lost_between_processes() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
     assert rescues == 0
+
+
+def test_workers_of_one_thread_are_woken_by_what_comes_to_any_of_them() -> None:
+    ends = local_endpoints(["a-0", "b-0", "c-0"], [], [["a-0", "b-0"], ["c-0"]])
+    assert ends["b-0"][1].send(b"do")
+    assert ends["a-0"][0].bell.wait(20)
+    assert ends["b-0"][0].link.receive() == [b"do"]
+    assert not ends["c-0"][0].bell.wait(0)

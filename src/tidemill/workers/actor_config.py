@@ -35,8 +35,8 @@ class AgentSpec(Config):
                    "concise": one episode as one row: its first, with the last one's `done` and `truncated`, the info of the action that finished
                    it, the version that did that (`last_version`), the number of the seat in its target (`seat`), and of each agent of the lane that
                    another spec matches who played it (`others.version`, -1 when that changed, `others.policy`). Not to be trained on
-                   "stepwise": one row of all seats, sent in the tick in which it comes, with what led to it (`api.algorithm.ARRIVAL_FIELDS`); for
-                   replay memories
+                   "stepwise": one row of all seats of all targets, sent as soon as some of them have answered, with what led to it
+                   (`api.algorithm.ARRIVAL_FIELDS`; fillers for the others); for replay memories
     sample_steps   fixed and after_done: rows by which one sample advances; each holds burn_in more before them and bootstrap more behind
     padded         full: fillers (version -1) up to the step limit, so that all samples are of one length. Else a sample has just its own rows
     post           after_done and full: what is computed of finished episodes and added to their rows, e.g. (`GAE`(),)
