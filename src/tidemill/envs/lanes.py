@@ -117,7 +117,8 @@ class LaneLoop(Environment):
         )
         self.agents = (AgentInfo("agent", self._spaces),)
         self._options: dict[str, Any] | None = None  # of resets
-        self._seeds = {lane: seed + lane for lane in range(self.lanes)}  # of lanes that were never reset
+        self._seeds: dict[int, int] = {}  # of next resets
+        self.seed(seed)
         self._steps = [env.step for env in envs]
         self._readers = [
             LeafReader(leaf_name, path, leaf)
@@ -201,6 +202,9 @@ class LaneLoop(Environment):
         tick.restarted.fill(False)
         check_finite(tick, self.name, ("agent",))
 
+    def seed(self, seed: int) -> None:
+        self._seeds = {lane: seed + lane for lane in range(self.lanes)}
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
 
@@ -228,7 +232,7 @@ class LaneLoop(Environment):
                 self._raise(lane, result.error, self._resets, self._given)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
-        """A stand-in for `step` that resets instead. Each lane is seeded once."""
+        """A stand-in for `step` that resets instead. Each lane is seeded once, or whenever `seed` says so."""
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         def begin(_: Any) -> Result:

@@ -79,6 +79,7 @@ class SlotEnvironment(Environment):
         self._groups: Sequence[Sequence[int]] = ()
         self._ticks: list[Tick] = []
         self._options: Mapping[str, Any] | None = None
+        self._reset_seed: int | None = None
         self._chance = Random(seed)
         self._failed: deque[float] = deque(maxlen=config.failures)
         self._row = self._made = 0  # failures in a row, environments made
@@ -100,6 +101,9 @@ class SlotEnvironment(Environment):
         if self._inner is not None:
             self._inner.on_ready(wake)
 
+    def seed(self, seed: int) -> None:
+        self._reset_seed = seed
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = options
         if self._inner is not None:
@@ -116,6 +120,8 @@ class SlotEnvironment(Environment):
 
     def _begin(self, inner: Environment) -> None:
         try:
+            if self._reset[0] and self._reset_seed is not None:  # that of a reset which fails is that of the next attempt
+                inner.seed(self._reset_seed)
             inner.send(self._sent, self._reset)
         except Exception as error:
             self._fail(error)

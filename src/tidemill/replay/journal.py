@@ -21,6 +21,8 @@ from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Field, Schema
 
 FORMAT = 2
+MOST = 1 << 34
+"""Bytes of an array of an arrival, at most."""
 _ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
 _ARRIVED, _PROGRESS = struct.Struct("<HI"), struct.Struct("<d")  # channel and number of seats; progress
 _SEAT = np.dtype("<u4")
@@ -106,6 +108,20 @@ class Emptied(NamedTuple):
     """The memory begins empty."""
 
 
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """Return a shape, as the header has it. Raises `ValueError` for what is none."""
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shape} is no shape")
+    return tuple(shape)
+
+
+def _numbers(dtype: Any) -> str:
+    """Return the name of a type of numbers. Raises `ValueError` for anything else that numpy knows, or does not."""
+    if not isinstance(dtype, str) or dtype not in np.sctypeDict or np.dtype(dtype).kind not in "biuf":
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    return dtype
+
+
 class JournalReader(SampleConsumer):
     """Reads a journal, and is the sample stream that it was written from. Raises `CheckpointError` for what is no journal."""
 
@@ -116,8 +132,11 @@ class JournalReader(SampleConsumer):
             if header["format"] != FORMAT:
                 raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
             self.facts: dict[str, Any] = header["facts"]
-            self._schema: Schema = {name: Field(tuple(shape), dtype) for name, (shape, dtype) in header["schema"].items()}
-            self._leads: list[tuple[int, ...]] = [tuple(lead) for lead in header["leads"]]
+            self._schema: Schema = {name: Field(_lengths(shape), _numbers(dtype)) for name, (shape, dtype) in header["schema"].items()}
+            self._leads = [(rows, seats) for rows, seats in map(_lengths, header["leads"])]
+            if any(rows * seats * field.nbytes > MOST for rows, seats in self._leads for field in self._schema.values()):
+                raise ValueError(f"it has arrays above {MOST:,} bytes")
+            self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None
         self._waiting: deque[Sample] = deque()
@@ -159,7 +178,7 @@ class JournalReader(SampleConsumer):
         sample.channel, sample.bootstrap = channel, 0
         for name, field in self._schema.items():
             size = count * field.nbytes
-            if len(data := self._file.read(size)) < size:
+            if size > self._left or len(data := self._file.read(size)) < size:
                 return None
             sample[name] = np.full((*lead, *field.shape), FILLER.get(name, 0), field.dtype)
             sample[name][0, seats] = np.frombuffer(data, field.dtype).reshape(count, *field.shape)

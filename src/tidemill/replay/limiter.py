@@ -74,18 +74,20 @@ class Limiter:
 
     ratio   training tasks per committed step
     slack   steps
-    counts  where it goes on from. What was in flight then is lost, and counted as voided
+    counts  where it goes on from
+    lost    what was in flight then is lost, and counted as voided; else it is in flight again
     clock   seconds, for the waits that are reported
     """
 
-    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = monotonic) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator
         self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
         """Qt."""
         self._n = Counts(**asdict(counts or Counts()))
-        self._n.voided = self._n.started - self._n.committed
+        if lost:
+            self._n.voided = self._n.started - self._n.committed
         self._budget: int | None = None
         self._draining = False
         self._cause: BaseException | None = None
@@ -170,12 +172,13 @@ class Limiter:
 
     # ---- training ----------------------------------------------------------------------------------------------------------------------------
 
-    def sampleable(self) -> None:
-        """Say that the memory can be sampled from. The first time sets W: debts begin."""
+    def sampleable(self, least: int = 0) -> None:
+        """Say that the memory can be sampled from. The first time sets W: debts begin. `least` steps count as in flight then, also where fewer are
+        since a phase is about to end, so that W does not depend on that."""
         with self._lock:
             if self._n.waived is None:
                 self._tick()
-                self._n.waived, self._n.base = self._n.started - self._n.voided, self._n.tasks
+                self._n.waived, self._n.base = max(self._n.started - self._n.voided, self._n.committed + least), self._n.tasks
                 self._note()
 
     def warm_up_again(self) -> None:

@@ -78,6 +78,7 @@ class AsyncTrainRunner:
     evaluation_steps  env steps of the evaluation at each one's end, by the weights of that moment, in an environment of its own
     exact             the result depends on nothing but the configuration, however long steps and updates take (see `Trainer.exact`)
     slack             steps that gathering may be ahead
+    finish_episodes   phases end with episodes (see `Trainer.finish_episodes`)
     launch            "threads", "processes" or "inline"
     """
 
@@ -92,9 +93,16 @@ class AsyncTrainRunner:
         evaluation_steps: int | None = None,
         exact: bool | None = None,
         slack: int | None = None,
+        finish_episodes: bool | None = None,
         launch: str = "threads",
     ) -> None:
-        given = {"exact": exact, "slack": slack, "iteration_steps": training_steps, "evaluation_steps": evaluation_steps}
+        given = {
+            "exact": exact,
+            "slack": slack,
+            "finish_episodes": finish_episodes,
+            "iteration_steps": training_steps,
+            "evaluation_steps": evaluation_steps,
+        }
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if exact:
             settings.setdefault("slack", None)  # the number of slots

@@ -6,6 +6,7 @@ the requests when enough are buffered, or when nothing can proceed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
+from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -27,11 +29,12 @@ from tidemill.workers.actor_memory import check_lanes, check_rows
 from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
-from tidemill.workers.exact import ExactRing, ExactTarget
+from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
 from tidemill.workers.frames import build_environment
 from tidemill.workers.gang import Gang
 from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
+from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.stepwise import StepwiseAgent, check_stepwise, credits_of, exact
@@ -116,7 +119,7 @@ class ActorWorker(Worker):
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
         if in_turn:
-            self.ring = self._exact_ring(targets)
+            self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
         self._granted = config.agents[0].mode == "stepwise"
         self._gang = self._make_gang(spaces[0]) if together else None
         least = config.ring if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
@@ -131,10 +134,16 @@ class ActorWorker(Worker):
             memory=tuple(needs),
         )
 
-    def _exact_ring(self, targets: Sequence[EnvTarget]) -> ExactRing:
-        credits = credits_of(self.context, self._config.agents[0])
+    def _exact_ring(self, targets: list[ExactTarget]) -> ExactRing:
+        context, spec = self.context, self._config.agents[0]
+        credits = credits_of(context, spec)
         assert credits is not None
-        return ExactRing([target for target in targets if isinstance(target, ExactTarget)], credits)
+        ring = ExactRing(targets, credits)
+        if context.resume is not None and context.folder is not None:
+            (policy,) = {port.policy for stream in spec.streams for port in context.experiment.granting(stream)}
+            if (found := newest_slots(Path(context.folder) / "checkpoints" / policy)) is not None:
+                ring.resume(*found)
+        return ring
 
     def _make_gang(self, spaces: Spaces) -> Gang:
         config, context, environments = self._config, self.context, self._environments
@@ -181,9 +190,12 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if spec.mode == "stepwise":
-                samples.offer(schema, need.rows, need.columns, need.slots)
-                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
+            if spec.mode == "stepwise":  # of an exact run
+                samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
+                assert isinstance(client, InlineInferenceClient)
+                client.reseed(0)  # so that a policy which cannot be is refused now
+                slot = derive_seed(context.experiment.seed, context.name, "slot", target)  # the same after a resume
+                agent: Agent = ExactAgent(row, spec.deterministic, client, samples, environment.voids, slot)
             elif in_lockstep(context.experiment, spec):
                 agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:
@@ -193,9 +205,10 @@ class ActorWorker(Worker):
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
         for spec, agent in zip(config.agents, agents, strict=True):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
+        in_turn = [agent for agent in agents if isinstance(agent, ExactAgent)]
+        if in_turn:
+            return ExactTarget(environment, in_turn, ticks, config.max_episode_steps, self.clock, lambda text: self.report(Notice(text)))
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
-        if config.agents[0].mode == "stepwise":
-            kind = ExactTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:

@@ -63,7 +63,7 @@ class Gang:
         self._leaving: list[int] = []  # they go on now: nobody acts in them
         self._looked_at = monotonic()
         self.steps = 0
-        """Env steps so far: lanes that stepped, resets not counted."""
+        """Env steps so far: lanes that stepped, resets and lost steps not counted."""
         self.ticks = 0
         """Rows sent so far."""
 
@@ -100,7 +100,7 @@ class Gang:
         came = self._seats(numbers)
         every = len(came) == len(agent.finished)
         resets = agent.finished if every else agent.finished[came]
-        self.steps += len(came) - int(np.count_nonzero(resets))
+        self.steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
         if self._max_steps:
             self._cut(came, resets)
         agent.next_observation(self._tick)
@@ -142,9 +142,12 @@ class Gang:
         if not self._idle:
             return False
         numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
+        finishing = self._credits is not None and self._credits.finishing
         for number, needs in self._idle.items():
             if not needs:
                 self._leaving.append(number)
+            elif finishing and self._agent.begins(number * self._lanes):
+                continue
             elif left is None or granted + needs <= left:
                 granted += needs
                 numbers.append(number)

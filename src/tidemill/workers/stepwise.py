@@ -168,6 +168,10 @@ class StepwiseAgent(Agent):
             row[name][seats] = tick.info[name.removeprefix("info.")][seats]
         self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
 
+    def begins(self, seat: int) -> bool:
+        """True when the seat's next step is the first one of its episode."""
+        return not self._length[seat]
+
     def act(self, seats: Seats) -> NDArray[np.bool_]:
         """Return which of `seats` are going to act in their next ticks."""
         return self._acts[seats]
