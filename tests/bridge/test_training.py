@@ -57,6 +57,9 @@ def test_the_command_line_trains_a_policy_per_group(tmp_path):
     given = ["train", f"simulator:{SIMULATORS}", "--launch", "inline", "--max-steps", "40", "--run-dir", str(tmp_path / "run"), *settings, *short]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
+    assert f"tidemill eval {tmp_path / 'run'}" in result.output and "tidemill play" not in result.output, "simulators have no pictures"
+    filmed = CliRunner().invoke(app, ["play", str(tmp_path / "run"), "--video", str(tmp_path / "run.mp4")])
+    assert filmed.exit_code == 1 and "SimulatorEnvironment has no pictures" in filmed.output and f"eval {tmp_path / 'run'}" in filmed.output
     last = metrics_of(tmp_path / "run")[-1]
     assert {name.partition("/")[0] for name in last if "/entropy" in name} <= {"trainer-early-0", "trainer-late-0"}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 40
