@@ -104,6 +104,12 @@ def test_nothing_stays_behind(tmp_path, monkeypatch):
     assert len(places) == 3 and not [place for place in places if place.exists()]
 
 
+def test_a_trainer_to_be_killed_that_hangs_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("tidemill.bridge.scenes._IMPORTS", 0.01 - 3 * 10.0)
+    (found,) = check_simulator(broken("nothing"), QUICK, only=["trainer's death"])
+    assert found.verdict == "not seen"
+
+
 def test_the_command_prints_points_and_its_status_tells_whether_all_is_well():
     def run(kind):
         arguments = ["check", str(HERE / "broken.py"), "--seconds", str(QUICK), "--only", "masks", "--only", "query", "--", kind]
