@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
-from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics, Uniform
+from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics
+from tidemill.bridge.samplers import Uniform
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.specs import ActionTuple
 from tidemill.core.errors import PeerLost, SimulatorError

@@ -12,19 +12,9 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.bridge.channels import (
-    ChannelError,
-    Channels,
-    EngineSettings,
-    EnvironmentParameters,
-    Framing,
-    Gaussian,
-    MultiRange,
-    Sampler,
-    SideChannel,
-    Statistics,
-    Uniform,
-)
+from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, Framing, SideChannel, Statistics
+from tidemill.bridge.messages import ChannelError
+from tidemill.bridge.samplers import Gaussian, MultiRange, Sampler, Uniform
 from tidemill.bridge.seats import Index, Seats
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Form, Group, describe, form_of
