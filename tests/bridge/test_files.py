@@ -88,7 +88,8 @@ def test_files_are_their_owners_alone_and_whole(tmp_path):
 def test_what_is_no_plain_file_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    for name in ("empty", "link", "none"):
+    (tmp_path / "folder").mkdir()
+    for name in ("empty", "link", "none", "folder"):
         with pytest.raises(ImageError, match=name):
             open_file(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")
@@ -108,6 +109,25 @@ def test_a_simulator_tidies_up_only_where_no_other_trainer_may_meet(tmp_path):
         (tmp_path / name / "memory").touch()
         remove_dead(tmp_path / name / "memory")
     assert [path.name for path in tmp_path.iterdir()] == ["ml-agents"]
+
+
+def test_what_is_not_the_bridges_stays_whatever_the_folder_is_called(tmp_path):
+    """A trainer may be told to meet its simulator in any folder (memory_path)."""
+    others = ["memory.txt", "memory_2", "thesis"]
+    for name in ("memory", "memory__", "memory.trainer", "memory.simulator", "memory.new", *others):
+        (tmp_path / "tidemill-project" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tidemill-project" / name).touch()
+    remove_dead(tmp_path / "tidemill-project" / "memory")
+    assert sorted(path.name for path in (tmp_path / "tidemill-project").iterdir()) == others
+
+
+def test_a_folder_in_a_files_place_is_told_and_in_nobodys_way(tmp_path):
+    meeting = Meeting.at(tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(SimulatorError, match="memory cannot be made"):
+        create_file(tmp_path / "memory", 22)
+    meeting.leave()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_looking_for_the_dead_leaves_no_descriptors_open(root):

@@ -38,8 +38,11 @@ def editor_path() -> Path:
 
 def create_file(path: Path, size: int) -> mmap.mmap:
     """Make a file of zeros that only its owner may read, and map it. What has that name is removed, never followed."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, _NEW, 0o600)
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, _NEW, 0o600)
+    except OSError as error:
+        raise SimulatorError(f"the memory file {path} cannot be made: {error.strerror}") from None
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)  # where memory is short, an error here and not a crash at the first write
@@ -64,6 +67,8 @@ def open_file(path: Path) -> mmap.mmap:
         if not stat.S_ISREG(about.st_mode) or not about.st_size:
             raise ImageError(f"the memory file {path} is empty, or no plain file")
         return mmap.mmap(descriptor, about.st_size)
+    except OSError as error:
+        raise ImageError(f"the memory file {path} of {about.st_size} bytes cannot be mapped: {error.strerror}") from None
     finally:
         os.close(descriptor)
 
@@ -215,20 +220,22 @@ def _owner(path: Path) -> str:
 
 
 def remove_memory(path: Path) -> None:
-    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion."""
+    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion. What a simulator has
+    put in their place that is neither a file nor an empty folder stays."""
     for entry in path.parent.iterdir():
         rest = entry.name.removeprefix(path.name)
         if entry.name.startswith(path.name) and (not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)):
-            entry.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def remove_dead(path: Path) -> None:
     """Remove the files of a trainer that died, as its simulator; where others may meet as well that is left to the next trainer."""
     if path.parent.name.startswith(_FOLDER):
         with contextlib.suppress(OSError):
-            for entry in path.parent.iterdir():
-                entry.unlink(missing_ok=True)
-            path.parent.rmdir()
+            remove_memory(path)
+            Path(f"{path}{TRAINER_SUFFIX}").unlink(missing_ok=True)
+            path.parent.rmdir()  # which stays where anything else is in it: it was somebody's then
 
 
 def _sweep(root: Path, prefix: str) -> None:
