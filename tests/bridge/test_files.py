@@ -78,6 +78,16 @@ def test_where_nothing_can_be_made_that_is_told(tmp_path):
         Meeting.at(tmp_path / "file" / "default")
 
 
+def test_a_file_that_is_no_memory_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").write_text("an executable, say, whose path was given as memory_path by mistake")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in ("thesis", "folder", "pipe"):
+        with pytest.raises(ConfigError, match=f"{wrong} is no memory file"):
+            Meeting.at(tmp_path / wrong)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe", "thesis"]
+
+
 def test_files_are_their_owners_alone_and_whole(tmp_path):
     memory = create_file(tmp_path / "m", 5000)
     assert (tmp_path / "m").stat().st_mode & 0o777 == 0o600 and memory[:] == bytes(5000)

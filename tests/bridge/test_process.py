@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -235,7 +236,7 @@ def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are
     folder = tmp_path / "ml-agents"
     folder.mkdir()
     for name in ("default", "default__", "default.trainer", "default.simulator"):
-        (folder / name).write_bytes(b"left by somebody who died")
+        (folder / name).write_bytes(struct.pack("<iiHii", 47, 0, 1, 4, 0) + b"left by somebody who died")
     (folder / "default2").write_text("another's")
     default = str(folder / "default")
     editor = script(f"import time\nwhile open({default!r}, 'rb').read(1) != bytes([22]):\n    time.sleep(0.01)\n" + WORLD)

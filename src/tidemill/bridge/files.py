@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tidemill.bridge.image import layout_of
 from tidemill.core.errors import ConfigError, ImageError, SimulatorError
 
 TRAINER_SUFFIX, SIMULATOR_SUFFIX = ".trainer", ".simulator"
@@ -169,6 +170,9 @@ class Meeting:
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
+        if folder is None and not _replaceable(path):
+            self._lock.release()
+            raise ConfigError(f"{path} is no memory file, and would be replaced by one; meet at another one (memory_path), or remove it")
         remove_memory(self.path)  # of a dead owner
 
     @classmethod
@@ -207,6 +211,18 @@ class Meeting:
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether there is nothing at `path`, or a memory file."""
+    if not path.is_file():
+        return not os.path.lexists(path)
+    try:
+        with path.open("rb") as file:
+            layout_of(file.read(64))
+    except (OSError, ImageError):
+        return False
+    return True
 
 
 def _owner(path: Path) -> str:
