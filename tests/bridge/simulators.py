@@ -1,6 +1,7 @@
 """Simulators for tests, in Python: `python simulators.py KIND --memory-path PATH`. Each does on purpose what others do rarely."""
 
 import importlib.util
+import os
 import sys
 import time
 import types
@@ -175,6 +176,16 @@ class Mortal(Simulator):
         self.statistics.add("exchanges", 1, "sum")
 
 
+class Cutting(Mortal):
+    """Cuts the memory short in exchange 5, while the trainer waits."""
+
+    def tick(self, t):
+        super().tick(t)
+        if t == 5:
+            os.truncate(self.bridge._memory.path, 0)
+            time.sleep(60)
+
+
 class Napping(Simulator):
     """Takes 0.05 s for an exchange."""
 
@@ -327,7 +338,7 @@ if __name__ == "__main__":
         kind.__name__.lower(): kind
         for kind in (
             *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
-            *(Statistical, Stepping, Forgetful, Frozen),
+            *(Statistical, Stepping, Forgetful, Frozen, Cutting),
         )
     }
     kinds[KIND]().run()

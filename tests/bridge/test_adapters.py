@@ -6,10 +6,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from pettingzoo.test import parallel_api_test
 
+from tidemill.api.spaces import Box, Dict, Discrete
+from tidemill.bridge.adapter import flatten
 from tidemill.bridge.gymnasium import SimulatorEnv, SimulatorVectorEnv
 from tidemill.bridge.pettingzoo import SimulatorParallelEnv
 from tidemill.bridge.worlds import corridor, reach
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, SchemaError
 
 SIMULATORS = str(Path(__file__).parent / "simulators.py")
 
@@ -96,3 +98,57 @@ def test_simulators_that_do_not_fit_say_what_does(opened):
     some = opened(SimulatorVectorEnv, SIMULATORS, arguments=("alternating",))
     with pytest.raises(EnvironmentFault, match=r"agent 0 asked for no action.*PettingZoo"):
         some.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (np.array([1.5, 0.0]), r"must be integers of shape \[2\], and was float64"),
+        (np.array([1, 1], bool), "was bool"),
+        (1, r"of shape \[\]: 1"),
+        ([1, 1, 1], r"shape \[3\]"),
+        ([[1], [1, 2]], "differ in length"),
+        (None, "was object"),
+        ([1, 2], r"must be at least 0 and below \(3, 2\), and has 2"),
+        ([-1, 0], "has -1"),
+    ],
+)
+def test_an_action_that_is_none_of_the_space_is_refused_and_changes_nothing(opened, action, said):
+    env = opened(SimulatorEnv, SIMULATORS, arguments=("single",))
+    env.reset(seed=3)
+    with pytest.raises(SchemaError, match=said):
+        env.step(action)
+    assert env.step(np.array([1, 1]))[0].tolist() == [1, 3]
+
+
+def test_actions_of_many_agents_are_looked_at_likewise(opened):
+    envs = opened(SimulatorVectorEnv, reach.__file__)
+    envs.reset()
+    for actions, said in (
+        (np.full((10, 2), np.nan, np.float32), "must be finite, and has nan"),
+        (np.zeros((10, 1), np.float32), r"shape \[10, 2\], and was float32 of shape \[10, 1\]"),
+        (np.zeros(2, np.float32), r"shape \[2\]"),
+        ("left", "was <U4"),
+    ):
+        with pytest.raises(SchemaError, match=said):
+            envs.step(actions)
+    many = opened(SimulatorParallelEnv, corridor.__file__)
+    many.reset(seed=1)
+    for given, said in (
+        ({}, 'actions lacks agent "corridor_0"'),
+        ({"corridor_0": [0, 0], "coridor_1": [0, 0]}, 'did you mean "corridor_1"'),
+        ({"corridor_0": [0, 1.5]}, "must be integers"),
+    ):
+        with pytest.raises(SchemaError, match=said):
+            many.step(given)
+    assert len(many.step({"corridor_0": [0, 0]})[0]) == 2
+
+
+def test_an_action_of_both_kinds_is_a_dict_of_both():
+    space = Dict({"continuous": Box((1,), "float32"), "discrete": Discrete(3)})
+    arrays = {"action.continuous": np.zeros((2, 1), np.float32), "action.discrete": np.zeros(2, np.int64)}
+    flatten(space, {"continuous": [0.5], "discrete": np.int64(2)}, arrays, "action", 1)
+    assert arrays["action.continuous"].tolist() == [[0], [0.5]] and arrays["action.discrete"].tolist() == [0, 2]
+    for given in ({"continuous": [0.5]}, [0.5], {"continuous": [0.5], "discrete": 1, "third": 1}):
+        with pytest.raises(SchemaError, match="must be a dict of continuous, discrete"):
+            flatten(space, given, arrays, "action", 1)

@@ -7,18 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.bridge.channels import (
-    ChannelError,
     Channels,
     EngineSettings,
     EnvironmentParameters,
     FloatProperties,
-    Gaussian,
-    MultiRange,
     RawBytes,
     SideChannel,
     Statistics,
-    Uniform,
 )
+from tidemill.bridge.messages import ChannelError
+from tidemill.bridge.samplers import Gaussian, MultiRange, Uniform
 from tidemill.core.errors import ConfigError
 from tidemill.core.tally import summary
 

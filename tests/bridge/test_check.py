@@ -94,6 +94,29 @@ def test_what_is_seen_is_told(kind, point, verdict, what):
     assert (found.verdict, what in found.what) == (verdict, True), found
 
 
+OTHER_VERSION = """
+import mmap, sys, tempfile, time
+from pathlib import Path
+file = Path(tempfile.gettempdir(), "ml-agents", sys.argv[-1]).open("r+b")  # of layout 0 the whole path is given
+memory = mmap.mmap(file.fileno(), 0)
+memory[4] = 9
+if memory[0]:
+    memory[8] = 0
+else:
+    memory[12], memory[13] = 1, 0
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("layout", "version"), [("0", "9"), ("0.3.2", "0.9.2")])
+def test_a_simulator_of_another_version_fails_at_its_start(layout, version, tmp_path):
+    path = tmp_path / "other.py"
+    path.write_text(OTHER_VERSION)
+    found = check_simulator(Program(str(path), (), layout), QUICK, only=["start", "growth"])
+    (failed,) = (point for point in found if point.verdict == "fail")
+    assert failed.name in ("start", "growth") and f"of version {version}, and layout {layout} was chosen" in failed.what
+
+
 def test_nothing_stays_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tidemill.bridge.scenes._SOON", 0.5)
     log = tmp_path / "log"
@@ -102,6 +125,12 @@ def test_nothing_stays_behind(tmp_path, monkeypatch):
     check_simulator(Program(str(HERE / "broken.py"), ("trainer's-death", "--log", str(log)), deadline=5.0), QUICK, only=["trainer's death"])
     places = {Path(line).parent for line in log.read_text().splitlines()}
     assert len(places) == 3 and not [place for place in places if place.exists()]
+
+
+def test_a_trainer_to_be_killed_that_hangs_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("tidemill.bridge.scenes._IMPORTS", 0.01 - 3 * 10.0)
+    (found,) = check_simulator(broken("nothing"), QUICK, only=["trainer's death"])
+    assert found.verdict == "not seen"
 
 
 def test_the_command_prints_points_and_its_status_tells_whether_all_is_well():

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
-from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics, Uniform
+from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics
+from tidemill.bridge.samplers import Uniform
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.specs import ActionTuple
 from tidemill.core.errors import PeerLost, SimulatorError
@@ -350,10 +351,14 @@ def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: 
     assert code == 1 and "2 groups" in told
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_trainers_death_ends_the_simulator_and_its_folder(built: Path, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(("layout", "others"), [*((layout, []) for layout in LAYOUTS), ("0", ["memory.txt", "thesis"])])
+def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_not_the_bridges(
+    built: Path, tmp_path: Path, layout: str, others: list[str]
+) -> None:
     folder = tmp_path / "tidemill-of-a-trainer"
     folder.mkdir()
+    for name in others:
+        (folder / name).touch()
     trainer = RawTrainer(folder, layout)
     trainer.start(built / "trivial")
     trainer.step()
@@ -362,7 +367,7 @@ def test_the_trainers_death_ends_the_simulator_and_its_folder(built: Path, tmp_p
     since = time.monotonic()
     assert trainer.end()[0] == 0
     assert time.monotonic() - since < 5
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in folder.iterdir()) == others if others else not folder.exists()
 
 
 @pytest.mark.parametrize("reason", ["closed", "died"])

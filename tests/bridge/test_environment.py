@@ -15,6 +15,7 @@ from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, field_of, le
 from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Group
+from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import allocate, poison
 from tidemill.core.tally import summary
@@ -154,19 +155,20 @@ def test_hybrid_actions_are_a_dict():
         assert played.tick()[0].reward.tolist() == [4.5]
 
 
-def test_a_late_group_is_refused_unless_it_was_declared():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_late_group_is_refused_unless_it_was_declared(layout):
     with (
-        Played(simulator("late")) as played,
+        Played(simulator("late", layout=layout)) as played,
         pytest.raises(EnvironmentFault, match=r'group "late" appeared after the start.*groups=\(Group\(name=.late'),
     ):
         played.play(10)
     late = Group(name="late", max_agents=2, observations=((2,),), branches=(2,))
-    with Played(simulator("late", groups=(late,))) as played:
+    with Played(simulator("late", layout=layout, groups=(late,))) as played:
         present = [[tick.present.tolist() for tick in played.tick()] for _ in range(8)]
         assert [early for early, _ in present] == [[True]] * 8
         assert [late for _, late in present] == [[False, False]] * 5 + [[True, False]] * 3
     with (
-        Played(simulator("late", groups=(late.replace(max_agents=3),))) as played,
+        Played(simulator("late", layout=layout, groups=(late.replace(max_agents=3),))) as played,
         pytest.raises(EnvironmentFault, match=r'"late" is .*max_agents=2.*max_agents=3.* was declared'),
     ):
         played.play(10)

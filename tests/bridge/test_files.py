@@ -78,6 +78,16 @@ def test_where_nothing_can_be_made_that_is_told(tmp_path):
         Meeting.at(tmp_path / "file" / "default")
 
 
+def test_a_file_that_is_no_memory_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").write_text("an executable, say, whose path was given as memory_path by mistake")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in ("thesis", "folder", "pipe"):
+        with pytest.raises(ConfigError, match=f"{wrong} is no memory file"):
+            Meeting.at(tmp_path / wrong)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe", "thesis"]
+
+
 def test_files_are_their_owners_alone_and_whole(tmp_path):
     memory = create_file(tmp_path / "m", 5000)
     assert (tmp_path / "m").stat().st_mode & 0o777 == 0o600 and memory[:] == bytes(5000)
@@ -88,7 +98,8 @@ def test_files_are_their_owners_alone_and_whole(tmp_path):
 def test_what_is_no_plain_file_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    for name in ("empty", "link", "none"):
+    (tmp_path / "folder").mkdir()
+    for name in ("empty", "link", "none", "folder"):
         with pytest.raises(ImageError, match=name):
             open_file(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")
@@ -108,6 +119,25 @@ def test_a_simulator_tidies_up_only_where_no_other_trainer_may_meet(tmp_path):
         (tmp_path / name / "memory").touch()
         remove_dead(tmp_path / name / "memory")
     assert [path.name for path in tmp_path.iterdir()] == ["ml-agents"]
+
+
+def test_what_is_not_the_bridges_stays_whatever_the_folder_is_called(tmp_path):
+    """A trainer may be told to meet its simulator in any folder (memory_path)."""
+    others = ["memory.txt", "memory_2", "thesis"]
+    for name in ("memory", "memory__", "memory.trainer", "memory.simulator", "memory.new", *others):
+        (tmp_path / "tidemill-project" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tidemill-project" / name).touch()
+    remove_dead(tmp_path / "tidemill-project" / "memory")
+    assert sorted(path.name for path in (tmp_path / "tidemill-project").iterdir()) == others
+
+
+def test_a_folder_in_a_files_place_is_told_and_in_nobodys_way(tmp_path):
+    meeting = Meeting.at(tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(SimulatorError, match="memory cannot be made"):
+        create_file(tmp_path / "memory", 22)
+    meeting.leave()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_looking_for_the_dead_leaves_no_descriptors_open(root):

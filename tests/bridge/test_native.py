@@ -548,12 +548,14 @@ def test_a_trainers_death_is_noticed_and_its_files_go(known: bool, layout: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_trainers_own_folder_goes_whole(probe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [[], ["memory.txt", "thesis"]])
+def test_a_dead_trainers_own_folder_goes_whole_but_for_what_is_not_the_bridges(others: list[str], probe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tidemill-of-its-own"
     folder.mkdir()
-    (folder / "memory_____").write_bytes(b"made just before the end")
+    for name in ("memory_____", *others):
+        (folder / name).write_bytes(b"made just before the end")
     assert "exchange: -7" in killed_trainer(folder, "0", True, probe, "ends", "2")
-    assert not folder.exists()
+    assert sorted(path.name for path in folder.iterdir()) == others if others else not folder.exists()
 
 
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from tidemill.bridge import ActionTuple, Simulator, files
@@ -148,6 +150,41 @@ def test_both_killed_leave_nothing_after_the_next_start(script, tmp_path, monkey
         assert not os.path.exists(os.path.dirname(memory))
 
 
+DEAF = """
+import mmap, subprocess, sys, time
+file = open(sys.argv[-1], "r+b")
+memory = mmap.mmap(file.fileno(), 22)
+child = subprocess.Popen(["sleep", "600"])
+with open(sys.argv[1], "w") as told:
+    told.write(str(child.pid))
+memory[8] = 0
+time.sleep(600)
+"""
+
+
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_simulator_that_does_not_notice_ends_with_its_killed_trainer_and_so_does_what_it_started(script, tmp_path):
+    code = "import os, signal, sys\nfrom tidemill.bridge import Simulator\ns = Simulator(sys.argv[1], [sys.argv[2]])\n"
+    code += "print(s._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code, script(DEAF), tmp_path / "child"], capture_output=True, text=True, timeout=60)
+    pids = [int(done.stdout), int((tmp_path / "child").read_text())]
+    wait_until(lambda: not any(map(lives, pids)), 30.0)
+
+
+def test_nobody_guards_a_simulator_that_has_ended(script, tmp_path):
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with Simulator(script(DEAF), [str(tmp_path / "child")]) as simulator:
+        assert len({child.pid for child in psutil.Process().children(recursive=True)} - before) == 3  # the simulator, its child, and the guard
+        simulator.close(0.0)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
 def test_living_trainers_do_not_disturb_one_another(script, tmp_path):
     world = script(WORLD)
     several = [Simulator(world, [str(tmp_path / f"reason{i}")]) for i in range(3)]
@@ -199,7 +236,7 @@ def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are
     folder = tmp_path / "ml-agents"
     folder.mkdir()
     for name in ("default", "default__", "default.trainer", "default.simulator"):
-        (folder / name).write_bytes(b"left by somebody who died")
+        (folder / name).write_bytes(struct.pack("<iiHii", 47, 0, 1, 4, 0) + b"left by somebody who died")
     (folder / "default2").write_text("another's")
     default = str(folder / "default")
     editor = script(f"import time\nwhile open({default!r}, 'rb').read(1) != bytes([22]):\n    time.sleep(0.01)\n" + WORLD)

@@ -230,6 +230,9 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))), "branch 1 .* action -1"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(np.int64) + 2**32)), "branch 0 .* action 4294967296"),
             (lambda: simulator.set_actions("count", good), "takes an ActionTuple .* given ndarray"),
+            (lambda: simulator.set_action_for_agent("count", 1, good[0]), "takes an ActionTuple .* given ndarray"),
+            (lambda: simulator.set_actions("count", ActionTuple(discrete=[[0, 0], [0], [0, 0]])), "differ in length"),
+            (lambda: simulator.set_action_for_agent("count", 1, ActionTuple(discrete=[[0], [0, 0]])), "differ in length"),
         ):
             with pytest.raises(SchemaError, match=says):
                 call()

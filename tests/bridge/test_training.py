@@ -1,6 +1,7 @@
 """Simulators through the whole system."""
 
 import json
+import time
 from pathlib import Path
 
 import psutil
@@ -57,9 +58,24 @@ def test_the_command_line_trains_a_policy_per_group(tmp_path):
     given = ["train", f"simulator:{SIMULATORS}", "--launch", "inline", "--max-steps", "40", "--run-dir", str(tmp_path / "run"), *settings, *short]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
+    assert f"tidemill eval {tmp_path / 'run'}" in result.output and "tidemill play" not in result.output, "simulators have no pictures"
+    filmed = CliRunner().invoke(app, ["play", str(tmp_path / "run"), "--video", str(tmp_path / "run.mp4")])
+    assert filmed.exit_code == 1 and "SimulatorEnvironment has no pictures" in filmed.output and f"eval {tmp_path / 'run'}" in filmed.output
     last = metrics_of(tmp_path / "run")[-1]
     assert {name.partition("/")[0] for name in last if "/entropy" in name} <= {"trainer-early-0", "trainer-late-0"}
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 40
+
+
+def test_a_simulator_that_cuts_its_memory_short_is_named_as_the_likely_cause_and_nothing_stays(tmp_path):
+    """The kernel ends the actor then, and nobody can answer it: docs/simulators.md says what the bridge trusts."""
+    before = alive()
+    settings = ["--env-arg", 'arguments=["cutting"]', "--set", "workers.actor.lanes=1", "--layout", "given", "--run-dir", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["train", f"simulator:{SIMULATORS}", *settings])
+    assert result.exit_code == 1 and "killed by SIGBUS (a file that it had mapped became shorter" in result.output + (result.stderr or "")
+    gone = time.monotonic() + 30.0
+    while alive() - before and time.monotonic() < gone:
+        time.sleep(0.05)
+    assert alive() <= before
 
 
 def test_presets_have_a_policy_for_each_group_and_one_lane_for_an_editor():

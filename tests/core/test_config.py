@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -47,6 +47,7 @@ class Plan(Config):
     limit: int | None = None
     seed: int | str = 0
     fast: bool = False
+    pace: Literal["slow", "quick"] = "slow"
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -71,6 +72,7 @@ plans = st.builds(
     limit=st.none() | st.integers(0, 2**40),
     seed=st.integers(0, 2**40) | st.text(),
     fast=st.booleans(),
+    pace=st.sampled_from(["slow", "quick"]),
 )
 
 
@@ -97,6 +99,7 @@ def test_a_configuration_says_its_kind_and_holds_plain_data() -> None:
         "limit": None,
         "seed": 0,
         "fast": False,
+        "pace": "slow",
     }
 
 
@@ -129,6 +132,9 @@ def test_a_configuration_cannot_be_changed_and_its_copy_is_checked_again() -> No
         ({"name": "a", "limit": "3"}, "experiment.limit = '3': expected `int`, got `str`"),
         ({"name": "a", "limit": True}, "experiment.limit = True: expected `int`, got `bool`"),
         ({"name": "a", "fast": 1}, "experiment.fast = 1: expected `bool`, got `int`"),
+        ({"name": "a", "pace": "quik"}, "experiment.pace = 'quik'; did you mean \"quick\"?"),
+        ({"name": "a", "pace": 3}, "experiment.pace = 3; known: quick, slow"),
+        ({"name": "a", "pace": ["slow"]}, "experiment.pace = ['slow']"),
         ({"name": 3}, "experiment.name = 3: expected `str`, got `int`"),
         ({}, "name"),
         ([], "experiment must be a table of settings, not []"),

@@ -7,7 +7,7 @@ import pytest
 
 from tidemill.api.control import Configure, Episodes, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, Up, pack, unpack_up
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
-from tidemill.core.errors import EnvironmentFault
+from tidemill.core.errors import EnvironmentFault, PeerLost
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import base
 from tidemill.workers.base import PollResult, Worker
@@ -161,6 +161,19 @@ def test_a_failure_is_reported_once(life: Life, where: str, expected: bool) -> N
         assert (failed[0].error, failed[0].details) == ("lane 3 raised", "")
     else:
         assert failed[0].error.startswith("ValueError: oops") and "Traceback" in failed[0].details
+
+
+def test_where_it_happened_is_told_only_of_errors_that_are_not_ours(life: Life) -> None:
+    try:
+        try:
+            raise PeerLost("it was ended by SIGKILL")
+        except PeerLost as error:
+            raise EnvironmentFault("simulator 0: it was ended by SIGKILL") from error
+    except EnvironmentFault as fault:
+        life.worker.fails_at["poll"] = fault
+    life.turns(Configure(FACTS), Start())
+    (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
+    assert (failed.error, failed.details) == ("simulator 0: it was ended by SIGKILL", "")
 
 
 def test_a_failure_keeps_its_cause_when_closing_fails_too(life: Life) -> None:

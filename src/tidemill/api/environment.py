@@ -155,6 +155,11 @@ class EnvironmentConfig(Config):
         """There is one of it and no more, which is not built twice (an editor that is open): it has one lane, and nothing is tried out in it."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """What is built with `render` may have pictures; False where it never has, so that nobody is told to watch it."""
+        return True
+
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")

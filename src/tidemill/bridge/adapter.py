@@ -14,7 +14,8 @@ from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Space
 from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.bridge.lanes import SEEDS, parameter
 from tidemill.bridge.spaces import MASK
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.bridge.steps import as_array
+from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.schema import Arrays
 
 if TYPE_CHECKING:
@@ -66,12 +67,30 @@ def masks(spaces: Spaces, arrays: Arrays, row: Any) -> dict[str, Any]:
 
 
 def flatten(space: Space, value: Any, arrays: Arrays, name: str, row: Any) -> None:
-    """Write a value, nested as `space` is, into these rows of flat arrays."""
+    """Write an action, nested as `space` is, into these rows (an index) of flat arrays. Raises `SchemaError` where it is none of that space."""
     if isinstance(space, Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            given = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise SchemaError(f"{name} must be a dict of {', '.join(space.spaces)}, and was {given}")
         for key, part in space.spaces.items():
             flatten(part, value[key], arrays, f"{name}.{key}", row)
+        return
+    arrays[name][row] = _checked(space, value, name, arrays[name][row].shape)
+
+
+def _checked(space: Space, value: Any, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    array, floats = as_array(name, value), isinstance(space, Box)
+    if array.shape != shape or array.dtype.kind not in ("fiu" if floats else "iu"):
+        wanted = f"{'numbers' if floats else 'integers'} of shape {list(shape)}"
+        raise SchemaError(f"{name} must be {wanted}, and was {array.dtype} of shape {list(array.shape)}: {value!r:.80}")
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        sizes = space.n if isinstance(space, Discrete) else space.nvec
+        fits, wanted = (array >= 0) & (array < sizes), f"at least 0 and below {sizes}"
     else:
-        arrays[name][row] = value
+        fits, wanted = np.isfinite(array), "finite"
+    if not fits.all():
+        raise SchemaError(f"{name} must be {wanted}, and has {array[~fits].flat[0]} in it")
+    return array
 
 
 class Played:

@@ -1,7 +1,7 @@
 """Side channels: what trainer and simulator tell each other besides observations and actions. Both ends, and both framings.
 
 The bytes that one side hands over with its turn are messages in a row, each a key, an i32 length and so many bytes. The key is the channel's UUID
-in .NET's byte order (framing "uuid"), or an i32 type in an older framing ("type"). All numbers are little-endian; a string is an i32 count and ASCII.
+in .NET's byte order (framing "uuid"), or an i32 type in an older framing ("type").
 
     trainer                                           simulator
     engine = EngineSettings()                         EngineSettings(on_change=apply)
@@ -11,137 +11,22 @@ in .NET's byte order (framing "uuid"), or an i32 type in an older framing ("type
     statistics.tally.take()                           Statistics().add("score", 3.0, "sum")
 """
 
-import math
 import random
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from uuid import UUID
 
-from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
+from tidemill.bridge.messages import ChannelError, Reader, Writer
+from tidemill.bridge.samplers import Gaussian, MultiRange, Sampler, Uniform, draw
+from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.tally import HOWS, How, Tally
 
 Framing = Literal["uuid", "type"]
 
 ENGINE, PARAMETERS, STATISTICS, PROPERTIES = 2, 3, 4, 1  # older types; those of parameters and statistics are ours, the older ones had neither
 RAW_TYPES, CUSTOM_TYPES = 1000, 2000  # where the types of raw bytes, and of channels of one's own, begin
-
-
-class ChannelError(SimulatorError):
-    """Bytes of a side channel are torn, or not what their channel's format says."""
-
-
-# ---- numbers and strings in bytes --------------------------------------------------------------------------------------------------------------
-
-
-_INTEGER, _NUMBER = struct.Struct("<i"), struct.Struct("<f")
-
-
-class Reader:
-    """Reads a message piece by piece. Every method raises `ChannelError` where the bytes do not hold what was asked for."""
-
-    def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._at, self._what = data, 0, what
-
-    def _unpack(self, form: struct.Struct) -> Any:
-        at = self._at
-        self._at = at + form.size
-        if self._at > len(self._data):
-            self._at = at
-            self.take(form.size)
-        return form.unpack_from(self._data, at)[0]
-
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
-        left = len(self._data) - self._at
-        if not 0 <= size <= left:
-            raise ChannelError(f"{self._what}: {size} bytes are announced where {left} are left; the other side writes another format")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def boolean(self) -> bool:
-        """Return a truth value: one byte, 0 or 1."""
-        value = self.take(1)[0]
-        if value > 1:
-            raise ChannelError(f"{self._what}: a truth value is {value}; it must be 0 or 1")
-        return value == 1
-
-    def integer(self) -> int:
-        """Return an i32."""
-        return int(self._unpack(_INTEGER))
-
-    def number(self) -> float:
-        """Return an f32, which must be finite."""
-        value = float(self._unpack(_NUMBER))
-        if not math.isfinite(value):
-            raise ChannelError(f"{self._what}: a number is {value}; it must be finite")
-        return value
-
-    def numbers(self) -> list[float]:
-        """Return a list of f32."""
-        count = self.integer()
-        data = self.take(4 * count)
-        values = list(struct.unpack(f"<{count}f", data))
-        if not all(map(math.isfinite, values)):
-            raise ChannelError(f"{self._what}: a list holds {values[:4]} …; its numbers must be finite")
-        return values
-
-    def text(self) -> str:
-        """Return a string."""
-        data = self.take(self.integer())
-        try:
-            return data.decode("ascii")
-        except UnicodeDecodeError:
-            raise ChannelError(f"{self._what}: a name is not ASCII: {data[:32]!r}") from None
-
-    def end(self) -> None:
-        """Say that the message is over."""
-        if self._at < len(self._data):
-            raise ChannelError(f"{self._what}: {len(self._data) - self._at} bytes more than its format has; the other side writes another format")
-
-
-class Writer:
-    """Makes a message piece by piece: ``Writer().text("gravity").integer(0).number(9.81).data``."""
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def _add(self, data: bytes) -> "Writer":
-        self.data += data
-        return self
-
-    def boolean(self, value: bool) -> "Writer":
-        """Add a truth value."""
-        return self._add(bytes([value]))
-
-    def integer(self, value: int) -> "Writer":
-        """Add an i32."""
-        if not -(1 << 31) <= value < 1 << 31:
-            raise ConfigError(f"{value} does not fit 32 bits")
-        return self._add(struct.pack("<i", value))
-
-    def number(self, value: float) -> "Writer":
-        """Add an f32."""
-        if not abs(value) <= 3.4028234e38:
-            raise ConfigError(f"{value} is no finite number of 32 bits")
-        return self._add(struct.pack("<f", value))
-
-    def numbers(self, values: Sequence[float]) -> "Writer":
-        """Add a list of f32."""
-        self.integer(len(values))
-        for value in values:
-            self.number(value)
-        return self
-
-    def text(self, value: str) -> "Writer":
-        """Add a string, which must be ASCII."""
-        if not value.isascii():
-            raise ConfigError(f'"{value}" is not ASCII; names of parameters, properties and statistics must be')
-        return self.integer(len(value))._add(value.encode("ascii"))
-
-
-# ---- channels ----------------------------------------------------------------------------------------------------------------------------------
 
 
 class SideChannel:
@@ -231,7 +116,7 @@ class Channels:
         if not data:
             return
         reader, size = Reader(bytes(data), f'side channels (framing "{self.framing}" here)'), 16 if self.framing == "uuid" else 4
-        while reader._at < len(data):
+        while reader.left:
             key = reader.take(size)
             message = reader.take(reader.integer())
             channel = self._by_key.get(key)
@@ -359,57 +244,6 @@ class EngineSettings(SideChannel):
         self.settings = Engine(**{**vars(self.settings), **changed})
         if self._on_change is not None:
             self._on_change(self.settings)
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A sampler: drawn evenly from [low, high)."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise ConfigError(f"Uniform({self.low}, {self.high}): low must not exceed high")
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """A sampler: drawn from a normal distribution."""
-
-    mean: float
-    deviation: float
-
-    def __post_init__(self) -> None:
-        if not self.deviation >= 0:
-            raise ConfigError(f"Gaussian({self.mean}, {self.deviation}): the deviation must not be negative")
-
-
-@dataclass(frozen=True)
-class MultiRange:
-    """A sampler: drawn evenly from several ranges [low, high), each with a chance in proportion to its width."""
-
-    ranges: tuple[tuple[float, float], ...]
-
-    def __post_init__(self) -> None:
-        if not self.ranges or not all(len(pair) == 2 and pair[0] <= pair[1] for pair in self.ranges):
-            raise ConfigError(f"MultiRange({self.ranges}): needs ranges (low, high), at least one, and no low may exceed its high")
-
-
-Sampler = Uniform | Gaussian | MultiRange
-
-
-def draw(sampler: Sampler, rng: random.Random) -> float:
-    """Return one draw."""
-    match sampler:
-        case Uniform(low, high):
-            return low + (high - low) * rng.random()
-        case Gaussian(mean, deviation):
-            return rng.gauss(mean, deviation)
-        case MultiRange(ranges):
-            widths = [high - low for low, high in ranges]
-            low, high = rng.choices(ranges, widths if sum(widths) > 0 else None)[0]
-            return low + (high - low) * rng.random()
 
 
 class EnvironmentParameters(SideChannel):

@@ -68,6 +68,10 @@ class SimulatorEnvironment(EnvironmentConfig):
     def single(self) -> bool:
         return self.path is None
 
+    @property
+    def draws(self) -> bool:
+        return False
+
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
         """Start `lanes` simulators and return them as an environment. Lane i is told ``seed + i`` as the environment parameter ``seed``."""
         if lanes < 1:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tidemill.bridge.image import layout_of
 from tidemill.core.errors import ConfigError, ImageError, SimulatorError
 
 TRAINER_SUFFIX, SIMULATOR_SUFFIX = ".trainer", ".simulator"
@@ -38,8 +39,11 @@ def editor_path() -> Path:
 
 def create_file(path: Path, size: int) -> mmap.mmap:
     """Make a file of zeros that only its owner may read, and map it. What has that name is removed, never followed."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, _NEW, 0o600)
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, _NEW, 0o600)
+    except OSError as error:
+        raise SimulatorError(f"the memory file {path} cannot be made: {error.strerror}") from None
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)  # where memory is short, an error here and not a crash at the first write
@@ -64,6 +68,8 @@ def open_file(path: Path) -> mmap.mmap:
         if not stat.S_ISREG(about.st_mode) or not about.st_size:
             raise ImageError(f"the memory file {path} is empty, or no plain file")
         return mmap.mmap(descriptor, about.st_size)
+    except OSError as error:
+        raise ImageError(f"the memory file {path} of {about.st_size} bytes cannot be mapped: {error.strerror}") from None
     finally:
         os.close(descriptor)
 
@@ -164,6 +170,9 @@ class Meeting:
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
+        if folder is None and not _replaceable(path):
+            self._lock.release()
+            raise ConfigError(f"{path} is no memory file, and would be replaced by one; meet at another one (memory_path), or remove it")
         remove_memory(self.path)  # of a dead owner
 
     @classmethod
@@ -204,6 +213,18 @@ class Meeting:
                 self._folder.rmdir()
 
 
+def _replaceable(path: Path) -> bool:
+    """Whether there is nothing at `path`, or a memory file."""
+    if not path.is_file():
+        return not os.path.lexists(path)
+    try:
+        with path.open("rb") as file:
+            layout_of(file.read(64))
+    except (OSError, ImageError):
+        return False
+    return True
+
+
 def _owner(path: Path) -> str:
     """Return the process id of a companion's owner, as text."""
     watch = Watch.find(path)
@@ -215,20 +236,22 @@ def _owner(path: Path) -> str:
 
 
 def remove_memory(path: Path) -> None:
-    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion."""
+    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion. What a simulator has
+    put in their place that is neither a file nor an empty folder stays."""
     for entry in path.parent.iterdir():
         rest = entry.name.removeprefix(path.name)
         if entry.name.startswith(path.name) and (not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)):
-            entry.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def remove_dead(path: Path) -> None:
     """Remove the files of a trainer that died, as its simulator; where others may meet as well that is left to the next trainer."""
     if path.parent.name.startswith(_FOLDER):
         with contextlib.suppress(OSError):
-            for entry in path.parent.iterdir():
-                entry.unlink(missing_ok=True)
-            path.parent.rmdir()
+            remove_memory(path)
+            Path(f"{path}{TRAINER_SUFFIX}").unlink(missing_ok=True)
+            path.parent.rmdir()  # which stays where anything else is in it: it was somebody's then
 
 
 def _sweep(root: Path, prefix: str) -> None:

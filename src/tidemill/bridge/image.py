@@ -228,7 +228,12 @@ def layout_of(memory: Memory) -> str:
         same = len(memory) >= layout.header_bytes and unpack(f"<{len(layout.version)}i", numbers) == layout.version
         if same and (layout.files == 2 or read_int(memory, 0)[0]):  # a file of two begins with 0, the file of one with its length
             return layout.name
-    raise ImageError(f"{len(memory)} bytes beginning with {bytes(memory[:12]).hex()} are of none of the layouts {', '.join(LAYOUTS)}")
+    begin = bytes(memory[: min(len(memory), 12) & ~3])
+    starts = ", ".join(map(str, unpack(f"<{len(begin) // 4}i", begin)))
+    raise ImageError(
+        f"the memory is of none of the layouts {', '.join(LAYOUTS)}: it has {len(memory)} bytes and begins with {starts or 'nothing'}. Trainer and "
+        "simulator must know one layout, of versions of Tidemill that fit"
+    )
 
 
 def _dotted(version: tuple[int, ...]) -> str:

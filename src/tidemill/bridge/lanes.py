@@ -12,22 +12,12 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.bridge.channels import (
-    ChannelError,
-    Channels,
-    EngineSettings,
-    EnvironmentParameters,
-    Framing,
-    Gaussian,
-    MultiRange,
-    Sampler,
-    SideChannel,
-    Statistics,
-    Uniform,
-)
+from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, Framing, SideChannel, Statistics
+from tidemill.bridge.messages import ChannelError
+from tidemill.bridge.samplers import Gaussian, MultiRange, Sampler, Uniform
 from tidemill.bridge.seats import Index, Seats
 from tidemill.bridge.simulator import Simulator
-from tidemill.bridge.spaces import Form, describe, form_of
+from tidemill.bridge.spaces import Form, Group, describe, form_of
 from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.tables import RESET, STEP
 from tidemill.bridge.waiter import Waiter
@@ -353,7 +343,7 @@ class SimulatorLanes(Environment):
                     f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot change under way; '
                     f"declare it: groups=({describe([(name, spec)])},), and give it an agent spec"
                 )
-            if known != spec:
+            if Group.of(name, known) != Group.of(name, spec):  # layout 0.3.2 tells more, which is no part of a declaration
                 raise EnvironmentFault(
                     f'{lane.name}: group "{name}" is {describe([(name, spec)])}, but {describe([(name, known)])} was '
                     f"{'declared' if name in self._declared else 'what another simulator has, or it had at the start'}"

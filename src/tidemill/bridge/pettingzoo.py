@@ -13,6 +13,7 @@ from pettingzoo import ParallelEnv
 
 from tidemill.bridge.adapter import Played, flatten, gymnasium_space, masks, nested, observed
 from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.core.errors import SchemaError, did_you_mean
 
 
 class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published without types
@@ -57,7 +58,12 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         for arrays in played.actions:
             for array in arrays.values():
                 array.fill(0)
+        for agent in actions:
+            if agent not in self._where:
+                raise SchemaError(f'there is no agent "{agent}"; {did_you_mean(str(agent), self.possible_agents)}')
         for agent in self.agents:
+            if agent not in actions:
+                raise SchemaError(f'actions lacks agent "{agent}", which lives; it has {", ".join(map(str, actions)) or "none"}')
             group, seat = self._where[agent]
             flatten(played.spaces[group].action, actions[agent], played.actions[group], "action", seat)
         played.exchange()

@@ -147,7 +147,10 @@ def _blamed(play: Play, name: str) -> str:
             return "commands"
         if command == CHANGE_FILE or play.changed_in_place:
             return "growth"
-    capacity = read_header(layout, play.memory.path.read_bytes())["capacity"]
+    try:
+        capacity = read_header(layout, play.memory.path.read_bytes())["capacity"]
+    except ImageError:  # of another version, say
+        return name
     if not 0 <= read_int(memory.data, layout.header_bytes if layout.files == 1 else 0)[0] <= capacity - 4:
         return "side channel"
     return "groups"

@@ -14,10 +14,15 @@ from pathlib import Path
 from tidemill.core.errors import ConfigError, SimulatorError
 
 _LINES, _LINE_BYTES = 30, 2000  # of its output are kept
+# Waits for the end of its input, which nobody writes to: it comes when the process that holds the other end is gone, however it went. What ends by
+# itself then has time for it. (A signal at the parent's death, PR_SET_PDEATHSIG, comes when the thread ends that started a simulator.)
+_GUARD = 'read _; sleep 2; kill -TERM "-$1" && sleep 2 && kill -KILL "-$1"'
 
 
 class SimulatorProcess:
-    """An executable that was started; its output goes nowhere, but its end is kept for errors."""
+    """An executable that was started; its output goes nowhere, but its end is kept for errors. Where this process is killed it is ended, too, and
+    what it started itself: a small shell beside it sees to that.
+    """
 
     def __init__(self, path: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.path = path
@@ -36,6 +41,18 @@ class SimulatorProcess:
         self._lines: deque[bytes] = deque(maxlen=_LINES)
         self._reader = threading.Thread(target=self._read, name=f"output of {path.name}", daemon=True)
         self._reader.start()
+        self._guard: subprocess.Popen[bytes] | None = None
+        try:
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C, or a kill of our whole group, is not to end it
+            )
+        except OSError as error:
+            self.end()
+            raise SimulatorError(f"a process that looks after {path} cannot be started: {error.strerror}") from None
 
     def _read(self) -> None:
         stream = self._process.stdout
@@ -74,6 +91,15 @@ class SimulatorProcess:
         text = b"".join(self._lines).decode(errors="replace").strip()
         return f". The end of its output:\n{text}" if text else ". It wrote nothing"
 
+    def unguard(self) -> None:
+        """Have it left alone where this process is killed."""
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.kill()
+            self._guard.wait()
+            self._guard.stdin.close()
+            self._guard = None
+
     def end(self) -> None:
         """End it where it has not ended, and whatever it started."""
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -85,6 +111,7 @@ class SimulatorProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self.unguard()
         self._reader.join(1.0)
 
 

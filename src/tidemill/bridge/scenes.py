@@ -26,6 +26,7 @@ from tidemill.bridge.watcher import Watcher
 from tidemill.core.errors import PeerLost, TidemillError
 
 _SOON = 3.0  # seconds in which a simulator is to end where its trainer has died: one for noticing, and for its own end
+_IMPORTS = 60.0  # seconds that a process of ours may take to start
 _NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobody has
 _TRIES = 300  # exchanges in which agents are to ask after a reset
 
@@ -256,7 +257,11 @@ def dies(program: Program, found: Found, seconds: float, framing: Framing) -> No
     """A trainer that is killed: another process plays, and is."""
     settings = msgspec.json.encode(asdict(program)).decode()
     code = "from tidemill.bridge.scenes import doomed; doomed()"
-    done = subprocess.run([sys.executable, "-c", code, settings], capture_output=True, text=True)
+    limit = _IMPORTS + 3 * program.deadline  # for a start, a reset and a step
+    try:
+        done = subprocess.run([sys.executable, "-c", code, settings], capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise Over from None
     if done.returncode != -signal.SIGKILL:
         raise Over  # told by the scene of plain play
     number, begun = int(done.stdout), time.monotonic()
@@ -278,6 +283,7 @@ def doomed() -> None:
     play.memory.hand_over(STEP)
     play.answer()
     assert play.process is not None
+    play.process.unguard()  # it is to notice by itself
     print(play.process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from tidemill.bridge.join import create_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.process import SimulatorProcess, check_executable
 from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, RawChannels, TerminalSteps
-from tidemill.bridge.steps import StepReader, clear_actions, complete, write_action, write_actions
+from tidemill.bridge.steps import StepReader, as_rows, clear_actions, complete, write_action, write_actions
 from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
@@ -136,11 +136,7 @@ class Simulator:
         if not len(rows):
             known = self.get_steps(name)[0].agent_id.tolist()
             raise SchemaError(f'group "{name}": agent {agent_id} asks for no decision at this step; those that do: {known[:20] or "none"}')
-        one = ActionTuple(
-            None if action.continuous is None else np.atleast_2d(action.continuous),
-            None if action.discrete is None else np.atleast_2d(action.discrete),
-        )
-        whole = complete(state.group, 1, one)
+        whole = complete(state.group, 1, as_rows(action))
         memory = self._open()
         if not state.acted:
             clear_actions(memory.data, state.group)

@@ -166,10 +166,26 @@ def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
     return ActionTuple(continuous, np.ascontiguousarray(discrete, np.int32))
 
 
+def as_rows(action: Any) -> Any:
+    """Return the action of one agent, whose arrays may have one dimension, as arrays of one row. What is none is returned as it is."""
+    if not isinstance(action, ActionTuple):
+        return action
+    one = (None if given is None else np.atleast_2d(as_array("actions", given)) for given in (action.continuous, action.discrete))
+    return ActionTuple(*one)
+
+
+def as_array(what: str, given: Any) -> NDArray[Any]:
+    """Return an array of what was given; SchemaError where it is none."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise SchemaError(f"{what} are to be an array, and were given {given!r:.80}, whose rows differ in length") from None
+
+
 def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
     if given is None:
         return np.zeros(shape, dtype)
-    array = np.asarray(given)
+    array = as_array(f'group "{group.name}": {what} actions', given)
     kinds = "f" if dtype is np.float32 else "iu"
     if array.shape != shape or (array.dtype.kind not in kinds and array.size):
         raise SchemaError(

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.channels import ChannelError, Channels, Framing
+from tidemill.bridge.channels import Channels, Framing
 from tidemill.bridge.image import Group
+from tidemill.bridge.messages import ChannelError
 from tidemill.bridge.play import Play
 from tidemill.bridge.points import Found, Over
 from tidemill.bridge.specs import BehaviorSpec, Bools, DecisionSteps, Ints, TerminalSteps

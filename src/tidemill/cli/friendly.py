@@ -1,4 +1,4 @@
-"""Errors as people read them on the command line."""
+"""Errors and tables as people read them on the command line."""
 
 import sys
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from functools import wraps
 from typing import ParamSpec
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from tidemill.core.errors import TidemillError
 
@@ -24,3 +26,15 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
 
     return wrapped
+
+
+def width() -> int:
+    """Return how many columns a table may have."""
+    console = Console()
+    return console.width if console.is_terminal else 200
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal, or wide where there is none."""
+    console = Console()
+    console.print(table, crop=False) if console.is_terminal else Console(width=width()).print(table)

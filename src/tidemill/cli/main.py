@@ -1,26 +1,17 @@
 """The command line."""
 
-import sys
-from inspect import isfunction, signature
 from pathlib import Path
-from traceback import extract_tb
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.experiment import Experiment
-from tidemill.cli.friendly import friendly
+from tidemill.cli.environments import check_env, doctor_env, serve_env
+from tidemill.cli.friendly import friendly, print_table, width
+from tidemill.cli.measuring import bench, tune
+from tidemill.cli.named import EnvArg, Lay, Set, experiment_from, pairs
 from tidemill.cli.simulator import simulator
-from tidemill.core.config import set_path
-from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.core.source import load_attribute
-from tidemill.workers.actor import Actors
 
 app = typer.Typer(
     name="tidemill",
@@ -31,60 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(simulator, name="simulator")
-
-
-def pairs(what: str, items: list[str]) -> dict[str, str]:
-    """Return ``k=v`` items as a dict."""
-    found = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{what} {item}: write {what} NAME=VALUE")
-        found[key] = value
-    return found
-
-
-def _json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:
-    """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
-    from tidemill.run.presets import experiment_for
-    from tidemill.run.resolve import environment_from, is_named
-
-    source, colon, _ = what.rpartition(":")
-    if colon and source.endswith(".py") and not is_named(what):
-        made = load_attribute(what, "experiment")
-        try:
-            experiment = made() if callable(made) else made
-        except TidemillError:
-            raise
-        except Exception as error:
-            lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == Path(source).name]
-            where = f" (line {lines[-1]})" if lines else ""
-            raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
-        if not isinstance(experiment, Experiment):
-            raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
-        if env_args:
-            raise ConfigError(
-                "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
-            )
-        if algorithm is not None:
-            raise ConfigError(f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own")
-        return experiment, Path(source)
-    return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
-
-
-def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
-    """Return what `resolve` does, with the settings of --env-arg and --set."""
-    experiment, source = resolve(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()}, algorithm)
-    for path, text in pairs("--set", changes or []).items():
-        experiment = set_path(experiment, path, text)
-    return experiment, source
+doctor = typer.Typer(name="doctor", help="Look over what a run depends on.", no_args_is_help=True)
+app.add_typer(doctor)
 
 
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
@@ -92,16 +31,6 @@ Version = Annotated[str | None, typer.Option(help="Instead of a checkpoint, a ve
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
 File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
-EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
-Lay = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), given (the experiment's own), "
-        "or all of one, as it is shown at the start.",
-    ),
-]
 Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
 
 
@@ -241,7 +170,7 @@ def evaluate(
         ("mean length", lambda spec: f"{spec.length_mean:,.1f}"),
     ):
         table.add_row(name, *map(value, found.specs))
-    _print_table(table)
+    print_table(table)
 
 
 @app.command()
@@ -302,177 +231,14 @@ def params(
     if words:
         print(obey(folder, policy, words, force))
     else:
-        _print_table(listing(folder, policy, where, _width()))
+        print_table(listing(folder, policy, where, width()))
 
 
-@app.command("check-env")
-@friendly
-def check_env(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="An environment, or a function of an experiment.")],
-    env_arg: EnvArg = None,
-    seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
-) -> None:
-    """Look an environment over before training on it: spaces, values, resets, determinism, speed."""
-    from tidemill.envs.check import check_environment
-
-    environments = _environments(what, {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()})
-    failed = False
-    for environment in environments:
-        table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
-        for finding in check_environment(environment, seed):
-            failed |= finding.level == "fail"
-            color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-            table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
-        _print_table(table)
-    if failed:
-        raise typer.Exit(1)
-
-
-@app.command("serve-env")
-@friendly
-def serve_env(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="A Gymnasium environment.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ones need a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.", min=0, max=65535)] = 8477,
-    token: Annotated[str | None, typer.Option(envvar="TIDEMILL_TOKEN", help="What clients must send. Better set as the variable.")] = None,
-    max_sessions: Annotated[int, typer.Option(help="Most environments at a time.")] = 256,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 1 << 20,
-    idle_seconds: Annotated[float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")] = 300.0,
-    fault: Annotated[list[str] | None, typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable.")] = None,
-    env_arg: EnvArg = None,
-) -> None:
-    """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or elsewhere, until Ctrl-C."""
-    from tidemill.cli.remote import serve
-
-    faults = pairs("--fault", fault or [])
-    args = {k: _json(v) for k, v in pairs("--env-arg", env_arg or []).items()}
-    serve(what, args, host, port, token, max_sessions, max_body_bytes, idle_seconds, faults)
-
-
-doctor = typer.Typer(name="doctor", help="Look over what a run depends on.", no_args_is_help=True)
-app.add_typer(doctor)
-
-
-@doctor.command("env")
-@friendly
-def doctor_env(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of an environment server.")],
-    token: Annotated[str, typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.')] = "$TIDEMILL_TOKEN",
-    seconds: Annotated[float, typer.Option(help="About how long to look.", min=1)] = 10.0,
-    most: Annotated[int, typer.Option(help="Most sessions to open at a time.", min=1)] = 64,
-) -> None:
-    """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
-    from tidemill.envs.rest.config import Rest
-    from tidemill.envs.rest.doctor import examine
-
-    table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
-    failed = False
-    for finding in examine(Rest(url=url.removeprefix("rest:"), token=token), seconds, most):
-        failed |= finding.level == "fail"
-        color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
-    _print_table(table)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _environments(what: str, env_args: dict[str, Any]) -> list[EnvironmentConfig]:
-    """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
-    from tidemill.run.resolve import environment_from, is_named
-
-    if what.rpartition(":")[0].endswith(".py") and not is_named(what):
-        made = load_attribute(what, "environment")
-        if isfunction(made) and not signature(made).parameters:
-            made = made()
-        if isinstance(made, EnvironmentConfig):
-            return [made]
-        if isinstance(made, Experiment):
-            return [worker.environment for worker in made.workers.values() if isinstance(worker, Actors)]
-        if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
-            close()  # it was an environment's maker
-    return [environment_from(what, env_args)]
-
-
-def _width() -> int:
-    """Return how many columns a table may have."""
-    console = Console()
-    return console.width if console.is_terminal else 200
-
-
-def _print_table(table: Table) -> None:
-    console = Console()
-    console.print(table, crop=False) if console.is_terminal else Console(width=_width()).print(table)
-
-
-@app.command()
-@friendly
-def bench(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
-    seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
-    layout: Lay = "auto",
-    env_arg: EnvArg = None,
-    set_: Set = None,
-) -> None:
-    """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
-    from tidemill.bench.measure import bench as measure
-    from tidemill.bench.table import tables
-    from tidemill.run.arrange import arrange
-
-    experiment, source = experiment_from(what, env_arg, set_)
-    experiment.check()
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
-    if json_file is not None and json_file.is_dir():
-        raise ConfigError(f"--json {json_file} is a folder; name a file in it")
-    arranged = arrange(experiment, source, layout, pairs("--set", set_ or []))
-    if arranged.told:
-        print(arranged.told, file=sys.stderr)
-    found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
-    for part in tables(found):
-        Console().print(part)
-    if json_file is not None:
-        try:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
-
-
-@app.command()
-@friendly
-def tune(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to tune, as for train.")],
-    seconds: Annotated[float, typer.Option(help="Length of a run, after its start-up; the first of each layout takes half of that.")] = 6.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    env_arg: EnvArg = None,
-    set_: Set = None,
-) -> None:
-    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here."""
-    from rich.live import Live
-
-    from tidemill.bench.tune import Tuning, check_out, table, write
-    from tidemill.bench.tune import tune as search
-    from tidemill.run.folder import command
-
-    experiment, source = experiment_from(what, env_arg, set_)
-    if out is not None:
-        check_out(out, force, source)
-    console = Console(stderr=True)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def tell(tuning: Tuning) -> None:
-            if console.is_terminal:
-                live.update(table(tuning), refresh=True)
-            elif tuning.now:
-                print(f"run {tuning.done + 1} of {tuning.runs}, {tuning.now}", file=sys.stderr)
-
-        found = search(experiment, source, seconds, tell)
-    _print_table(table(found))
-    print(f"fastest: --layout {found.best.layout}")
-    if out is not None:
-        write(found, out, source)
-        print(f"written to {out}; train with it: {command()} train {out}:experiment")
+app.command("check-env")(check_env)
+app.command("serve-env")(serve_env)
+doctor.command("env")(doctor_env)
+app.command()(bench)
+app.command()(tune)
 
 
 @app.command()

@@ -119,6 +119,10 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path} must be a table, not {value!r}")
         return {k: _decode_value(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    elif origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(f"{path} = {value!r}; {did_you_mean(str(value), args)}")
+        return value
     elif origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{path} must be a list, not {value!r}")

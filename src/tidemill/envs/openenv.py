@@ -55,6 +55,10 @@ class OpenEnv(EnvironmentConfig):
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
+    @property
+    def draws(self) -> bool:
+        return False
+
     def build(self, lanes: int, seed: int, render: bool = False) -> AsyncLanes:
         """Return `lanes` sessions as one environment; each is opened by its first reset."""
         if lanes < 1:

@@ -52,6 +52,10 @@ class Slots(EnvironmentConfig):
         if self.failures < 1 or self.window_s <= 0:
             raise ConfigError(f"failures = {self.failures} must be at least 1, and window_s = {self.window_s} above 0")
 
+    @property
+    def draws(self) -> bool:
+        return self.environment.draws
+
     def bare(self) -> EnvironmentConfig:
         return self.environment
 

@@ -32,6 +32,10 @@ from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
 _TAIL = 2000  # characters of a dead worker's output that are shown
 _SPARE = 100  # descriptors for all else that a process has open
+_CAUSES: dict[int, str] = {  # of a process that a signal ended
+    signal.SIGKILL: " (by hand, or by the system for want of memory: see dmesg)",
+    signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
+}
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -151,8 +155,7 @@ class ProcessesLauncher(Launcher):
         except subprocess.TimeoutExpired:
             return "it hung up, but its process still runs"
         how = f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process ended with status {code}"
-        if code == -signal.SIGKILL:
-            how += " (by hand, or by the system for want of memory: see dmesg)"
+        how += _CAUSES.get(-code, "")
         tail = self._logs[worker].read_text(errors="replace")[-_TAIL:].strip() if self._logs[worker].exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
 

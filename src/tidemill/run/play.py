@@ -69,6 +69,11 @@ def play(
     folder = RunFolder.open(Path(run))
     experiment, _ = folder.experiment(Path(file) if file is not None else None)
     group, actors = find_actors(experiment, actor)
+    if not actors.environment.draws:
+        raise RunError(
+            f"{type(actors.environment).__name__} has no pictures: what it plays runs elsewhere, where it may show itself; "
+            f"tidemill eval {run} plays episodes and tells their returns"
+        )
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
     environment = build_environment(actors.replace(environment=actors.environment.bare()), 1, derive_seed(root, "play", group), render=True)

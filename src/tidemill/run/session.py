@@ -28,6 +28,7 @@ from tidemill.run.live import Snapshot, View, WorkerView, evaluations_of, make_v
 from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.run.plan import check_processes
 from tidemill.run.progress import Progress
+from tidemill.workers.actor import Actors
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
 
@@ -262,7 +263,7 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
     if lost:
         _never_began(controller.reason)
     elif view is not None:
-        _show_end(view, folder.path, summary)
+        _show_end(view, folder.path, controller.job.experiment, summary)
     return Result(folder.path, summary)
 
 
@@ -351,11 +352,12 @@ def _snapshot(controller: Controller) -> Snapshot:
     )
 
 
-def _show_end(view: View, path: Path, summary: dict[str, Any]) -> None:
+def _show_end(view: View, path: Path, experiment: Experiment, summary: dict[str, Any]) -> None:
     run, typed = _display(path), command()
+    draws = any(isinstance(worker, Actors) and worker.environment.draws for worker in experiment.workers.values())
     commands = {
         "evaluate": f"{typed} eval {run}",
-        "watch it play": f"{typed} play {run} --video {path.name}.mp4",
+        **({"watch it play": f"{typed} play {run} --video {path.name}.mp4"} if draws else {}),
         "plot": f"{typed} plot {run} --out {path.name}.png",
         "go on": f"{typed} resume {run} --max-steps N",
     }

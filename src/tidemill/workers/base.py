@@ -162,7 +162,9 @@ class Worker(WorkerHandle):
         message = str(error) if expected else f"{type(error).__name__}: {error}"
         if isinstance(error, SystemExit):
             message = f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another part of the experiment"
-        cause = error.__cause__ or (None if expected else error)
+        cause: BaseException | None = error
+        while isinstance(cause, TidemillError):
+            cause = cause.__cause__
         if cause is not None:  # something that is not ours to explain: say where
             message += _place(cause)
         message = _tail(message, ERROR_LIMIT)

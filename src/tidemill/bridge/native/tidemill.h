@@ -920,7 +920,7 @@ static int tm__connect(tm_bridge *bridge, const tm_options *options) {
     return tm__show(bridge);
 }
 
-/* Removes what a dead trainer left: its whole folder if it made one for this bridge, else the files that we know of. */
+/* Removes what a dead trainer left: all of its files and its folder, if it made one for this bridge, else the files that we know of. */
 static void tm__remove_remains(const tm_bridge *bridge) {
     const char *slash = strrchr(bridge->first, '/'), *base;
     size_t length = slash ? (size_t)(slash - bridge->first) : 0;
@@ -942,9 +942,14 @@ static void tm__remove_remains(const tm_bridge *bridge) {
     folder[length] = 0;
     base = strrchr(folder, '/');
     if (strncmp(base ? base + 1 : folder, "tidemill-", 9) == 0 && (listing = opendir(folder))) {
-        while ((entry = readdir(listing))) unlinkat(dirfd(listing), entry->d_name, 0);
+        while ((entry = readdir(listing))) {
+            const char *rest = entry->d_name + strlen(slash + 1);
+            if (strncmp(entry->d_name, slash + 1, strlen(slash + 1))) continue;
+            if (rest[strspn(rest, "_")] == 0 || !strcmp(rest, ".simulator") || !strcmp(rest, ".trainer") || !strcmp(rest, ".new"))
+                unlinkat(dirfd(listing), entry->d_name, 0);
+        }
         closedir(listing);
-        rmdir(folder);
+        rmdir(folder); /* which stays where anything else is in it: it was somebody's then */
     }
     free(folder);
 }

@@ -46,6 +46,10 @@ class Rest(EnvironmentConfig):
         if self.form not in ("threads", "loop"):
             raise ConfigError(f'form = "{self.form}" must be "threads" or "loop"')
 
+    @property
+    def draws(self) -> bool:
+        return False
+
     def build(self, lanes: int, seed: int, render: bool = False) -> LaneLoop:
         """Return `lanes` sessions as one environment. Raises `ConfigError` when no server of the protocol answers."""
         if lanes < 1:

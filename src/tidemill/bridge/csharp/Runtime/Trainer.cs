@@ -131,7 +131,7 @@ namespace Tidemill
         /// <summary>Whether the trainer removes the memory files itself when it closes.</summary>
         public bool Tidies { get { return Wakes; } }
 
-        /// <summary>Remove what a trainer that died has left: the folder, where it made one of its own. Elsewhere the next trainer does it.</summary>
+        /// <summary>Remove what a trainer that died has left: its files and their folder, where it made one of its own. Elsewhere the next trainer does it.</summary>
         public void RemoveDead()
         {
             string folder = Path.GetDirectoryName(mark);
@@ -141,7 +141,16 @@ namespace Tidemill
             }
             try
             {
-                Directory.Delete(folder, true);
+                string first = Path.GetFileName(mark.Substring(0, mark.Length - ".simulator".Length));
+                foreach (string path in Directory.GetFiles(folder, first + "*"))
+                {
+                    string rest = Path.GetFileName(path).Substring(first.Length);
+                    if (rest.Trim('_').Length == 0 || rest == ".simulator" || rest == ".trainer" || rest == ".new")
+                    {
+                        File.Delete(path);
+                    }
+                }
+                Directory.Delete(folder); // which stays where anything else is in it: it was somebody's then
             }
             catch (Exception error) when (error is IOException || error is UnauthorizedAccessException)
             {

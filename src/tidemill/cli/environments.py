@@ -1,0 +1,74 @@
+"""What the command line does with environments: ``check-env``, ``serve-env``, ``doctor env``."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.friendly import friendly, print_table
+from tidemill.cli.named import EnvArg, environments, pairs, settings
+
+if TYPE_CHECKING:
+    from tidemill.envs.check import Finding
+
+
+@friendly
+def check_env(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="An environment, or a function of an experiment.")],
+    env_arg: EnvArg = None,
+    seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
+) -> None:
+    """Look an environment over before training on it: spaces, values, resets, determinism, speed."""
+    from tidemill.envs.check import check_environment
+
+    failed = [not _passed(check_environment(environment, seed)) for environment in environments(what, env_arg)]
+    if any(failed):
+        raise typer.Exit(1)
+
+
+@friendly
+def serve_env(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="A Gymnasium environment.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ones need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.", min=0, max=65535)] = 8477,
+    token: Annotated[str | None, typer.Option(envvar="TIDEMILL_TOKEN", help="What clients must send. Better set as the variable.")] = None,
+    max_sessions: Annotated[int, typer.Option(help="Most environments at a time.")] = 256,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 1 << 20,
+    idle_seconds: Annotated[float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")] = 300.0,
+    fault: Annotated[list[str] | None, typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable.")] = None,
+    env_arg: EnvArg = None,
+) -> None:
+    """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or elsewhere, until Ctrl-C."""
+    from tidemill.cli.remote import serve
+
+    serve(what, settings(env_arg), host, port, token, max_sessions, max_body_bytes, idle_seconds, pairs("--fault", fault or []))
+
+
+@friendly
+def doctor_env(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Of an environment server.")],
+    token: Annotated[str, typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.')] = "$TIDEMILL_TOKEN",
+    seconds: Annotated[float, typer.Option(help="About how long to look.", min=1)] = 10.0,
+    most: Annotated[int, typer.Option(help="Most sessions to open at a time.", min=1)] = 64,
+) -> None:
+    """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
+    from tidemill.envs.rest.config import Rest
+    from tidemill.envs.rest.doctor import examine
+
+    if not _passed(examine(Rest(url=url.removeprefix("rest:"), token=token), seconds, most)):
+        raise typer.Exit(1)
+
+
+def _passed(findings: "Iterable[Finding]") -> bool:
+    """Print what was found, and return whether nothing failed."""
+    table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
+    failed = False
+    for finding in findings:
+        failed |= finding.level == "fail"
+        color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
+    print_table(table)
+    return not failed

@@ -1,0 +1,82 @@
+"""What the command line measures: ``bench``, ``tune``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tidemill.cli.friendly import friendly, print_table
+from tidemill.cli.named import EnvArg, Lay, Set, experiment_from, pairs
+from tidemill.core.errors import ConfigError
+
+
+@friendly
+def bench(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
+    seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    layout: Lay = "auto",
+    env_arg: EnvArg = None,
+    set_: Set = None,
+) -> None:
+    """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
+    from tidemill.bench.measure import bench as measure
+    from tidemill.bench.table import tables
+    from tidemill.run.arrange import arrange
+
+    experiment, source = experiment_from(what, env_arg, set_)
+    experiment.check()
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a folder; name a file in it")
+    arranged = arrange(experiment, source, layout, pairs("--set", set_ or []))
+    if arranged.told:
+        print(arranged.told, file=sys.stderr)
+    found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
+    for part in tables(found):
+        Console().print(part)
+    if json_file is not None:
+        try:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+
+
+@friendly
+def tune(
+    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to tune, as for train.")],
+    seconds: Annotated[float, typer.Option(help="Length of a run, after its start-up; the first of each layout takes half of that.")] = 6.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    env_arg: EnvArg = None,
+    set_: Set = None,
+) -> None:
+    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here."""
+    from rich.live import Live
+
+    from tidemill.bench.tune import Tuning, check_out, table, write
+    from tidemill.bench.tune import tune as search
+    from tidemill.run.folder import command
+
+    experiment, source = experiment_from(what, env_arg, set_)
+    if out is not None:
+        check_out(out, force, source)
+    console = Console(stderr=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def tell(tuning: Tuning) -> None:
+            if console.is_terminal:
+                live.update(table(tuning), refresh=True)
+            elif tuning.now:
+                print(f"run {tuning.done + 1} of {tuning.runs}, {tuning.now}", file=sys.stderr)
+
+        found = search(experiment, source, seconds, tell)
+    print_table(table(found))
+    print(f"fastest: --layout {found.best.layout}")
+    if out is not None:
+        write(found, out, source)
+        print(f"written to {out}; train with it: {command()} train {out}:experiment")

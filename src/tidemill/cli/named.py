@@ -1,0 +1,103 @@
+"""What the words of a command line name: experiments, environments and their settings."""
+
+from inspect import isfunction, signature
+from pathlib import Path
+from traceback import extract_tb
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.experiment import Experiment
+from tidemill.core.config import set_path
+from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.source import load_attribute
+from tidemill.workers.actor import Actors
+
+EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
+Lay = Annotated[
+    str,
+    typer.Option(
+        "--layout",
+        help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), given (the experiment's own), "
+        "or all of one, as it is shown at the start.",
+    ),
+]
+
+
+def pairs(what: str, items: list[str]) -> dict[str, str]:
+    """Return ``k=v`` items as a dict."""
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{what} {item}: write {what} NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def settings(env_arg: list[str] | None) -> dict[str, Any]:
+    """Return the arguments that --env-arg gives: values are read as JSON where they are JSON, else as strings."""
+    return {name: _json(text) for name, text in pairs("--env-arg", env_arg or []).items()}
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:
+    """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
+    from tidemill.run.presets import experiment_for
+    from tidemill.run.resolve import environment_from, is_named
+
+    source, colon, _ = what.rpartition(":")
+    if colon and source.endswith(".py") and not is_named(what):
+        made = load_attribute(what, "experiment")
+        try:
+            experiment = made() if callable(made) else made
+        except TidemillError:
+            raise
+        except Exception as error:
+            lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == Path(source).name]
+            where = f" (line {lines[-1]})" if lines else ""
+            raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
+        if not isinstance(experiment, Experiment):
+            raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
+        if env_args:
+            raise ConfigError(
+                "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
+            )
+        if algorithm is not None:
+            raise ConfigError(f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own")
+        return experiment, Path(source)
+    return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
+
+
+def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
+    """Return what `resolve` does, with the settings of --env-arg and --set."""
+    experiment, source = resolve(what, settings(env_arg), algorithm)
+    for path, text in pairs("--set", changes or []).items():
+        experiment = set_path(experiment, path, text)
+    return experiment, source
+
+
+def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
+    """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
+    from tidemill.run.resolve import environment_from, is_named
+
+    if what.rpartition(":")[0].endswith(".py") and not is_named(what):
+        made = load_attribute(what, "environment")
+        if isfunction(made) and not signature(made).parameters:
+            made = made()
+        if isinstance(made, EnvironmentConfig):
+            return [made]
+        if isinstance(made, Experiment):
+            return [worker.environment for worker in made.workers.values() if isinstance(worker, Actors)]
+        if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
+            close()  # it was an environment's maker
+    return [environment_from(what, settings(env_arg))]
