@@ -1,6 +1,7 @@
 """Plain Gymnasium environments: many copies, stepped one after the other inside `send`, or each in a thread."""
 
 import copy
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -107,7 +108,7 @@ class LaneLoop(Environment):
     """
 
     def __init__(self, envs: Sequence[Any], name: str, seed: int, threads: int = 0, crew: Crew | Tasks | None = None) -> None:
-        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps them, in place of threads."""
+        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps them, in place of threads, and is given Python's numbers."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
@@ -122,7 +123,7 @@ class LaneLoop(Environment):
             LeafReader(leaf_name, path, leaf)
             for (leaf_name, leaf), path in zip(leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True)
         ]
-        self._writers = [LeafWriter(leaf_name, leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
+        self._writers = [LeafWriter(leaf_name, leaf, plain=crew is not None) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
         self._given: list[Any] = []
@@ -155,17 +156,17 @@ class LaneLoop(Environment):
             self._given, self._resets, self._pending = given, reset.copy(), True
             self._crew.begin(calls, given)
             return
-        self._results = results = []
+        results: list[Result] = []
+        self._results = results
         try:
-            for call, action in zip(calls, given, strict=True):
-                results.append(call(action))
+            results.extend(map(operator.call, calls, given))  # keeps those before one that raises
         except Exception as error:
             self._raise(len(results), error, reset, given)
 
     def _raise(self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]) -> NoReturn:
         if isinstance(error, EnvironmentFault) or not isinstance(error, Exception):
             raise error
-        doing = "resetting" if reset[lane] else f"stepping with action {given[lane]!r}"
+        doing = "resetting" if reset[lane] else f"stepping with action {given[lane]}"
         raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
 
     def ready(self) -> bool:
