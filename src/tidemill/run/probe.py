@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 from time import perf_counter, process_time, sleep
 from typing import Any
 
@@ -285,7 +285,8 @@ def measure_learner(
     while True:
         sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
         trained = int(np.count_nonzero(sample.trained()))
-        update()
+        if rows == FEW_ROWS:
+            update()  # what happens once only
         cost, _ = timed(update, COMPUTING if rows >= most else 0.0)
         fits = int(COMPUTING / cost)
         if rows >= most or fits < 2 * trained:
@@ -325,29 +326,32 @@ def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
     """Call `work`, which returns the units that it did, until so many seconds have passed, or it is known well enough how long a call takes; return
     the core seconds and the seconds of a unit.
 
-    The seconds in which this thread could have gone on, but others had the core, do not count.
+    The seconds in which this thread could have gone on, but others had the core, do not count, nor those of another that it may have waited for.
     """
-    units, times, began, core, delayed = 0, [perf_counter()], perf_counter(), process_time(), queued()
+    units, times, began, core, before = 0, [perf_counter()], perf_counter(), process_time(), queued()
     while True:
         units += work()
         times.append(perf_counter())
         passed = times[-1] - began
         if units and passed >= seconds * LEAST and (passed >= seconds or _precise(np.diff(times))):
             core = process_time() - core
-            return max(core, 1e-9) / units, max(passed - (queued() - delayed), core, 1e-9) / units
+            delays = {thread: seconds - before.get(thread, 0.0) for thread, seconds in queued().items()}
+            delayed = delays.pop(get_native_id(), 0.0) + max(delays.values(), default=0.0)
+            return max(core, 1e-9) / units, max(passed - delayed, core, 1e-9) / units
 
 
 def _precise(times: NDArray[np.float64]) -> bool:
     return len(times) >= 10 and float(times.std(ddof=1)) <= PRECISE * float(times.mean()) * len(times) ** 0.5
 
 
-def queued() -> float:
-    """Return the seconds that this thread has waited for a core, 0 where the system does not say."""
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+def queued() -> dict[int, float]:
+    """Return the seconds that each thread of this process has waited for a core, by its number; nothing where the system does not say."""
+    found = {}
+    with suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError, IndexError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                found[int(thread)] = int(file.read().split()[1]) * 1e-9
+    return found
 
 
 def main() -> None:
