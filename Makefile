@@ -1,5 +1,5 @@
 # `make train`, `make test` and `make bench` each do all the set-up they need, then their job. Set-up is redone when a pinned version or pyproject.toml
-# changes. `make bench` takes hours; make bench ARGS="cartpole --runs 3" takes minutes.
+# changes. `make bench` says first how long it takes, two hours about, and goes on with ARGS=--continue; ARGS="cartpole --runs 3" takes minutes.
 PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh

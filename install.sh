@@ -18,3 +18,4 @@ if ! nvidia-smi >/dev/null 2>&1; then
 fi
 echo "Installing Tidemill${2:+ with $2} into .venv" >&2
 pip --editable ".${2:+[$2]}"
+.venv/bin/python -m compileall -q src  # else each process compiles it anew wherever PYTHONDONTWRITEBYTECODE is set

@@ -6,8 +6,9 @@
     python benchmarks/compare.py --quick                  # does it run at all? CartPole, Tidemill alone, one run of 3 s
 
 Each system is installed from its package into its own environment under `.bench/`. Each run is a process of its own with a deadline: `seconds` of
-training after a warm-up, steps/s over env steps that entered training. Results are written run by run to docs/results/bench/WORK.json; tables and
-plots come from these files (`--report` writes them anew, without a run).
+training after a warm-up, steps/s over env steps that entered training. Results are written run by run to docs/results/bench/WORK.json, so that a
+bench that was stopped goes on with `--continue`; tables and plots come from these files (`--report` writes them anew, without a run). A run that
+fails is told in the table, and tried again by `--continue`. How long all of it will take is told first, from what runs have taken before.
 """
 
 import argparse
@@ -80,23 +81,28 @@ WORKS = {
         Work("pong_served", "ALE/Pong-v5, 4 epochs, with policy workers", (TIDEMILL,), "agent steps/s", inline="pong"),
     )
 }
-SCRIPTS: tuple[tuple[str, ...], ...] = (  # the other benchmarks, each with its arguments
-    ("transports.py",),
-    ("actor.py",),
-    ("learner.py",),
-    ("learner.py", "--images", "--rows", "1024", "--minibatch", "256", "--epochs", "1"),
-    ("start.py",),
-    ("synthetic.py",),
-    ("sleeping.py",),
-    ("memory.py",),
-    ("scaling.py",),
-)
+SCRIPTS: dict[tuple[str, ...], float] = {  # the other benchmarks, each with its arguments, and the seconds that it takes, about
+    ("transports.py",): 60,
+    ("actor.py",): 60,
+    ("learner.py",): 60,
+    ("learner.py", "--images", "--rows", "1024", "--minibatch", "256", "--epochs", "1"): 60,
+    ("start.py",): 150,
+    ("synthetic.py",): 60,
+    ("sleeping.py",): 220,
+    ("memory.py",): 60,
+    ("scaling.py",): 900,
+}
 SCRIPT_DEADLINE = 3600.0
+AROUND = {True: 12.0, False: 10.0}  # seconds that a run of Tidemill, and one of another system, takes beside training, warm-up and bare costs
+INSTALLING = 120.0  # seconds for the environment of another system
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class Failed(Exception):
     """A run that gave no figure, and why."""
+
+
+_refused: dict[str, Failed] = {}  # systems that could not be installed: once is enough
 
 
 # ---- set-up ------------------------------------------------------------------------------------------------------------------------------------
@@ -154,7 +160,13 @@ def command(words: list[str], deadline: float, **environment: str) -> str:
 
 def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
     """One run of another system."""
-    python = prepare(system)
+    if system in _refused:
+        raise _refused[system]
+    try:
+        python = prepare(system)
+    except Failed as failure:
+        _refused[system] = Failed(f"it could not be installed: {failure}")
+        raise _refused[system] from None
     output = command([str(python), str(HERE / "peers" / f"{system}.py"), work, f"--seconds={seconds}", f"--seed={seed}"], 6 * seconds + 240)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
@@ -202,15 +214,34 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
             if store.has(system, number):
                 continue
             try:
+                started = time.perf_counter()
                 if system == TIDEMILL:
                     found = run_tidemill(work.name, seconds, number, work.target)
                 else:
                     found = run_peer(system, work.name, seconds, number)
+                found["took"] = time.perf_counter() - started
                 say(f"{work.name} {number}/{runs} {SYSTEMS[system].title}: {found['steps_per_second']:,.0f} {work.unit}")
-            except Failed as failure:
-                found = {"failed": plain(str(failure))}
-                say(f"{work.name} {number}/{runs} {SYSTEMS[system].title} failed: {failure}")
+            except (Failed, OSError, ValueError, KeyError, TypeError) as failure:  # whatever it answered, the others are to be measured
+                found = {"failed": plain(str(failure) if isinstance(failure, Failed) else f"{type(failure).__name__}: {failure}")}
+                say(f"{work.name} {number}/{runs} {SYSTEMS[system].title} failed: {found['failed']}")
             store.add(system, number, found)
+
+
+def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
+    """Return the seconds that the runs will take that the `store` of their work does not have yet."""
+    seconds, total = store.data["seconds"], 0.0
+    for system in systems:
+        left = sum(not store.has(system, number) for number in range(1, runs + 1))
+        known = [run["took"] for run in store.data["runs"].get(system, {}).values() if "took" in run]
+        around = min(2.0, seconds / 5) + AROUND[system == TIDEMILL]
+        bare = 20 * min(seconds / 40, 1.0) if system == TIDEMILL else 0.0  # bare costs: three or five parts, in six rounds, beside starts
+        total += left * (statistics.median(known) if known else seconds + around + bare)
+    return total
+
+
+def minutes(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class Store:
@@ -428,10 +459,16 @@ def report(docs: Path) -> None:
     file.write_text(document)
 
 
+def known_scripts(docs: Path, keep: bool) -> dict[str, Run]:
+    """Return what the other benchmarks have answered so far."""
+    file = docs / "results" / "bench" / "scripts.json"
+    found: dict[str, Run] = json.loads(file.read_text()) if keep and file.exists() else {}
+    return found
+
+
 def run_scripts(docs: Path, keep: bool) -> None:
     """Run the other benchmarks one after the other."""
-    file = docs / "results" / "bench" / "scripts.json"
-    found = json.loads(file.read_text()) if keep and file.exists() else {}
+    file, found = docs / "results" / "bench" / "scripts.json", known_scripts(docs, keep)
     for words in SCRIPTS:
         name, started = " ".join(words), time.perf_counter()
         if "output" in found.get(name, {}):
@@ -441,13 +478,30 @@ def run_scripts(docs: Path, keep: bool) -> None:
             if not (HERE / words[0]).exists():
                 raise Failed("there is no such script")
             entry: Run = {"output": plain(command([sys.executable, str(HERE / words[0]), *words[1:]], SCRIPT_DEADLINE, **ONE_THREAD))}
-        except Failed as failure:
+        except (Failed, OSError) as failure:
             entry = {"failed": plain(str(failure))}
             say(f"  failed: {failure}")
         found[name] = {**entry, "seconds": time.perf_counter() - started, "date": date.today().isoformat()}
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(file)
         report(docs)
+
+
+def foretell(stores: dict[str, Store], chosen: dict[str, tuple[str, ...]], runs: int, docs: Path | None, keep: bool) -> None:
+    """Say how long all will take. `docs`: where the other benchmarks are written, None where they are not run."""
+    works = sum(expected(store, runs, chosen[name]) for name, store in stores.items())
+    others = {system for names in chosen.values() for system in names} - {TIDEMILL}
+    installing = INSTALLING * sum(not (ENVIRONMENTS / system / "ready").exists() for system in others)
+    scripts = 0.0
+    if docs is not None:
+        before, known = known_scripts(docs, True), known_scripts(docs, keep)
+        left = {words: seconds for words, seconds in SCRIPTS.items() if "output" not in known.get(" ".join(words), {})}
+        scripts = sum(before.get(" ".join(words), {}).get("seconds", seconds) for words, seconds in left.items())
+    parts = {"runs": works, "other benchmarks": scripts, "installing other systems": installing}
+    told = ", ".join(f"{name} {minutes(seconds)}" for name, seconds in parts.items() if seconds)
+    say(f"this will take about {minutes(sum(parts.values()))} ({told or 'all is there'})")
 
 
 def say(text: str) -> None:
@@ -478,13 +532,23 @@ def main() -> None:
         works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 3.0
     docs = given.docs.resolve()
     if not given.report:
+        stores = {}
         for name in works:
-            work, length = WORKS[name], seconds * (3 if name.startswith("pong") else 1)
-            store = Store(docs / "results" / "bench" / f"{name}.json", length, given.keep)
-            measure(work, runs, length, tuple(s for s in work.systems if s in systems), store)
+            length = seconds * (3 if name.startswith("pong") else 1)
+            stores[name] = Store(docs / "results" / "bench" / f"{name}.json", length, given.keep)
+        chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
+        scripts = not given.works and not given.quick
+        foretell(stores, chosen, runs, docs if scripts else None, given.keep)
+        try:
+            for name, store in stores.items():
+                measure(WORKS[name], runs, store.data["seconds"], chosen[name], store)
+                report(docs)
+            if scripts:
+                run_scripts(docs, given.keep)
+        except KeyboardInterrupt:
             report(docs)
-        if not given.works and not given.quick:
-            run_scripts(docs, given.keep)
+            say("stopped; what was measured is kept, and the same command with --continue goes on from there")
+            sys.exit(130)
     report(docs)
     say(f"written: {docs / 'benchmarks.md'}")
 

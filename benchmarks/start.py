@@ -32,7 +32,7 @@ def start(what: str, folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Print a line per experiment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["CartPole-v1", "HalfCheetah-v5"])
+    parser.add_argument("what", nargs="*", default=["CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"])
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()
     print(f"{'s, median of ' + str(given.runs):24} {'first, measured':>16} {'whole':>7} {'first, from cache':>18} {'whole':>7}")

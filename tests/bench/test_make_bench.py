@@ -78,3 +78,68 @@ def test_a_command_past_its_deadline_is_killed() -> None:
         compare.command([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
     with pytest.raises(compare.Failed, match="status 3: sorry"):
         compare.command([sys.executable, "-c", "import sys; print('sorry', file=sys.stderr); sys.exit(3)"], 60)
+
+
+def store_of(folder: Path, seconds: float = 20.0, keep: bool = True) -> Any:
+    return compare.Store(folder / "cartpole.json", seconds, keep)
+
+
+def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    wrong: dict[str, Exception] = {"stable_baselines3": ValueError("no JSON"), "cleanrl_style": OSError("no such file")}
+
+    def run(system: str, work: str, seconds: float, seed: int) -> dict[str, Any]:
+        asked.append((system, seed))
+        if system in wrong and seed == 2:
+            raise wrong[system]
+        return {"steps_per_second": 100.0}
+
+    monkeypatch.setattr(compare, "run_peer", run)
+    monkeypatch.setattr(compare, "run_tidemill", lambda work, seconds, seed, target: run("tidemill", work, seconds, seed))
+    work, systems = compare.WORKS["cartpole"], ("stable_baselines3", "tidemill", "cleanrl_style")
+    compare.measure(work, 2, 20.0, systems, store_of(tmp_path, keep=False))
+    assert asked == [(system, number) for number in (1, 2) for system in systems]
+    assert "ValueError: no JSON" in json.loads((tmp_path / "cartpole.json").read_text())["runs"]["stable_baselines3"]["2"]["failed"]
+    asked.clear()
+    wrong.clear()
+    compare.measure(work, 2, 20.0, systems, store_of(tmp_path))  # goes on
+    assert asked == [("stable_baselines3", 2), ("cleanrl_style", 2)]
+    compare.measure(work, 1, 10.0, ("tidemill",), store_of(tmp_path, 10.0))  # of another length
+    assert asked[2:] == [("tidemill", 1)]
+
+
+def test_a_system_that_cannot_be_installed_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def prepare(name: str) -> Path:
+        tried.append(name)
+        raise compare.Failed("no network")
+
+    monkeypatch.setattr(compare, "prepare", prepare)
+    monkeypatch.setattr(compare, "_refused", {})
+    for seed in (1, 2):
+        with pytest.raises(compare.Failed, match="could not be installed: no network"):
+            compare.run_peer("sample_factory", "pong", 1.0, seed)
+    assert tried == ["sample_factory"]
+
+
+def test_how_long_it_will_take_follows_from_what_runs_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = store_of(tmp_path)
+    systems = ("tidemill", "sample_factory")
+    guessed = compare.expected(store, 5, systems)
+    assert guessed > 5 * 2 * 20
+    for number, took in enumerate((50.0, 70.0), 1):
+        store.add("tidemill", number, {"steps_per_second": 1.0, "took": took})
+    store.add("sample_factory", 1, {"failed": "no end"})
+    peers = compare.expected(store, 5, ("sample_factory",))
+    assert compare.expected(store, 5, systems) == pytest.approx(3 * 60.0 + peers)
+    assert compare.expected(store, 2, ("tidemill",)) == 0
+    compare.foretell({"cartpole": store}, {"cartpole": ("tidemill",)}, 5, None, True)
+    assert "this will take about 3 minutes (runs 3 minutes)" in capsys.readouterr().out
+    (tmp_path / "results" / "bench").mkdir(parents=True)
+    name = " ".join(next(iter(compare.SCRIPTS)))
+    (tmp_path / "results" / "bench" / "scripts.json").write_text(json.dumps({name: {"output": "", "seconds": 36_000.0}}))
+    compare.foretell({}, {}, 5, tmp_path, False)
+    compare.foretell({}, {}, 5, tmp_path, True)
+    anew, rest = capsys.readouterr().out.splitlines()
+    assert "10." in anew and "hours" in anew and "minutes" in rest

@@ -193,6 +193,40 @@ def test_an_environment_that_changes_its_arguments_changes_no_other_s_nor_the_co
     assert config == Gymnasium(make=f"{GAMES}:Eating", kwargs={"lengths": [3, 5]})
 
 
+def test_an_environment_s_own_limit_cuts_each_episode_by_its_own_steps():
+    environment = Gymnasium(id="MountainCar-v0").build(3, 0)  # 200 steps, and random actions do not end it
+    assert environment.max_episode_steps == 200
+    driver, cut = Driver(environment), []
+    for tick in range(1, 620):
+        (told,) = driver.tick(np.array([True, False, False]) if tick == 51 else None)
+        cut += [(tick, lane) for lane in np.flatnonzero(told.tick.truncated).tolist()]
+    assert cut == [(201, 1), (201, 2), (251, 0), (402, 1), (402, 2), (452, 0), (603, 1), (603, 2)]
+
+
+def test_a_lane_that_waits_for_its_reset_is_not_cut_again():
+    driver = Driver(Gymnasium(make=f"{GAMES}:Counter", kwargs={"length": 50}, max_episode_steps=1).build(2, 0))
+    driver.tick()
+    (told,) = driver.tick()
+    assert told.tick.truncated.all()
+    for _ in range(2):
+        (told,) = driver.tick(np.zeros(2, bool))
+        assert not told.tick.truncated.any() and not told.tick.present.any()
+
+
+def test_actions_are_what_an_action_space_samples():
+    given = []
+
+    class Seeing(Counter):
+        def step(self, action):
+            given.append(action)
+            return super().step(action)
+
+    driver = Driver(LaneLoop([Seeing(length=9)], "Seeing", 0))
+    driver.tick()
+    driver.tick()
+    assert type(given[0]) is type(gymnasium.spaces.Discrete(2).sample())
+
+
 def test_limit_0_lifts_the_limit():
     assert not isinstance(Gymnasium(id="CartPole-v1", max_episode_steps=0).make_one(), gymnasium.wrappers.TimeLimit)
 

@@ -37,7 +37,7 @@ from tidemill.run import arrange as arranging
 from tidemill.run import layout as laying_out
 from tidemill.run.arrange import arrange, cache, costs_of
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, parse, promises, why_given
-from tidemill.run.probe import threads_serve
+from tidemill.run.probe import read_answer, threads_serve
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
@@ -378,6 +378,23 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path) -> None:
     assert not kept.exists()
 
 
+def test_what_keeps_a_policy_from_being_measured_is_told(kept: Path) -> None:
+    made = experiment().replace(policies={"policy": ActorCritic(encoder="nature_cnn")})
+    told = arrange(made, None).told
+    assert "as given, since its costs could not be measured" in told and "nature_cnn" in told
+
+
+def test_a_probe_says_how_it_ended() -> None:
+    for code, status in (("", "0"), ("import os; os.abort()", "-6"), ("import signal; signal.raise_signal(signal.SIGALRM)", r"-14 \(too slow\)")):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            with pytest.raises(RunError, match=f"ended with status {status}$"):
+                read_answer(process.stdout.read(), process)
+            for answer in (b"nonsense", b"[]", b"{}", b"3"):
+                with pytest.raises(RunError, match="make no sense"):
+                    read_answer(answer, process)
+
+
 FILE = """
 import time
 import gymnasium, numpy as np
@@ -502,9 +519,11 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     )
     wait_until(lambda: psutil.Process(main.pid).children(), 30, "the probe has begun")
     (probe,) = psutil.Process(main.pid).children()
+    wait_until(probe.children, 30, "the one that measures policies and learner has begun")
+    both = [probe, *probe.children()]
     main.kill()
     main.wait()
-    wait_until(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE, 10, "the probe has ended")
+    wait_until(lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in both), 20, "both have ended")
     assert not (tmp_path / "runs").exists()
 
 

@@ -67,7 +67,7 @@ class _Group:
     def __init__(self, seats: list[int], every: int, names: list[str], readers: list[tuple[str, LeafReader]], action: Space) -> None:
         self.names, self.readers, self.action, self.seats = names, readers, action, seats
         self.whole = seats == list(range(every))
-        self.writers = [LeafWriter(name, leaf) for name, leaf in leaves(action, "action").items()]
+        self.writers = [LeafWriter(name, leaf, plain=True) for name, leaf in leaves(action, "action").items()]
         self.pick = _as_it_is if self.whole else picker(seats)
 
 

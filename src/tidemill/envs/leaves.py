@@ -56,15 +56,19 @@ class LeafReader:
 
 
 class LeafWriter:
-    """One leaf of the action: from one array to what each copy is given, and may keep."""
+    """One leaf of the action: from one array to what each copy is given, and may keep.
 
-    def __init__(self, name: str, leaf: Space) -> None:
-        self.name, self._cast, self._scalar = name, action_caster(leaf), field_of(leaf).shape == ()
+    Scalars are numpy's, as `action_space.sample()` returns them: Gymnasium's `Discrete.contains`, which most environments call, takes 0.3 µs longer
+    with Python's. `plain`: they are Python's, as what speaks JSON needs them.
+    """
+
+    def __init__(self, name: str, leaf: Space, plain: bool) -> None:
+        self.name, self._cast, self._plain = name, action_caster(leaf), plain and field_of(leaf).shape == ()
 
     def column(self, array: Array) -> list[Any]:
-        """Return one value per row: a Python number, or an array."""
+        """Return one value per row: a number, or an array."""
         values = self._cast(array)
-        return values.tolist() if self._scalar else list(values)
+        return values.tolist() if self._plain else list(values)
 
 
 def brief(value: Any) -> str:

@@ -3,6 +3,7 @@
 python -m tidemill.launchers.entry < order.json
 """
 
+import gc
 import json
 import os
 import select
@@ -32,6 +33,7 @@ GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gon
 
 def main() -> None:
     """Run the workers that standard input describes."""
+    gc.set_threshold(10_000)  # imports make objects that stay: with 700, a tenth of torch's import is looking for garbage among them
     _leave_signals_to_runner()
     runner = os.getppid()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tidemill.nets.convolution import Trunk
+from tidemill.nets.torch_gradients import weighed
 from tidemill.nets.towers import Floats
 
 
@@ -32,7 +33,7 @@ class TorchConvolutions(Trunk):
 
     def backward(self, of_features: Floats, into: dict[str, Floats]) -> None:
         assert self._features is not None
-        gradients = torch.autograd.grad(self._features, self._leaves, torch.from_numpy(of_features))
+        gradients = torch.autograd.grad(weighed(self._features, torch.from_numpy(of_features)), self._leaves)
         for name, gradient in zip(self._names, gradients, strict=True):
             into[name][...] = gradient.numpy()
         self._features = None

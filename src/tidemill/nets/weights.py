@@ -95,6 +95,9 @@ def orthogonal(weight: Floats, gain: float, rng: np.random.Generator, towers: in
         rows = len(part) if part.ndim > 1 else 1
         matrix = rng.standard_normal((rows, part.size // rows))
         tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-        q, r = np.linalg.qr(tall)
-        q *= np.sign(np.diag(r))  # makes the draw uniform
+        if len(tall) < 2 * tall.shape[1]:
+            q, r = np.linalg.qr(tall)
+            q *= np.sign(np.diag(r))  # makes the draw uniform
+        else:  # far from singular: Cholesky's way to the same Q takes less than half the time
+            q = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
         part[...] = gain * (q if tall is matrix else q.T).reshape(part.shape)

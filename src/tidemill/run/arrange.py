@@ -25,11 +25,11 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import file_digest, named_files
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, of_layout, parse, why_given
-from tidemill.run.probe import SECONDS
+from tidemill.run.probe import SECONDS, Order, read_answer
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 3  # of the probe: costs of another one are measured anew
+FORMAT = 4  # of the probe: costs of another one are measured anew
 _LARGEST = 10_000  # bytes of a file of costs
 
 
@@ -163,14 +163,13 @@ def _write(path: Path, costs: Costs) -> None:
 
 def probe(experiment: Experiment, source: Path | None) -> Costs:
     """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long."""
-    order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None, "runner": os.getpid()})
+    order = msgspec.msgpack.encode(Order(encode(experiment), str(source) if source else None, os.getpid()))
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(
         [sys.executable, "-m", "tidemill.run.probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
         env={**os.environ, **one},
         start_new_session=True,  # so that what its environment starts ends with it
     )
@@ -181,12 +180,7 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     finally:
         kill_session(process.pid)
         process.wait()
-    if not answer:
-        raise RunError(f"the process that measures them ended with status {process.returncode}" + " (too slow)" * (process.returncode == -14))
     try:
-        content = json.loads(answer)
-        if "error" in content:
-            raise RunError(str(content["error"]).splitlines()[0])
-        return msgspec.convert(content["costs"], Costs)
-    except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        return msgspec.convert(read_answer(answer, process), Costs)
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise RunError(f"they make no sense: {error}") from None

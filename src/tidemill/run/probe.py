@@ -1,20 +1,24 @@
 """Measures what an experiment's parts cost on this machine, in a second: a process of its own, so that what an environment does stays there.
 
-python -m tidemill.run.probe < order.json
+python -m tidemill.run.probe < order (msgpack)
 
-It steps a few lanes of the real environment, and times the real policy and learner on random rows. Answers with one line of JSON: ``costs``, or
-the ``error`` that kept it from measuring. It ends by itself after `SECONDS`.
+It steps a few lanes of the real environment. Meanwhile another such process, which it starts and tells what spaces there are, times the real policy
+and learner on random rows: importing torch takes longer than all else. Each answers with one line of JSON: what was ``measured``, or the ``error``
+that kept it from measuring, and ends by itself after `SECONDS`.
 """
 
+import gc
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 from time import perf_counter, process_time, sleep
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,9 +30,9 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, Spaces, leaves, schema_of_space
-from tidemill.core.config import decode
+from tidemill.core.config import decode, encode
 from tidemill.core.cores import every_core, keep_to
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
@@ -40,18 +44,49 @@ from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
+PRECISE, LEAST = 0.02, 0.25  # a quarter of that is enough where the mean's standard error is so small a part of it
 QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
-FEW_LANES = 8
+FEW_LANES = 2
 LATER = 0.02  # by which a tick may be longer on one core, and that core be enough
 FEW_ROWS = 64  # trained on first, to see how many there is time for
 
 
-def measure(experiment: Experiment) -> Costs:
+class Order(msgspec.Struct):
+    """What to measure. `agents` is for the process that is told them, and measures policies and learner; `runner` the process that it ends with."""
+
+    experiment: dict[str, Any]
+    source: str | None
+    runner: int
+    agents: list[AgentInfo] | None = None
+
+
+class Arithmetic(msgspec.Struct):
+    """What policies and learner cost: see `Costs`."""
+
+    infer: float
+    call: float
+    train: float
+    rows: int
+    parallel: bool
+
+
+def measure(experiment: Experiment, source: str | None = None) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of trainers."""
     actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
+    with _other_process() as other:
+        env, wall = measure_environment(actors, lambda agents: _tell(other, Order(encode(experiment), source, os.getpid(), list(agents))))
+        costs = Costs(env=env, wall=wall, **msgspec.structs.asdict(_answer(other)))
+    if costs.waits:  # threads are tried on cores that nobody else has
+        threaded, one_core = threads_serve(actors.environment)
+        costs = msgspec.structs.replace(costs, threaded=threaded, one_core=one_core)
+    return costs
+
+
+def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> Arithmetic:
+    """Return what policies and learner cost where the environment has `agents`."""
+    actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
     trainer = next(c for c in experiment.workers.values() if isinstance(c, Trainer))
-    agents, env, wall = measure_environment(actors)
     groups = match_agents(agents, actors.agents)
     infer = call = train = 0.0
     parallel = True
@@ -64,11 +99,44 @@ def measure(experiment: Experiment) -> Costs:
             cost, parallel = measure_learner(trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group))
             train += len(group) * cost
     rows = sum(map(len, groups))
-    costs = Costs(env=env, wall=wall, infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
-    if costs.waits:
-        threaded, one_core = threads_serve(actors.environment)
-        costs = msgspec.structs.replace(costs, threaded=threaded, one_core=one_core)
-    return costs
+    return Arithmetic(infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
+
+
+@contextmanager
+def _other_process() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that measures policies and learner once it is told what there is, and has imported everything by then."""
+    words = [sys.executable, "-m", "tidemill.run.probe"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def _tell(other: "subprocess.Popen[bytes]", order: Order) -> None:
+    assert other.stdin is not None
+    with suppress(BrokenPipeError):  # it is gone, as `_answer` will find
+        other.stdin.write(msgspec.msgpack.encode(order))
+        other.stdin.close()
+
+
+def _answer(other: "subprocess.Popen[bytes]") -> Arithmetic:
+    assert other.stdout is not None
+    return msgspec.convert(read_answer(other.stdout.read(), other), Arithmetic)
+
+
+def read_answer(answer: bytes, process: "subprocess.Popen[bytes]") -> Any:
+    """Return what a probe `process` that answered so has measured. Raises `RunError` with what kept it from it."""
+    if not answer:
+        status = process.wait()
+        raise RunError(f"the process that measures them ended with status {status}" + " (too slow)" * (status == -signal.SIGALRM))
+    try:
+        content = json.loads(answer)
+        if "error" in content:
+            raise RunError(str(content["error"]).splitlines()[0])
+        return content["measured"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"they make no sense: {error}") from None
 
 
 def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
@@ -101,12 +169,13 @@ def _tick_in_threads(config: EnvironmentConfig) -> float:
     return float(np.median(np.diff(times)[1:]))  # the first was a reset
 
 
-def measure_environment(actors: Actors) -> tuple[Sequence[AgentInfo], float, float]:
-    """Return the agents, and the core seconds and the seconds of a step."""
+def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], None]) -> tuple[float, float]:
+    """Return the core seconds and the seconds of a step. `tell` is called with the agents as soon as these are known."""
     config = actors.environment
     if getattr(config, "threads", 0):
         config = config.replace(threads=0)
     environment, _ = build(config, 1)
+    tell(environment.agents)
     stepping = Stepping(environment)
     try:
         for _ in range(3):  # the first step may do what happens once only
@@ -119,8 +188,7 @@ def measure_environment(actors: Actors) -> tuple[Sequence[AgentInfo], float, flo
             stepping = Stepping(environment)
             lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
         stepping.tick()
-        env, wall = timed(stepping.tick, STEPPING)
-        return environment.agents, env, wall
+        return timed(stepping.tick, STEPPING)
     finally:
         environment.close()
 
@@ -217,14 +285,13 @@ def measure_learner(
     while True:
         sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
         trained = int(np.count_nonzero(sample.trained()))
-        update()
-        began = perf_counter()
-        update()
-        fits = int(COMPUTING / max(perf_counter() - began, 1e-6) * trained)
-        if rows >= most or fits < 2 * rows:
-            break
+        if rows == FEW_ROWS:
+            update()  # what happens once only
+        cost, _ = timed(update, COMPUTING if rows >= most else 0.0)
+        fits = int(COMPUTING / cost)
+        if rows >= most or fits < 2 * trained:
+            return cost, isinstance(algorithm, DataParallel)
         rows = min(most, fits)
-    return timed(update, COMPUTING)[0], isinstance(algorithm, DataParallel)
 
 
 def make_sample(policy: Policy, config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int, rows: int) -> Sample:
@@ -256,40 +323,52 @@ def random_rows(space: Space, rows: int) -> Arrays:
 
 
 def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
-    """Call `work`, which returns the units that it did, until so many seconds have passed; return the core seconds and the seconds of a unit.
+    """Call `work`, which returns the units that it did, until so many seconds have passed, or it is known well enough how long a call takes; return
+    the core seconds and the seconds of a unit.
 
-    The seconds in which this thread could have gone on, but others had the core, do not count.
+    The seconds in which this thread could have gone on, but others had the core, do not count, nor those of another that it may have waited for.
     """
-    units, began, core, delayed = 0, perf_counter(), process_time(), queued()
+    units, times, began, core, before = 0, [perf_counter()], perf_counter(), process_time(), queued()
     while True:
         units += work()
-        passed = perf_counter() - began
-        if passed >= seconds and units:
+        times.append(perf_counter())
+        passed = times[-1] - began
+        if units and passed >= seconds * LEAST and (passed >= seconds or _precise(np.diff(times))):
             core = process_time() - core
-            return max(core, 1e-9) / units, max(passed - (queued() - delayed), core, 1e-9) / units
+            delays = {thread: seconds - before.get(thread, 0.0) for thread, seconds in queued().items()}
+            delayed = delays.pop(get_native_id(), 0.0) + max(delays.values(), default=0.0)
+            return max(core, 1e-9) / units, max(passed - delayed, core, 1e-9) / units
 
 
-def queued() -> float:
-    """Return the seconds that this thread has waited for a core, 0 where the system does not say."""
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+def _precise(times: NDArray[np.float64]) -> bool:
+    return len(times) >= 10 and float(times.std(ddof=1)) <= PRECISE * float(times.mean()) * len(times) ** 0.5
+
+
+def queued() -> dict[int, float]:
+    """Return the seconds that each thread of this process has waited for a core, by its number; nothing where the system does not say."""
+    found = {}
+    with suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError, IndexError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                found[int(thread)] = int(file.read().split()[1]) * 1e-9
+    return found
 
 
 def main() -> None:
     """Obey standard input (see the module's text)."""
     signal.alarm(SECONDS)  # whatever hangs, this process does not
+    gc.set_threshold(10_000)  # as in workers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an environment prints is no answer
     limit_threads(1)
-    order = json.loads(sys.stdin.read())
-    Thread(target=_end_with, args=(order.get("runner", os.getppid()),), daemon=True).start()
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    Thread(target=_end_with, args=(order.runner,), daemon=True).start()
     try:
-        if order["source"] is not None:
-            load_file(Path(order["source"]), "experiment file")
-        answer = {"costs": msgspec.to_builtins(measure(decode(Experiment, order["experiment"])))}
+        if order.source is not None:
+            load_file(Path(order.source), "experiment file")
+        experiment = decode(Experiment, order.experiment)
+        found = measure(experiment, order.source) if order.agents is None else measure_arithmetic(experiment, order.agents)
+        answer = {"measured": msgspec.to_builtins(found)}
     except TidemillError as error:
         answer = {"error": str(error)}
     except Exception as error:
