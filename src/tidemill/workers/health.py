@@ -22,7 +22,7 @@ class Health:
         self._faults = [0] * len(self._slots)
         self._untold: list[str] = []
         self._told_at = -TELL
-        self._first = ""
+        self._first = self._last = ""
 
     def look(self) -> None:
         """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
@@ -33,7 +33,7 @@ class Health:
                 self._faults[place] += len(slot.faults)
                 self._untold += [f"slot {number}: {text}" for text in slot.faults]
                 slot.faults.clear()
-                self._first = self._first or self._untold[0]
+                self._first, self._last = self._first or self._untold[0], self._untold[-1]
                 if slot.quarantined:
                     self._untold.append(f"slot {number} is quarantined: it failed {self._faults[place]} times")
         if self._untold and monotonic() - self._told_at >= TELL:
@@ -43,8 +43,9 @@ class Health:
             self._told_at = monotonic()
         healthy = sum(not slot.quarantined for _, slot in self._slots)
         if healthy < self._least:
+            last = f"; the last: {self._last}" if self._last.partition(": ")[2] != self._first.partition(": ")[2] else ""
             raise EnvironmentFault(
-                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}"
+                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}{last}"
             )
 
     def stats(self) -> dict[str, float]:
