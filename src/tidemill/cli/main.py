@@ -169,7 +169,8 @@ def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trai
 
     found = again(run)
     weights = "the same weights" if found.same else "other weights"
-    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}")
+    at = f" after the {found.compared:,} of its newest checkpoint" if found.updates != found.compared else ""
+    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}{at}")
     raise typer.Exit(0 if found.same else 1)
 
 
