@@ -22,6 +22,10 @@ def test_a_run_with_slots_and_its_retraining(tmp_path: Path, exact: tuple[str, .
     assert evaluated.exit_code == 0, evaluated.output
     again = tidemill("retrain", folder)
     assert again.exit_code == 0 and "1,200 steps stored, 0 lost" in again.output and "the same weights" in again.output
+    journal = folder / "journal-policy.bin"
+    journal.write_bytes(journal.read_bytes()[:-2000])
+    again = tidemill("retrain", folder)
+    assert again.exit_code == 1 and "updates: the journal ends before the " in again.output
 
 
 def test_what_cannot_be_is_refused() -> None:

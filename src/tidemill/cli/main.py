@@ -169,8 +169,11 @@ def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trai
 
     found = again(run)
     weights = "the same weights" if found.same else "other weights"
-    at = f" after the {found.compared:,} of its newest checkpoint" if found.updates != found.compared else ""
-    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}{at}")
+    if found.updates < found.compared:
+        weights = f"the journal ends before the {found.compared:,} of the newest checkpoint"
+    elif found.updates > found.compared:
+        weights += f" after the {found.compared:,} of the newest checkpoint"
+    print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}")
     raise typer.Exit(0 if found.same else 1)
 
 
