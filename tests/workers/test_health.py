@@ -21,6 +21,7 @@ def slots(count: int) -> Any:
             "the first fault was: slot 0: it was lost; the last: slot 1: it has other spaces$",
         ),
         (["it was lost", "it was lost"], "the first fault was: slot 0: it was lost$"),
+        (["step 3 (session 5f.0) was lost", "step 12 (session 5f.17) was lost"], r"the first fault was: slot 0: step 3 \(session 5f.0\) was lost$"),
     ],
 )
 def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_where_that_is_another(texts: list[str], told: str) -> None:

@@ -1,11 +1,13 @@
 """How an actor's slots are: what went wrong in them, told now and then, and when too few are left to go on."""
 
+import re
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
 
+NUMBERED = re.compile(r"\w*\d[\w.]*")
 TELL = 10.0  # seconds between notices of faults; the first one is told at once
 
 
@@ -43,7 +45,7 @@ class Health:
             self._told_at = monotonic()
         healthy = sum(not slot.quarantined for _, slot in self._slots)
         if healthy < self._least:
-            last = f"; the last: {self._last}" if self._last.partition(": ")[2] != self._first.partition(": ")[2] else ""
+            last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
                 f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}{last}"
             )
@@ -54,3 +56,8 @@ class Health:
             return {}
         faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
         return {"slots/quarantined": float(sum(slot.quarantined for _, slot in self._slots)), "slots/faults": float(sum(self._faults)), **faults}
+
+
+def _kind(text: str) -> str:
+    """Return what a fault says, whichever slot, step or session it was in."""
+    return NUMBERED.sub("", text)
