@@ -35,3 +35,9 @@ def test_what_cannot_be_is_refused() -> None:
     assert "must be above 0" in refused(*dqn, "--ratio", "0/4")
     assert "slots = 0" in refused(*dqn, "--slots", 0)
     assert "slack = 0" in refused(*dqn, "--slots", 4, "--set", "workers.trainer.slack=0")
+
+
+def test_settings_are_changed_in_what_has_the_slots() -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
+    assert "an actor has ring = 4 targets" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=5")
+    assert "failures = 0" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=4", "--set", "workers.actor.environment.failures=0")

@@ -125,11 +125,13 @@ def train(
     """Train an agent."""
     from tidemill.run.session import train as run
 
-    experiment, source = experiment_from(what, env_arg, set_, algorithm)
+    experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import with_slots
 
         experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
+    for path, text in pairs("--set", set_ or []).items():  # of what is run, slots and all
+        experiment = set_path(experiment, path, text)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}
