@@ -3,6 +3,7 @@
 import itertools
 import json
 import socket
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -148,6 +149,44 @@ def test_an_environment_that_cannot_be_closed_keeps_no_other_from_being_closed()
         reset(server, "c")
         server.restart()
         assert reset(server, "d").status_code == 200
+
+
+def test_steps_that_hang_hold_up_no_end_and_are_closed_when_they_are_done():
+    stepping, go_on, closed_ones = threading.Semaphore(0), threading.Event(), []
+
+    class Hanging(Ledger):
+        def step(self, action):
+            stepping.release()
+            assert go_on.wait(60)
+            return super().step(action)
+
+        def close(self):
+            if self.episode >= 0:
+                closed_ones.append(self)
+
+    with serving(Hanging) as server:
+        for name in "abc":
+            reset(server, name)
+        clients = [threading.Thread(target=lambda name=name: suppress_errors(lambda: step(server, 1, name))) for name in "abc"]
+        for thread in clients:
+            thread.start()
+        for _ in clients:
+            assert stepping.acquire(timeout=20)
+        since = time.monotonic()
+        server.restart()
+        assert time.monotonic() - since < 20 and not closed_ones
+        go_on.set()
+        until = time.monotonic() + 20
+        while len(closed_ones) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(closed_ones) == 3 == applied(server)
+        for thread in clients:
+            thread.join(20)
+
+
+def suppress_errors(call):
+    with suppress(httpx.TransportError):
+        call()
 
 
 def test_an_array_whose_shape_is_none_is_refused():
