@@ -1,12 +1,15 @@
 """What slots and the limiter cost.
 
-    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--slack N] [--switch 0.005]
+    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--jitter 0] [--slack N] [--switch 0.005] [--apart]
 
 1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4 steps (MLP 64 x 64, batches of 64), all in threads of one
    process: committed steps per second, as a share of what as many bare threads reach that do nothing but step (and reset) the same environment.
    Runs of both alternate; medians.
-2. Environments that answer at once, a policy and an algorithm that do nothing: seconds per committed step are all overhead.
+2. Environments that answer at once, a policy and an algorithm that do nothing: seconds per committed step are all overhead. Where they go, by the
+   workers' clocks (shares of the last quarter of a second).
 
+`--jitter` varies each sleep, by so large a share of it at most. Steps that all take the same time are the hardest: slots that waited for a task
+together come back together. Actor and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`.
 `--switch` is Python's switch interval (5 ms unless told): how long a thread that computes may keep others that want Python's lock waiting.
 """
 
@@ -17,6 +20,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from random import uniform
 from time import perf_counter, sleep
 
 import gymnasium
@@ -39,9 +43,9 @@ class Sleeping(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, seconds=0.0):
-        """Wait `seconds` in each step."""
-        self._seconds, self._answer = seconds, np.zeros(4, np.float32)
+    def __init__(self, seconds=0.0, jitter=0.0):
+        """Wait `seconds` in each step, more or less by the share `jitter` of it."""
+        self._seconds, self._jitter, self._answer = seconds, jitter, np.zeros(4, np.float32)
 
     def reset(self, *, seed=None, options=None):
         """Begin at once."""
@@ -51,7 +55,7 @@ class Sleeping(gymnasium.Env):
     def step(self, action):
         """Wait."""
         if self._seconds:
-            sleep(self._seconds)
+            sleep(self._seconds * (1 + self._jitter * uniform(-1, 1)) if self._jitter else self._seconds)
         self._steps += 1
         return self._answer, 1.0, self._steps == LENGTH, False, {}
 
@@ -100,12 +104,12 @@ class _Still(Policy):
         self.version = version
 
 
-def bare(slots, seconds, wait):
+def bare(slots, seconds, wait, jitter=0.0):
     """Return the steps/s of threads that do nothing else."""
     counts, stop = [0] * slots, threading.Event()
 
     def live(number):
-        env = Sleeping(wait)
+        env = Sleeping(wait, jitter)
         env.reset()
         while not stop.is_set():
             if env.step(0)[2]:
@@ -125,9 +129,9 @@ def bare(slots, seconds, wait):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None):
+def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, apart=False, jitter=0.0):
     """Return the committed steps/s of a run, and its last record."""
-    environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait}, threads=threads)
+    environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait, "jitter": jitter}, threads=threads)
     experiment = Experiment(
         name="slots",
         policies={"policy": policy},
@@ -140,6 +144,7 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None):
             ),
         },
         limits=Limits(seconds=seconds + STARTUP),
+        together=() if apart else ("actor", "trainer"),
     )
     with tempfile.TemporaryDirectory() as folder:
         run = tidemill.train(experiment, launch="threads", run_dir=Path(folder) / "run", source=__file__, quiet=True).folder
@@ -158,23 +163,31 @@ def main():
     parser.add_argument("--switch", type=float, default=0.005)
     parser.add_argument("--flush", type=int, default=1)
     parser.add_argument("--slack", type=int)
+    parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument("--apart", action="store_true")
     given = parser.parse_args()
     sys.setswitchinterval(given.switch)
     dqn = QNetwork(), DQN()
     pairs = []
     for _ in range(given.runs):
         one, (two, last) = (
-            bare(given.slots, given.seconds, given.sleep),
-            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack),
+            bare(given.slots, given.seconds, given.sleep, given.jitter),
+            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack, given.apart, given.jitter),
         )
         pairs.append((one, two))
-        shares = {name: round(value, 3) for name, value in last.items() if "share" in name or name.startswith("limiter")}
-        print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {shares}", flush=True)
+        told = {name: round(value, 3) for name, value in last.items() if name.startswith("limiter")}
+        print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {told}", flush=True)
     print(f"of bare threads: {statistics.median(two / one for one, two in pairs):.3f}")
     for threads in (0, 1):
-        rates = [ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush)[0] for _ in range(given.runs)]
+        runs = [ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush, None, given.apart) for _ in range(given.runs)]
+        each, last = 1e6 / statistics.median(rate for rate, _ in runs), runs[-1][1]
         where = "in threads of their own" if threads else "in the actor's thread"
-        print(f"overhead, environments {where}: {1e6 / statistics.median(rates):.1f} us per step")
+        spent = {
+            f"{worker} {place}": round(each * last[f"time/{worker}-0/{place}"], 1)
+            for worker in ("actor", "trainer")
+            for place in ("environment", "inference", "train", "copy", "python", "wait")
+        }
+        print(f"overhead, environments {where}: {each:.1f} us per step, of which {spent}", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def check(limiter: Limiter, ratio: Fraction, slack: int) -> None:
 class Slots:
     """What slots do: each has a step in flight or not; whole episodes become samplable at once."""
 
-    def __init__(self, limiter: Limiter, count: int, whole: bool, warm_up: int) -> None:
-        self.limiter, self.whole, self.warm_up = limiter, whole, warm_up
+    def __init__(self, limiter: Limiter, count: int, whole: bool, warm_up: int, least: int = 0) -> None:
+        self.limiter, self.whole, self.warm_up, self.least = limiter, whole, warm_up, least
         self.started, self.committed, self.voided = [0] * count, [0] * count, [0] * count
         self.open, self.samplable = [0] * count, 0
 
@@ -64,7 +64,7 @@ class Slots:
             self.samplable += self.open[slot]
             self.open[slot] = 0
         if self.samplable >= self.warm_up:
-            self.limiter.sampleable()
+            self.limiter.sampleable(self.least)
         return True
 
     def check(self) -> None:
@@ -79,15 +79,16 @@ class Slots:
     count=st.integers(1, 6),
     whole=st.booleans(),
     warm_up=st.integers(0, 12),
+    least=st.integers(0, 6),
     budget=st.none() | st.integers(0, 40),
     moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
 )
-def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio, slack, count, whole, warm_up, budget, moves):
+def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio, slack, count, whole, warm_up, least, budget, moves):
     limiter = Limiter(ratio, slack)
     limiter.begin_phase(budget)
-    slots = Slots(limiter, count, whole, warm_up)
+    slots = Slots(limiter, count, whole, warm_up, least)
     if not warm_up:  # pre-filled
-        limiter.sampleable()
+        limiter.sampleable(least)
     for who, what in moves:
         before = limiter.counts
         gate = debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue and before.started - before.voided != budget
@@ -290,3 +291,24 @@ def test_a_slack_that_can_deadlock_is_refused():
     for slack, holding in ((0, 0), (-1, 0), (3, 3)):
         with pytest.raises(ConfigError, match="slack = "):
             check_slack(slack, holding)
+
+
+def test_what_is_in_flight_stays_so_where_a_run_goes_on_as_if_it_had_not_been_cut():
+    limiter = Limiter(Fraction(1), 5)
+    limiter.start(4)
+    limiter.commit()
+    limiter.void()
+    for lost, flight in ((True, 0), (False, 2)):
+        again = Limiter(Fraction(1), 5, limiter.counts, lost)
+        assert again.in_flight == flight and again.counts.voided == 3 - flight
+    again.sampleable()
+    assert again.counts.waived == 3
+
+
+def test_the_warm_up_ends_where_it_does_whether_a_phase_is_about_to_end_or_not():
+    for started in (2, 4):
+        limiter = Limiter(Fraction(1), 5)
+        limiter.start(started)
+        limiter.commit(2)
+        limiter.sampleable(least=2)
+        assert limiter.counts.waived == 4

@@ -39,9 +39,10 @@ def drawn(batch):
     stack=st.integers(1, 3),
     whole=st.booleans(),
     blank=st.booleans(),
+    drop=st.booleans(),
 )
-def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole, blank):
-    config = kind(capacity=3 * 16, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole)
+def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole, blank, drop):
+    config = kind(capacity=3 * 16, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop)
     play = Play(config, seats=(2, 1), stack=stack, blank=blank)
     written = [0, 0]
     for producer, whats in life:
@@ -149,10 +150,78 @@ def test_the_episode_after_one_that_outgrew_its_lane_counts_as_a_whole_again():
     assert {episode for _, episode, _ in drawn(play.draw(transitions=200))} == {0, 1}
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_episode_that_is_dropped_is_as_if_it_had_never_been(kind, whole):
+    """Those that come to an end, and those that a time limit cuts, stay; also where rows lie, and what is drawn."""
+    config = kind(capacity=60, warm_up=4, steps=3, whole_episodes=whole, drop_cut=True)
+    whats = ["step"] * 6 + ["done"] + ["step"] * 5 + ["cut"]
+    play, without = Play(config), Play(config)
+    for i, what in enumerate(whats):
+        for each in (play, without):
+            each.tick(0, what)
+        if what != "step":  # an attempt that fails after i steps
+            seat = play.seats[0][0]
+            for _ in range(i + 1):
+                assert play.tick(0, "step").voided == 0
+            assert play.tick(0, "lost").voided == 1
+            seat.episode -= 1
+    for _ in range(5):
+        play.tick(0, "step")
+        without.tick(0, "step")
+    play.seats[0][0].open = False  # as after a resume; the next row begins an episode
+    without.tick(0, "lost")
+    for _ in range(6):
+        play.tick(0, "step")
+        without.tick(0, "step")
+    assert play.buffer.sequences.count == without.buffer.sequences.count > 8
+    assert (play.buffer.sequences.heads == without.buffer.sequences.heads).all()
+    here, there = play.check(3, transitions=100), without.draw(transitions=100)
+    for name in here:
+        if "obs" not in name and name not in ("action", "rewards"):  # which tell the episode's number
+            np.testing.assert_array_equal(here[name], there[name])
+    assert {episode for _, episode, _ in drawn(here)} == ({0, 1} if whole else {0, 1, 3})
+
+
+def test_an_episode_stays_that_is_needed_to_draw_from():
+    play = Play(Replay(capacity=60, warm_up=4, drop_cut=True))
+    for _ in range(4):
+        play.tick(0, "step")
+    play.tick(0, "lost")
+    assert play.buffer.sequences.count == 0 and not play.buffer.sampleable  # nobody draws yet
+    for _ in range(8):
+        play.tick(0, "step")
+    assert play.buffer.sampleable
+    play.tick(0, "lost")
+    assert play.buffer.sequences.count == 7 and {episode for _, episode, _ in drawn(play.check(1, transitions=50))} == {1}
+
+
+def test_a_lane_whose_longest_episode_was_dropped_is_saved_as_it_is(tmp_path):
+    config = Replay(capacity=40, warm_up=2, drop_cut=True)
+    play = Play(config)
+    for what in ["step"] * 4 + ["done"] + ["step"] * 30 + ["lost"] + ["step"] * 3:
+        play.tick(0, what)
+    save(play, tmp_path / "one")
+    other = Play(config)
+    other.buffer.restore(tmp_path / "one")
+    save(other, tmp_path / "two")
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
+    assert np.load(tmp_path / "one" / "row.obs.npy").shape[1] == 5 + 30
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(BEFALLS, min_size=2, max_size=2), min_size=120, max_size=200), st.integers(1, 3), st.integers(1, 3), st.booleans())
-def test_a_full_lane_always_holds_a_transition(life, steps, stack, whole):
-    play = Play(Replay(capacity=2 * (2 * (steps + stack) + 2), warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole), (2,), stack=stack)
+@given(
+    st.lists(st.lists(BEFALLS, min_size=2, max_size=2), min_size=120, max_size=200),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_full_lane_always_holds_a_transition(life, steps, stack, whole, drop):
+    capacity = 2 * (2 * (steps + stack) + 2)
+    config = Replay(capacity=capacity, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop)
+    play = Play(config, (2,), stack=stack)
     for whats in life:
         play.tick(0, *whats)
         assert not play.buffer.sampleable or play.buffer.sequences.count > 0

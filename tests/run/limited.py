@@ -70,6 +70,40 @@ class Walk(gymnasium.Env[Any, Any]):
         Walk.closed += 1
 
 
+class Strolling(Walk):
+    """The same, but for what its seed does not know of."""
+
+    def _see(self) -> Any:
+        return np.array([self.position, self.step_number, 0, self.name], np.float32)
+
+
+class Failing(Strolling):
+    """Fails in the third step of some episodes, by their seeds."""
+
+    def step(self, action: Any) -> Any:
+        if self.step_number == 2 and self.name % 3 == 0:
+            raise ConnectionError("lost")
+        return super().step(action)
+
+
+class Counting(Walk):
+    """Never ends, and shows what its seed does not know of: how many of it there were before."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counting.made += 1
+        self.number = Counting.made
+
+    def _see(self) -> Any:
+        return np.array([self.position, self.step_number, self.number, 0], np.float32)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, _, _, info = super().step(action)
+        return seen, reward, False, False, info
+
+
 class SteeredWalk(Walk):
     """The same, by how far it is told to go."""
 
@@ -107,6 +141,9 @@ class DrawingPolicy(Policy):
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         score = observation["obs"].astype(np.float64) @ self.w + self.rng.normal(size=len(observation["obs"]))
         out["action"][: len(score)] = np.floor(np.abs(score) * 7).astype(np.int64) % 3
+
+    def reseed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
 
     def parameters(self) -> Arrays:
         return {"w": self.w}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill import AgentSpec, Gymnasium, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill import AgentSpec, Gymnasium, Limits, Queue, Scripted, Slots, TidemillError, Trainer
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.experiment import Experiment
@@ -20,11 +20,12 @@ from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.source import load_file
+from tidemill.core.source import load_attribute, load_file
 from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.workers.base import Worker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -66,6 +67,24 @@ def test_several_actors_in_processes_share_the_credits(tmp_path: Path) -> None:
     check_counts(facts, Fraction(1, 4), 200)
     seeds = np.unique(facts["memory"]["row.obs.npy"][..., 3])
     assert len(seeds[seeds != 0]) == 4  # all slots stepped
+
+
+@pytest.mark.parametrize("together", [(), ("actor", "trainer")])
+@pytest.mark.parametrize("exact", [False, True])
+def test_actor_and_trainer_may_take_turns_in_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: tuple[str, ...], exact: bool
+) -> None:
+    threads: dict[str, set[int]] = {}
+
+    def turn(self: Worker) -> bool:
+        threads.setdefault(self.name, set()).add(threading.get_ident())
+        return own(self)
+
+    own = Worker.turn
+    monkeypatch.setattr(Worker, "turn", turn)
+    made = limited.experiment(steps=61, slots=3, ratio="3/2", latency="random", exact=exact).replace(together=together)
+    check_counts(run(made, tmp_path / "run", "threads"), Fraction(3, 2), 61)
+    assert len(threads["actor-0"] | threads["trainer-0"]) == (1 if together else 2)
 
 
 def test_lanes_of_a_target_step_together(tmp_path: Path) -> None:
@@ -120,18 +139,20 @@ def plain_loop(experiment: Experiment, steps: int, ratio: Fraction) -> tuple[Any
     source = Arrivals()
     algorithm = config.algorithm.build(policy, 0)
     memory = config.buffer.build(source, Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, "trainer-0", "buffer")))
-    seed: int | None = derive_seed(experiment.seed, "actor-0", "target", 0)
+    root, episode, step = derive_seed(experiment.seed, "actor-0", "slot", 0), -1, 0
     committed = tasks = 0
     waived: int | None = None
     done, rows = True, []
     out = {"action": np.zeros(1, np.int64)}
     while committed < steps:
         if done:
-            observation, _ = env.reset(seed=seed)
-            seed, done = None, False
+            episode, step, done = episode + 1, 0, False
+            observation, _ = env.reset(seed=derive_seed(root, "reset", episode))
             memory_row = {"on_reset": True, "version": -1, "policy": -1}
         else:
+            policy.reseed(derive_seed(root, "act", episode, step))
             policy.act({"obs": observation[None]}, {}, False, out)
+            step += 1
             observation, reward, ended, cut, _ = env.step(out["action"][0])
             done = ended or cut
             memory_row = {"action": out["action"][0], "reward": reward, "done": ended, "truncated": cut and not ended, "version": tasks, "policy": 0}
@@ -306,6 +327,15 @@ def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> 
         failed(made, tmp_path / "run")
 
 
+def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> None:
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"hangs": list(range(20, 30))}, threads=1)
+    load_attribute(walk.name, "make").steps = 0
+    made = limited.experiment(environment=walk, slots=2)
+    result = train(made.replace(limits=Limits(seconds=0.5)), launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    assert result.summary["status"] == "completed" and "s of training" in result.summary["reason"]
+    assert 0.5 <= result.summary["seconds"] < 60
+
+
 def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
     made = limited.experiment(steps=300, ratio="1", latency="random", checkpoint_seconds=0.05, checkpoints=1000)
     run(made, tmp_path / "run", "threads")
@@ -386,3 +416,14 @@ def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: P
         rows = facts["memory"]["row.obs.npy"]
         firsts = int(((rows[..., 1] == 0) & (rows[..., 3] != 0)).sum())
         assert int((rows[..., 3] != 0).sum()) - firsts == 16
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_episodes_that_lost_a_step_can_be_dropped(tmp_path: Path, drop: bool) -> None:
+    """They are not in the memory then; what was counted stays so."""
+    buffer = Replay(capacity=400, warm_up=10, drop_cut=drop)
+    made = faulty(steps=150, slots=3, fails=list(range(60, 10_000, 11)), failures=100_000, buffer=buffer, ratio="1")
+    facts = run(made, tmp_path / "run", "inline")
+    check_counts(facts, Fraction(1), 150)
+    assert facts["limiter"]["voided"] > 5
+    assert (facts["memory"]["heads.npy"].sum() < 150) == drop  # rows, an episode's first ones among them

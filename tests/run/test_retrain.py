@@ -1,5 +1,6 @@
 """A run is trained again from its journal, to the same weights."""
 
+import json
 import math
 import struct
 from pathlib import Path
@@ -13,7 +14,7 @@ from tidemill.api.stream import Offered
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
-from tidemill.replay.journal import JournalReader, JournalWriter, Task, journal_path
+from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
 from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
 
@@ -64,10 +65,11 @@ def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
     for record in reader.records():
         if record is None:
             break
-    offset = reader._file.tell()
+    offset, first = reader._file.tell(), reader.consume()
     reader.close()
-    names = [*reader._schema]
-    place = offset - sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
+    assert first is not None
+    names, seats = [*reader._schema], int(first["on_reset"].sum())
+    place = offset - seats * sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
     assert names[0] == "obs"
     data[place + 3] ^= 1  # of the first observation
     path.write_bytes(data)
@@ -102,6 +104,35 @@ def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
     with pytest.raises(CheckpointError, match=r"/dev/full cannot be written any further: No space left.*free the disk and resume"):
         journal.sync()
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"schema": {"obs": [[4], "object"]}}, "'object' is no type of numbers"),
+        ({"schema": {"obs": [[4], "V8"]}}, "'V8' is no type of numbers"),
+        ({"schema": {"obs": [[4], ["float32"]]}}, "is no type of numbers"),
+        ({"schema": {"obs": [[-4], "float32"]}}, "is no shape"),
+        ({"schema": {"obs": [[2.5], "float32"]}}, "is no shape"),
+        ({"schema": {"obs": [True, "float32"]}}, "True is no shape"),
+        ({"leads": [[1, -1]]}, "is no shape"),
+        ({"leads": [[1]]}, "not enough values"),
+        ({"leads": [[1, 1 << 40]]}, "it has arrays above"),
+    ],
+)
+def test_a_journal_of_what_are_no_rows_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    header = {"format": FORMAT, "schema": {"obs": [[4], "float32"]}, "leads": [[1, 1]], "facts": {}, **changes}
+    path = tmp_path / "journal.bin"
+    path.write_bytes(json.dumps(header).encode() + b"\n")
+    with pytest.raises(CheckpointError, match=f"no journal can be read from .*{why}"):
+        JournalReader(path)
+
+
+def test_a_journal_whose_rows_are_longer_than_it_is_ends_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal.bin"
+    header = {"format": FORMAT, "schema": {"obs": [[1 << 30], "float64"]}, "leads": [[1, 1]], "facts": {}}
+    path.write_bytes(json.dumps(header).encode() + b"\nA\0\0\1\0" + b"\0" * 100)
+    assert list(JournalReader(path).records()) == []
 
 
 def test_a_run_without_a_journal_says_so(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, Trainer, TrainRunner
+from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, TidemillError, Trainer, TrainRunner
 from tidemill.api.algorithm import Sample
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_file
+from tidemill.core.source import load_attribute, load_file
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import with_slots
+from tidemill.run.session import resume, train
 from tidemill.workers.ages import Ages
+from tidemill.workers.limited import LimitedTrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -77,6 +79,88 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
     assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
 
 
+@pytest.mark.parametrize(
+    ("settings", "launch"),
+    [
+        ({"num_slots": 4}, "threads"),
+        ({"num_slots": 4}, "inline"),
+        ({"num_slots": 3, "exact": True}, "threads"),
+        ({"num_slots": 1, "exact": True}, "inline"),
+        ({"num_slots": 5, "exact": True}, "inline"),
+    ],
+)
+def test_phases_can_end_with_episodes(tmp_path: Path, settings: dict[str, Any], launch: str) -> None:
+    """No episode is open then, none is cut for it, and the steps that this takes more are counted, and trained."""
+    made = limited.experiment(latency="random", ratio="3/2", checkpoints=100)
+    runner = AsyncTrainRunner(made, num_iterations=4, training_steps=60, evaluation_steps=5, finish_episodes=True, launch=launch, **settings)
+    runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert len(runner.iterations) == 4 and runner.iterations[0]["iteration/overshoot"] > 0
+    saved = {facts["steps"]: path for path, facts in ((path, read_checkpoint(path)[1]) for path in checkpoints(tmp_path / "run/checkpoints/policy"))}
+    for iteration in runner.iterations:
+        steps, path = iteration["step"], saved[iteration["step"]]
+        assert steps == 60 * iteration["iteration/number"] + iteration["iteration/overshoot"]
+        assert 0 <= iteration["iteration/overshoot"] < 12 * settings["num_slots"]
+        n = read_checkpoint(path)[1]["limiter"]
+        assert n["committed"] == steps == n["started"] and n["tasks"] == (n["committed"] - n["waived"]) * 3 // 2
+        assert (np.load(path / "buffer" / "age.npy") <= 0).all()
+        assert_every_episode_ended(path / "buffer")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_that_ends_with_episodes_does_so_at_any_limit(tmp_path: Path, exact: bool) -> None:
+    """Also where the last phase has fewer steps than there are slots, and some of these never get one."""
+    for limit in range(41, 60, 2):
+        made = limited.experiment(slots=5, steps=limit, threads=0, exact=exact, iteration_steps=20, finish_episodes=True, ratio="1")
+        train(made, launch="inline", run_dir=tmp_path / str(limit), source=FILE, quiet=True)
+        path, _, facts, _ = read_newest(tmp_path / str(limit) / "checkpoints" / "policy")
+        assert limit <= facts["steps"] == facts["limiter"]["committed"] == facts["limiter"]["started"]
+        assert (np.load(path / "buffer" / "age.npy") <= 0).all()
+        assert_every_episode_ended(path / "buffer")
+
+
+def assert_every_episode_ended(memory: Path) -> None:
+    """In each lane an episode's first row follows upon an end, or upon the limit of 12 steps."""
+    heads, rows, done = (np.load(memory / f"{name}.npy") for name in ("heads", "row.obs", "row.done"))
+    for lane, head in enumerate(heads):
+        step = rows[lane, :head, 1]
+        for before in (step[1:] == 0).nonzero()[0]:
+            assert done[lane, before] or step[before] == 12
+
+
+def test_a_resumed_run_ends_the_iteration_that_it_was_finishing(tmp_path: Path) -> None:
+    """Its open episodes are cut, so that nothing is left to wait for."""
+    made = limited.experiment(slots=3, threads=0, ratio="1", iteration_steps=30, finish_episodes=True)
+    folder = tmp_path / "run"
+    step = LimitedTrainerWorker._finish_episodes
+
+    def stop(worker: LimitedTrainerWorker) -> None:
+        step(worker)
+        worker.exit("stopped")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LimitedTrainerWorker, "_finish_episodes", stop)
+        train(made, launch="inline", run_dir=folder, source=FILE, quiet=True)
+    assert read_newest(folder / "checkpoints" / "policy")[2]["finishing"] == 30
+    resume(folder, launch="inline", quiet=True)
+    told = [record for record in read_metrics(folder) if "iteration/number" in record]
+    assert [(record["iteration/number"], record["step"]) for record in told[:1]] == [(1, 30)] and told[1]["step"] >= 60
+
+
+def test_episodes_can_be_awaited_only_where_lanes_begin_alone(tmp_path: Path) -> None:
+    with pytest.raises(TidemillError, match="finish_episodes = True needs targets of one lane"):
+        train(limited.experiment(lanes=2, threads=0, finish_episodes=True), launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+
+
+def test_steps_of_an_evaluation_that_are_lost_are_played_again(tmp_path: Path) -> None:
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"fails": [23, 25]}, threads=0)
+    module = load_attribute(f"{FILE}:Walk", "make")
+    module.steps = 0
+    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), slots=2)
+    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=1, training_steps=20, evaluation_steps=10)
+    runner.run(tmp_path / "run", source=FILE, quiet=True)
+    assert runner.iterations[0]["iteration/evaluation_steps"] == 10 and module.steps == 20 + 10 + 2
+
+
 def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:
     made = limited.experiment(latency="constant", checkpoint_seconds=0.001, checkpoints=1000)
     runner = AsyncTrainRunner(made, num_slots=3, num_iterations=15, training_steps=8)
@@ -102,6 +186,12 @@ def test_slots_are_settings_of_the_experiment() -> None:
     assert actor.environment.deadline_s is not None and actor.environment.deadline_s < trainer.max_no_progress_s  # one that hangs is found
     assert with_slots(made, 5, "3/2") == made
     assert with_slots(plain()) == plain()
+
+
+def test_in_threads_the_actor_of_slots_and_its_trainer_take_turns_unless_a_slack_lets_them_overlap() -> None:
+    assert AsyncTrainRunner(plain(), num_slots=5).experiment.together == ("actor", "trainer")
+    assert AsyncTrainRunner(plain(), num_slots=5, slack=10).experiment.together == ()
+    assert AsyncTrainRunner(plain(), num_slots=5, launch="processes").experiment.together == ()
 
 
 def test_what_a_runner_is_not_told_stays_as_the_experiment_has_it() -> None:

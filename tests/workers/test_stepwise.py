@@ -47,11 +47,14 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(settings: dict[str
             made.publish()
     asked = {identity: versions for policy in Known.built for identity, versions in policy.asked.items()}
     limit = settings.get("max_episode_steps", 0)
-    assert len(made.got) == settings["ring"]
-    for samples in made.got.values():
-        assert len(samples) > 30
+    (samples,) = made.got.values()
+    for target in range(settings["ring"]):
         for lane in range(settings["lanes"]):
-            columns = [{name: array[0, lane] for name, array in sample.items()} for sample in samples]
+            cells = [{name: array[0, target * settings["lanes"] + lane] for name, array in sample.items()} for sample in samples]
+            fillers = [row for row in cells if row["version"] == row["policy"] == -1 and not row["on_reset"]]
+            assert not any(row[name] for row in fillers for name in ("voided", "done", "truncated", "info_mask"))
+            columns = [row for row in cells if row["version"] != -1 or row["on_reset"]]
+            assert len(columns) > 30
             offset = int(columns[0]["obs"].reshape(-1, columns[0]["obs"].shape[-1])[-1, 0]) - lane
             seat = Seat(Marked.built[0].config, spec, [0], lane, 0, offset, limit, 0, asked, bool(world.get("recurrent")))
             wanted: list[dict[str, Any]] = []
@@ -80,3 +83,54 @@ def test_an_arrival_leaves_in_the_tick_in_which_it_comes() -> None:
     made.drain()
     ((first,),) = made.got.values()
     assert first["on_reset"][0, 0] and first["version"][0, 0] == -1 and not first["voided"][0, 0]
+
+
+def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def act(self: Known, observation: Any, state: Any, deterministic: Any, out: Any) -> None:
+        asked.append(len(observation["obs"]))
+        own(self, observation, state, deterministic, out)
+
+    own = Known.act
+    monkeypatch.setattr(Known, "act", act)
+    made = World(Actors(environment=Marked(), lanes=2, ring=3, agents=(AgentSpec(mode="stepwise"),)))
+    made.begin()
+    Marked.built[1].stalled = True
+    made.poll()
+    made.drain()
+    ((first, *_),) = made.got.values()
+    assert first["on_reset"][0].tolist() == [True, True, False, False, True, True]  # who has not answered is left out, and holds up nobody
+    assert asked[0] == 4
+    Marked.built[1].stalled = False
+    asked.clear()
+    made.got.clear()
+    Marked.built[1].bell()
+    made.poll()
+    made.drain()
+    ((first, *_),) = made.got.values()
+    assert first["on_reset"][0, 2:4].all() and (first["version"][0, [0, 1, 4, 5]] == 0).all()
+    assert asked[0] == 6
+
+
+def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:
+    made = World(Actors(environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)))
+    made.begin()
+    Marked.built[0].stalled = True
+    for _ in range(3):
+        made.poll()
+        made.drain()
+    Marked.built[0].stalled = False
+    for _ in range(12):
+        Marked.built[0].bell()
+        made.poll()
+        made.drain()
+    (samples,) = made.got.values()
+    for seat in range(2):
+        rows = [{name: array[0, seat] for name, array in sample.items()} for sample in samples]
+        lengths, cut = [], 0
+        for row in rows:
+            if row["info_mask"]:
+                lengths.append(int(row["info.length"]))
+                cut += bool(row["truncated"])
+        assert cut > 0 and max(lengths) <= 3

@@ -13,7 +13,7 @@ credits      a cell from a trainer that limits its producers' steps to each of t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -28,13 +28,15 @@ class Port:
     run's parameter database, and drawn from there; who trains on a sample stream may grant its producers their steps. A worker that fills several
     blocks at a time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each; so does who trains a
     policy by a sample stream. A consumer may ask its producers to go in `lockstep` with it, and producers say that they can: at each outlet they go
-    on only once their sample was given back. Who grants in `lockstep` does so ticket by ticket."""
+    on only once their sample was given back. Who grants in `lockstep` does so ticket by ticket. A producer that `gathers` fills one block for all
+    of its outlets, unless somebody grants its steps ticket by ticket."""
 
     stream: str
     role: Role
     outlets: int = 1
     policy: str = ""
     lockstep: bool = False
+    gathers: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
     """Return every channel and cell that joins `ends`. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
     streams = dict.fromkeys((_FAMILY[port.role], port.stream) for _, port in ends)
     _check_overlap(ends)
+    tickets = {port.stream for _, port in ends if port.role == "grant" and port.lockstep}
+    in_turn = {worker for worker, port in ends if port.role == "produce" and port.stream in tickets}
     edges: list[Edge] = []
     for family, stream in streams:
         sources, targets = ([(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family])
@@ -83,6 +87,7 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
             raise ConfigError(_lacking(family, stream, sources, targets, ends))
         if family == "versions":
             continue  # through files
+        sources = [(w, replace(p, outlets=1) if p.gathers and w not in in_turn else p) for w, p in sources]
         join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums,
                 "credits": _join_credits}[family]  # fmt: skip
         edges += join(stream, sources, targets)

@@ -131,6 +131,10 @@ class Environment(ABC):
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it."""
 
+    def seed(self, seed: int) -> None:
+        """Seed lane i's next reset with ``seed + i``, so that its episode depends on that and on its actions alone. Exact runs call it before each
+        reset, and after a resume play an open episode again by that. Environments that cannot do so ignore it."""
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         """Hand `options` (plain data, see `Stage`) to each lane's resets from now on. Raises `ConfigError` where resets take none."""
         raise ConfigError(f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use an environment whose do")

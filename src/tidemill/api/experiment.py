@@ -140,8 +140,8 @@ class WorkerConfig(Config):
 class Experiment(Config):
     """See the module's text.
 
-    together   names of worker groups of one `count` whose members of one number take turns in one process: with equal trainers and an actor beside
-               each, every core gathers and trains. Launchers without processes of their own take no notice
+    together   names of worker groups of one `count` whose members of one number take turns in one process, or one thread: with equal trainers and an
+               actor beside each, every core gathers and trains; and a trainer that limits its actor waits for no hand-over
     curriculum the stages that environments go through, in order; none: their resets are given nothing. The last one is what is trained for:
                `evaluate` and `play` are in that
     seed       the root of every random stream

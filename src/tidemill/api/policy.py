@@ -30,6 +30,13 @@ class Policy(ABC):
         self.act(observation, state, deterministic, out)
         return _nothing
 
+    def reseed(self, seed: int) -> None:
+        """Draw all that `act` draws from `seed` from now on, and from nothing else: in exact runs each action has a seed of its own."""
+        raise ConfigError(
+            f"{type(self).__name__} has no reseed(seed), which exact runs need, so that what is drawn for an action depends on slot, episode and "
+            "step alone; add it (self._rng = np.random.default_rng(seed), say), or train with exact = False"
+        )
+
     @abstractmethod
     def parameters(self) -> Arrays:
         """Return all that a version consists of, weights and normalisers, as arrays that view the policy's own memory on the host; a policy on a GPU

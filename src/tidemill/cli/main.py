@@ -129,7 +129,7 @@ def train(
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import with_slots
 
-        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
+        experiment, layout = with_slots(experiment, slots, ratio, launch, **({"exact": True} if exact else {})), "given"
     for path, text in pairs("--set", set_ or []).items():  # of what is run, slots and all
         experiment = set_path(experiment, path, text)
     if seed is not None:

@@ -175,6 +175,9 @@ class AgentLanes(Environment):
                 self._explain(group, error)
             check_finite(tick, self.name, group.names)
 
+    def seed(self, seed: int) -> None:
+        self._seeds = [seed + lane for lane in range(self.lanes)]
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
 

@@ -23,7 +23,7 @@ def check_finite(tick: Tick, what: str, agents: Sequence[str]) -> None:
 
 
 def _check(array: Any, name: str, what: str, agents: Sequence[str]) -> None:
-    if np.isfinite(array).all():
+    if np.count_nonzero(np.isfinite(array)) == array.size:  # `all` costs twice as much
         return
     good = np.isfinite(array).reshape(len(array), -1).all(axis=1)
     seat = int(np.argmin(good))

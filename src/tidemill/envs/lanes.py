@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
@@ -116,7 +117,8 @@ class LaneLoop(Environment):
         )
         self.agents = (AgentInfo("agent", self._spaces),)
         self._options: dict[str, Any] | None = None  # of resets
-        self._seeds = {lane: seed + lane for lane in range(self.lanes)}  # of lanes that were never reset
+        self._seeds: dict[int, int] = {}  # of next resets
+        self.seed(seed)
         self._steps = [env.step for env in envs]
         self._readers = [
             LeafReader(leaf_name, path, leaf)
@@ -141,7 +143,7 @@ class LaneLoop(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not reset does nothing."""
         calls: list[Callable[[Any], Result]] = self._steps
-        if reset.any() or self._idle.any():
+        if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
             for lane in np.flatnonzero(reset | self._idle).tolist():
                 calls[lane] = self._beginner(lane) if reset[lane] else self._idler(lane)
@@ -191,14 +193,17 @@ class LaneLoop(Environment):
         except Exception as error:
             self._explain(error)
         self._last = observations
-        finished = tick.done | tick.truncated
-        tick.truncated[tick.done] = False  # an end is an end, even at the limit
-        self._idle |= finished
+        if count_nonzero(tick.done) or count_nonzero(tick.truncated):
+            self._idle |= tick.done | tick.truncated
+            tick.truncated[tick.done] = False  # an end is an end, even at the limit
         tick.present.fill(True)
         if self._absent is not None:
             tick.present[self._absent] = False
         tick.restarted.fill(False)
         check_finite(tick, self.name, ("agent",))
+
+    def seed(self, seed: int) -> None:
+        self._seeds = {lane: seed + lane for lane in range(self.lanes)}
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
@@ -227,7 +232,7 @@ class LaneLoop(Environment):
                 self._raise(lane, result.error, self._resets, self._given)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
-        """A stand-in for `step` that resets instead. Each lane is seeded once."""
+        """A stand-in for `step` that resets instead. Each lane is seeded once, or whenever `seed` says so."""
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         def begin(_: Any) -> Result:

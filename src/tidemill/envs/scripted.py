@@ -82,7 +82,7 @@ class Scripted(EnvironmentConfig):
             raise ConfigError(f"same_step goes with turns = 1 only, not {self.turns}: an absent seat has no final observation")
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "ScriptedEnvironment":
-        """Return the environment; `seed` changes nothing."""
+        """Return the environment; `seed` changes nothing (`Environment.seed` does)."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         return ScriptedEnvironment(self, lanes)
@@ -175,6 +175,10 @@ class ScriptedEnvironment(Environment):
                 timer = threading.Timer(self.config.delay, self._wake)
                 timer.daemon = True
                 timer.start()
+
+    def seed(self, seed: int) -> None:
+        """Let the next episodes be those of that number, below 4096."""
+        self._episode[:] = seed % 4096 - 1
 
     def ready(self) -> bool:
         return not self._hangs() and (self.config.delay <= 0 or time.monotonic() >= self._due)

@@ -79,6 +79,7 @@ class SlotEnvironment(Environment):
         self._groups: Sequence[Sequence[int]] = ()
         self._ticks: list[Tick] = []
         self._options: Mapping[str, Any] | None = None
+        self._reset_seed: int | None = None
         self._chance = Random(seed)
         self._failed: deque[float] = deque(maxlen=config.failures)
         self._row = self._made = 0  # failures in a row, environments made
@@ -100,6 +101,9 @@ class SlotEnvironment(Environment):
         if self._inner is not None:
             self._inner.on_ready(wake)
 
+    def seed(self, seed: int) -> None:
+        self._reset_seed = seed
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = options
         if self._inner is not None:
@@ -112,11 +116,15 @@ class SlotEnvironment(Environment):
         if self._inner is None:
             self._mend()
         else:
-            self._attempt(self._begin)
+            self._begin(self._inner)
 
-    def _begin(self) -> None:
-        assert self._inner is not None
-        self._inner.send(self._sent, self._reset)
+    def _begin(self, inner: Environment) -> None:
+        try:
+            if self._reset[0] and self._reset_seed is not None:  # that of a reset which fails is that of the next attempt
+                inner.seed(self._reset_seed)
+            inner.send(self._sent, self._reset)
+        except Exception as error:
+            self._fail(error)
 
     def ready(self) -> bool:
         if self._answered or self._void:
@@ -125,29 +133,35 @@ class SlotEnvironment(Environment):
             return False
         if self._mending is not None:
             self._look_at_mending()
-        inner = self._inner
-        if inner is not None:
-            self._attempt(lambda: self._receive(inner))
+        if self._inner is not None and self._look(self._inner):
+            return True
         limit = self._config.deadline_s
         if limit is not None and not (self._answered or self._void) and monotonic() - self._since > limit:
             self._fail(DeadlineError(f"it did not answer within {limit:g} s"))
         return self._answered or self._void
 
-    def _receive(self, inner: Environment) -> None:
-        if inner.ready():
-            if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
-                inner.recv(self._ticks)
-            self._answered = True
+    def _look(self, inner: Environment) -> bool:
+        """True when it has answered."""
+        try:
+            if inner.ready():
+                if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
+                    inner.recv(self._ticks)
+                self._answered = True
+        except Exception as error:
+            self._fail(error)
+        return self._answered
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         inner = self._inner
         if inner is not None and not self._reset[0] and not self._void:
-            self._attempt(lambda: inner.recv(ticks))
-            if not self._void:
+            try:
+                inner.recv(ticks)
                 for tick in ticks:
                     tick.voided.fill(False)
                 self._row = 0
                 return
+            except Exception as error:
+                self._fail(error)
         for own, tick in zip(self._ticks, ticks, strict=True):
             for name, leaf in tick.observation.items():
                 leaf[:] = 0 if self._void else own.observation[name]
@@ -174,12 +188,6 @@ class SlotEnvironment(Environment):
         return None if self._inner is None else self._inner.render()
 
     # ---- faults ------------------------------------------------------------------------------------------------------------------------------
-
-    def _attempt(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """A step or a reset is lost, and the environment with it."""
@@ -224,7 +232,7 @@ class SlotEnvironment(Environment):
         self._mending = None
         if isinstance(made, Environment):
             self._inner, self._since = made, monotonic()
-            self._attempt(self._begin)
+            self._begin(made)
         else:
             self._fail(made)
 

@@ -140,7 +140,7 @@ class VectorLanes(Environment):
         observation = leaves(self._spaces.observation, "obs").items()
         self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
         self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
-        self._seed = seed
+        self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
         self._started = False
         self._finished = np.zeros(self.lanes, np.bool_)  # lanes that the environment resets by itself with the next step
@@ -222,6 +222,10 @@ class VectorLanes(Environment):
         for reader in self._readers:
             reader.write(observation, tick.observation[reader.name], self.name)
         check_finite(tick, self.name, ("agent",))
+
+    def seed(self, seed: int) -> None:
+        """Seed the next reset of all lanes together; lanes that are reset by themselves have no seeds."""
+        self._seed = seed
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         if self.autoreset != "disabled":

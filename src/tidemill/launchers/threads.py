@@ -1,6 +1,7 @@
-"""The threads launcher: every worker in a thread of this process."""
+"""The threads launcher: every worker in a thread of this process, but for those that take turns in one (`Experiment.together`)."""
 
 import threading
+from collections.abc import Sequence
 from time import monotonic
 
 from tidemill.api.experiment import Context, WorkerHandle
@@ -20,17 +21,21 @@ class ThreadsLauncher(Launcher):
     def launch(self, job: Job) -> dict[str, Link]:
         limit_threads(1)
         experiment = job.experiment
-        ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
+        groups = experiment.processes()
+        ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges(), groups)
         links: dict[str, Link] = {}
+        workers: dict[str, WorkerHandle] = {}
         for name, config in experiment.members():
             endpoints, link = ends[name]
             links[name] = link
             self._links.append(link)
             self._bell = link.bell
-            worker = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
-            self._threads[name] = threading.Thread(target=_live, args=(worker, link.peer), name=name, daemon=True)
-        for thread in self._threads.values():
-            thread.start()
+            workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
+        for names in groups:
+            lives = [workers[name] for name in names], [ends[name][1].peer for name in names]
+            self._threads |= dict.fromkeys(names, threading.Thread(target=_live, args=lives, name="+".join(names), daemon=True))
+        for names in groups:
+            self._threads[names[0]].start()
         return links
 
     def wait(self, seconds: float) -> None:
@@ -47,9 +52,10 @@ class ThreadsLauncher(Launcher):
             thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process
 
 
-def _live(worker: WorkerHandle, link: LocalLink) -> None:
-    """What each thread runs. Its end of the link hangs up with it, so that the runner notices however it ends."""
+def _live(workers: Sequence[WorkerHandle], links: Sequence[LocalLink]) -> None:
+    """What each thread runs. Its ends of the links hang up with it, so that the runner notices however it ends."""
     try:
-        worker.run()
+        workers[0].run(*workers[1:])
     finally:
-        link.close()
+        for link in links:
+            link.close()

@@ -82,6 +82,9 @@ class ActorCriticPolicy(TrainablePolicy):
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)
         self._refresh()
 
+    def reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         """See `Policy.act`. `observation` has any number of rows n."""
         n = len(observation[self.encoder.names[0]])

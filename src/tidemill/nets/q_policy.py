@@ -69,6 +69,9 @@ class QPolicy(Policy):
             return values[..., 0]
         return softmax(values) @ self.support
 
+    def reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         inputs = self.inputs(observation)
         n = len(inputs)

@@ -48,6 +48,9 @@ class SquashedGaussianPolicy(Policy):
         self.encoder.encode(observation, features)
         return features
 
+    def reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         inputs = self.inputs(observation)
         n = len(inputs)

@@ -59,6 +59,9 @@ class TorchPolicy(TrainablePolicy):
         if self._acting is not None:
             self._acting.wait()
 
+    def reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         """See `Policy.act`."""
         if self.device.type == "cpu":

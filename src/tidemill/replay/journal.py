@@ -1,8 +1,8 @@
 """The journal of a limited run: what came, in the order in which it was stored, and where between it was trained.
 
-A header (a line of JSON) and records: an arrival (its channel, and its rows as they came: what was observed, the version that acted, the loss of
-a step), a training task (its progress), and a memory that began empty after a resume. Whoever feeds these to the same buffer and algorithm gets the
-same weights, since all that a buffer draws depends on what it was given (see `run.retrain`).
+A header (a line of JSON) and records: an arrival (its channel, which seats have something in it, and their rows as they came: what was observed, the
+version that acted, the loss of a step), a training task (its progress), and a memory that began empty after a resume. Whoever feeds these to the same
+buffer and algorithm gets the same weights, since all that a buffer draws depends on what it was given (see `run.retrain`).
 """
 
 import json
@@ -16,14 +16,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from tidemill.api.algorithm import Sample
+from tidemill.api.algorithm import FILLER, Sample
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Field, Schema
 
-FORMAT = 1
+FORMAT = 2
+MOST = 1 << 34
+"""Bytes of an array of an arrival, at most."""
 _ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
-_CHANNEL, _PROGRESS = struct.Struct("<H"), struct.Struct("<d")
+_ARRIVED, _PROGRESS = struct.Struct("<HI"), struct.Struct("<d")  # channel and number of seats; progress
+_SEAT = np.dtype("<u4")
 
 
 def journal_path(folder: Path, policy: str) -> Path:
@@ -54,7 +57,9 @@ class JournalWriter:
 
     def arrival(self, sample: Sample) -> None:
         """Note that `sample` is stored next."""
-        self._write(b"".join([_ARRIVAL, _CHANNEL.pack(sample.channel), *(sample[name].tobytes() for name in self._names)]))
+        seats = ((sample["version"] >= 0) | sample["on_reset"] | sample["voided"])[0].nonzero()[0]
+        head = [_ARRIVAL, _ARRIVED.pack(sample.channel, len(seats)), seats.astype(_SEAT).tobytes()]
+        self._write(b"".join([*head, *(sample[name][0, seats].tobytes() for name in self._names)]))
 
     def task(self, progress: float) -> None:
         """Note that a task is done next, with this `progress` (see `Algorithm.update`)."""
@@ -115,6 +120,20 @@ class Emptied(NamedTuple):
     """The memory begins empty."""
 
 
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """Return a shape, as the header has it. Raises `ValueError` for what is none."""
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"{shape} is no shape")
+    return tuple(shape)
+
+
+def _numbers(dtype: Any) -> str:
+    """Return the name of a type of numbers. Raises `ValueError` for anything else that numpy knows, or does not."""
+    if not isinstance(dtype, str) or dtype not in np.sctypeDict or np.dtype(dtype).kind not in "biuf":
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    return dtype
+
+
 class JournalReader(SampleConsumer):
     """Reads a journal, and is the sample stream that it was written from. Raises `CheckpointError` for what is no journal."""
 
@@ -125,8 +144,11 @@ class JournalReader(SampleConsumer):
             if header["format"] != FORMAT:
                 raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
             self.facts: dict[str, Any] = header["facts"]
-            self._schema: Schema = {name: Field(tuple(shape), dtype) for name, (shape, dtype) in header["schema"].items()}
-            self._leads: list[tuple[int, ...]] = [tuple(lead) for lead in header["leads"]]
+            self._schema: Schema = {name: Field(_lengths(shape), _numbers(dtype)) for name, (shape, dtype) in header["schema"].items()}
+            self._leads = [(rows, seats) for rows, seats in map(_lengths, header["leads"])]
+            if any(rows * seats * field.nbytes > MOST for rows, seats in self._leads for field in self._schema.values()):
+                raise ValueError(f"it has arrays above {MOST:,} bytes")
+            self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None
         self._waiting: deque[Sample] = deque()
@@ -150,20 +172,28 @@ class JournalReader(SampleConsumer):
                 raise CheckpointError(f"the journal is damaged: there is no record {tag!r} (at byte {self._file.tell() - 1:,})")
 
     def _read(self) -> Sample | None:
-        data = self._file.read(_CHANNEL.size)
-        if len(data) < _CHANNEL.size:
+        data = self._file.read(_ARRIVED.size)
+        if len(data) < _ARRIVED.size:
             return None
-        (channel,) = _CHANNEL.unpack(data)
+        channel, count = _ARRIVED.unpack(data)
         if channel >= len(self._leads):
             raise CheckpointError(f"the journal is damaged: it has {len(self._leads)} channels, and a record of channel {channel}")
+        lead = self._leads[channel]
+        if count > lead[1]:
+            raise CheckpointError(f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of {count}")
+        if len(data := self._file.read(count * _SEAT.itemsize)) < count * _SEAT.itemsize:
+            return None
+        seats = np.frombuffer(data, _SEAT)
+        if count and int(seats.max()) >= lead[1]:
+            raise CheckpointError(f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of seat {seats.max()}")
         sample = Sample()
         sample.channel, sample.bootstrap = channel, 0
         for name, field in self._schema.items():
-            shape = (*self._leads[channel], *field.shape)
-            size = int(np.prod(shape)) * np.dtype(field.dtype).itemsize
-            if len(data := self._file.read(size)) < size:
+            size = count * field.nbytes
+            if size > self._left or len(data := self._file.read(size)) < size:
                 return None
-            sample[name] = np.frombuffer(data, field.dtype).reshape(shape)
+            sample[name] = np.full((*lead, *field.shape), FILLER.get(name, 0), field.dtype)
+            sample[name][0, seats] = np.frombuffer(data, field.dtype).reshape(count, *field.shape)
         return sample
 
     def offered(self) -> list[Offered]:

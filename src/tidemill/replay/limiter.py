@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from threading import Condition
+from threading import Condition, RLock
 from time import monotonic
 
 from tidemill.core.errors import ConfigError
@@ -74,22 +74,26 @@ class Limiter:
 
     ratio   training tasks per committed step
     slack   steps
-    counts  where it goes on from. What was in flight then is lost, and counted as voided
+    counts  where it goes on from
+    lost    what was in flight then is lost, and counted as voided; else it is in flight again
     clock   seconds, for the waits that are reported
     """
 
-    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = monotonic) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator
         self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
         """Qt."""
         self._n = Counts(**asdict(counts or Counts()))
-        self._n.voided = self._n.started - self._n.committed
+        if lost:
+            self._n.voided = self._n.started - self._n.committed
         self._budget: int | None = None
         self._draining = False
         self._cause: BaseException | None = None
-        self._changed = Condition()
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
+        self._waiting = 0  # threads
         self._clock, self._since = clock, clock()
         self._idle = [0.0, 0.0]  # seconds that gathering was held back, and that training was
         self._extremes = [0, 0]  # of debt - K
@@ -100,25 +104,25 @@ class Limiter:
     @property
     def counts(self) -> Counts:
         """A copy of the counters, all of one instant."""
-        with self._changed:
+        with self._lock:
             return Counts(**vars(self._n))
 
     @property
     def in_flight(self) -> int:
         """I."""
-        with self._changed:
+        with self._lock:
             return self._n.started - self._n.committed - self._n.voided
 
     @property
     def owed(self) -> int:
         """D(C) - K: training tasks that may run now."""
-        with self._changed:
+        with self._lock:
             return self._debt(self._n.committed) - self._n.tasks
 
     @property
     def drained(self) -> bool:
         """True when nothing is in flight and nothing owed: a quiescent cut."""
-        with self._changed:
+        with self._lock:
             return self._n.started == self._n.committed + self._n.voided and self._debt(self._n.committed) == self._n.tasks
 
     def _debt(self, steps: int) -> int:
@@ -137,7 +141,7 @@ class Limiter:
 
     def start(self, most: int = 1) -> int:
         """Start as many steps as may start now, at most `most`, and return how many these are."""
-        with self._changed:
+        with self._lock:
             self._tick()
             room = 0 if self._draining or self._cause is not None else most
             if self._budget is not None:
@@ -157,7 +161,7 @@ class Limiter:
         self._finish(0, steps)
 
     def _finish(self, committed: int, voided: int) -> None:
-        with self._changed:
+        with self._lock:
             self._tick()
             n = self._n
             if min(committed, voided) < 0 or committed + voided > n.started - n.committed - n.voided:
@@ -168,23 +172,24 @@ class Limiter:
 
     # ---- training ----------------------------------------------------------------------------------------------------------------------------
 
-    def sampleable(self) -> None:
-        """Say that the memory can be sampled from. The first time sets W: debts begin."""
-        with self._changed:
+    def sampleable(self, least: int = 0) -> None:
+        """Say that the memory can be sampled from. The first time sets W: debts begin. `least` steps count as in flight then, also where fewer are
+        since a phase is about to end, so that W does not depend on that."""
+        with self._lock:
             if self._n.waived is None:
                 self._tick()
-                self._n.waived, self._n.base = self._n.started - self._n.voided, self._n.tasks
+                self._n.waived, self._n.base = max(self._n.started - self._n.voided, self._n.committed + least), self._n.tasks
                 self._note()
 
     def warm_up_again(self) -> None:
         """Say that the memory is empty (it was not kept over a resume). No task is owed before it can be sampled from again."""
-        with self._changed:
+        with self._lock:
             self._n.waived, self._n.base = None, self._n.tasks
             self._note()
 
     def finish_task(self) -> None:
         """Say that a training task is finished; one must have been owed."""
-        with self._changed:
+        with self._lock:
             self._tick()
             if self._debt(self._n.committed) <= self._n.tasks:
                 raise ValueError("a training task is finished, but none was owed")
@@ -195,26 +200,30 @@ class Limiter:
 
     def begin_phase(self, budget: int | None) -> None:
         """Let steps start until C + I = `budget` (None: without end), also after a drain."""
-        with self._changed:
+        with self._lock:
             self._budget, self._draining = budget, False
             self._note()
 
     def drain(self) -> None:
         """Let no more steps start. What is in flight commits or is voided, what is owed is trained: then it is `drained`."""
-        with self._changed:
+        with self._lock:
             self._draining = True
             self._note()
 
     def stop(self, cause: BaseException) -> None:
         """Let no more steps start, and wake all who wait, with `cause`."""
-        with self._changed:
+        with self._lock:
             self._cause = self._cause or cause
             self._note()
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
         """Wait until `condition`, which may look at the limiter, holds; False when that takes longer than `seconds`. Raises the cause of a stop."""
-        with self._changed:
-            held = self._changed.wait_for(lambda: self._cause is not None or condition(), seconds)
+        with self._lock:
+            self._waiting += 1
+            try:
+                held = self._changed.wait_for(lambda: self._cause is not None or condition(), seconds)
+            finally:
+                self._waiting -= 1
             if self._cause is not None:
                 raise self._cause
             return held
@@ -225,7 +234,8 @@ class Limiter:
         owed = self._debt(self._n.committed) - self._n.tasks
         low, high = self._extremes
         self._extremes = [min(low, owed), max(high, owed)]
-        self._changed.notify_all()
+        if self._waiting:
+            self._changed.notify_all()
 
     def _tick(self) -> None:
         """Count the time up to now for the state up to now."""
@@ -241,7 +251,7 @@ class Limiter:
     def report(self) -> dict[str, float]:
         """Return the counters by metric name, the debt now, and its least and largest value and the seconds that either side was held back (gathering
         by the gate, training since nothing was owed), and that steps were in flight, summed over them, since the last report."""
-        with self._changed:
+        with self._lock:
             self._tick()
             n, owed = self._n, self._debt(self._n.committed) - self._n.tasks
             (low, high), (gathering, training) = self._extremes, self._idle

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy import count_nonzero
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuffer
@@ -37,6 +38,8 @@ class Replay(BufferConfig):
     frame_stack      as in the agent spec (or of the environment, as Atari's): stacked observations are kept as single frames, and stacked when they
                      are drawn. What stands for the frames before an episode's first one is seen from the first rows. 1: kept as they come
     whole_episodes   the steps of an episode count once it is over, and not from when they come
+    drop_cut         an episode of which a step was lost, or that a resume cannot go on with, is taken out of the memory, and not kept as one that was
+                     cut; but not where fewer than `warm_up` transitions would be left
     max_bytes        memory that it may take at most; None: what the machine has
     mapped           keep rows in a file in the run's folder and not in memory: it has no name, takes its whole size on the disk at once, and is gone
                      when the run ends, in whatever way. Checkpoints hold what is in it
@@ -49,6 +52,7 @@ class Replay(BufferConfig):
     steps: int = 1
     frame_stack: int = 1
     whole_episodes: bool = False
+    drop_cut: bool = False
     max_bytes: int | None = None
     mapped: bool = False
 
@@ -142,7 +146,7 @@ class Uniform(ReplayBuffer):
         if config.mapped and self._demand.folder is None:
             raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")
         store.open(places, self._demand.folder if config.mapped else None)
-        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, self._tree)
+        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, config.drop_cut, self._tree)
         self._needs = (Need("replay", books if config.mapped else rows + books, sums),)
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
@@ -174,8 +178,12 @@ class Uniform(ReplayBuffer):
                 break
             received.append(self._take_in(sample))
             self._source.release()
-        self._warm = self._warm or self.sequences.count >= self._config.warm_up
+            if not self._warm and self.sequences.count >= self._config.warm_up:
+                self._begin_to_draw()
         return received
+
+    def _begin_to_draw(self) -> None:
+        self._warm, self.sequences.least = True, self._config.warm_up
 
     def _take_in(self, sample: Sample) -> Received:
         start, seats = int(self._first[sample.channel]), sample["version"].shape[1]
@@ -187,19 +195,19 @@ class Uniform(ReplayBuffer):
             begins, version = row["on_reset"], row["version"]
             stepped = version >= 0
             voided = row.get("voided")
-            if voided is not None and voided.any():
+            if voided is not None and count_nonzero(voided):
                 self.sequences.cut(every[voided])
-                lost += int(np.count_nonzero(voided))
-            if (stepped & begins).any():
+                lost += int(count_nonzero(voided))
+            if count_nonzero(stepped & begins):
                 raise SchemaError(
                     "a replay was sent rows whose first ones in an episode have acted already: they hold what is done in them, not what led to them; "
                     'take AgentSpec(mode="stepwise") for the agents of this sample stream'
                 )
-            committed += int(np.count_nonzero(stepped))
-            if row["info_mask"].any():
+            committed += int(count_nonzero(stepped))
+            if count_nonzero(row["info_mask"]):
                 returns += row["info.return"][row["info_mask"]].tolist()
             here = stepped | begins
-            columns: Any = slice(None) if here.all() else here.nonzero()[0]
+            columns: Any = slice(None) if count_nonzero(here) == seats else here.nonzero()[0]
             lanes = every[columns]
             if len(lanes):
                 places = self.sequences.append(lanes, begins[columns], (row["done"] | row["truncated"])[columns])
@@ -287,7 +295,7 @@ class Uniform(ReplayBuffer):
 
     def save(self, folder: Path) -> None:
         try:
-            filled = int(self.sequences.filled().max(initial=0))
+            filled = self.sequences.written()
             sums = {name: _write(folder / f"{name}.npy", self._part(array, filled)) for name, array in self._arrays().items()}
             chance = self._rng.bit_generator.state
             manifest = {
@@ -324,7 +332,9 @@ class Uniform(ReplayBuffer):
                 part = self._part(array, manifest["filled"])
                 part[...] = _read(folder / f"{name}.npy", manifest["sha256"][name], part)
             self._rng.bit_generator.state = manifest["random"]
-            self._warm, self._blank = bool(manifest["warm"]), bool(manifest["blank"])
+            self._blank = bool(manifest["blank"])
+            if manifest["warm"]:
+                self._begin_to_draw()
             self._take_facts(manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"the replay in {folder} cannot be read: {type(error).__name__}: {error}") from None

@@ -8,6 +8,7 @@ was written by one seat, and a span never leads out of an episode.
 from typing import Protocol
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Arrays
@@ -28,9 +29,9 @@ class Watcher(Protocol):
 
 class Sequences:
     """`frames`: how many rows a stack of observations reaches over; a row whose stack is no longer whole begins no transition. `whole`: the
-    transitions of an episode count once it is over (or too long for its lane)."""
+    transitions of an episode count once it is over (or too long for its lane). `drop`: episodes that are cut are given up."""
 
-    def __init__(self, lanes: int, length: int, steps: int, frames: int, whole: bool, watcher: Watcher | None = None) -> None:
+    def __init__(self, lanes: int, length: int, steps: int, frames: int, whole: bool, drop: bool = False, watcher: Watcher | None = None) -> None:
         self.lanes, self.length = lanes, length
         self._steps, self._frames, self._whole, self._watcher = steps, frames, whole, watcher
         self._room = length - steps - frames - 1  # an episode so long has left just one transition of those before it
@@ -46,6 +47,11 @@ class Sequences:
         """Rows from the beginning of a transition to its end; 0 where none begins."""
         self.count = 0
         """Transitions."""
+        self._drop = drop
+        self.least = 0
+        """No episode is given up where fewer transitions would be left."""
+        self.reached: Ints = np.zeros(lanes, np.int64)
+        """With `drop`: the most rows that a lane ever had; what lies behind its head is of no episode."""
 
     @staticmethod
     def least_length(steps: int, frames: int) -> int:
@@ -61,6 +67,10 @@ class Sequences:
         """Return how many rows each lane holds."""
         return np.minimum(self.heads, self.length)
 
+    def written(self) -> int:
+        """Return the most places of a lane, its first ones, that were ever written."""
+        return int(np.minimum(np.maximum(self.heads, self.reached), self.length).max(initial=0))
+
     def rows(self, places: Ints) -> Ints:
         """Return the numbers of the rows that lie at `places`, counted in their lanes from the first one ever written."""
         newest = self.heads[places // self.length] - 1
@@ -71,29 +81,48 @@ class Sequences:
         cut. A row after the end of an episode begins one, whatever `begins` says."""
         age = self.age[lanes]
         begins = begins | (age < 0)
-        if (begins & (age >= 0)).any():
+        if count_nonzero(begins) and count_nonzero(age[begins] >= 0):
             self.cut(lanes[begins])
         rows = self.heads[lanes]
         places = lanes * self.length + rows % self.length
         full = rows >= self.length
-        if full.any():
+        if count_nonzero(full):
             self._forget(places[full])
-        age = np.where(begins, 0, age + 1)
+        age = age + 1
+        age[begins] = 0
         self.step[places], self.heads[lanes], self.age[lanes] = age, rows + 1, age
+        if self._drop:
+            self.reached[lanes] = np.maximum(self.reached[lanes], rows + 1)
         if self._whole:
             self.loose[lanes[begins]] = False
         mature = (age >= self._steps) & self.loose[lanes]
-        if mature.any():
+        if count_nonzero(mature):
             self._admit(self.ahead(places[mature], -self._steps), self._steps)
-        if ends.any():
+        if count_nonzero(ends):
             self._close(lanes[ends])
         if self._whole:
             self._loosen(lanes[~self.loose[lanes] & (age >= self._room) & ~ends])
         return places
 
     def cut(self, lanes: Ints) -> None:
-        """End the open episodes of `lanes` after their last rows; lanes without one stay as they are."""
-        self._close(lanes[self.age[lanes] >= 0])
+        """End the open episodes of `lanes` after their last rows, or give them up; lanes without one stay as they are."""
+        lanes = lanes[self.age[lanes] >= 0]
+        self._close(np.array([lane for lane in lanes if not self._give_up(int(lane))], np.int64) if self._drop else lanes)
+
+    def _give_up(self, lane: int) -> bool:
+        """Take back the rows of a lane's open episode, so that its next rows lie where these lay. False where too little would be left."""
+        age = int(self.age[lane])
+        places = self.ahead(self._newest(np.array([lane])), -np.arange(min(age + 1, self.length)))
+        begun = places[self.span[places] > 0]
+        if self.count - len(begun) < self.least:
+            return False
+        self.span[begun] = 0
+        self.count -= len(begun)
+        if self._watcher is not None:
+            self._watcher.drop(begun)
+        self.heads[lane] -= age + 1
+        self.age[lane] = -1
+        return True
 
     def _newest(self, lanes: Ints) -> Ints:
         return lanes * self.length + (self.heads[lanes] - 1) % self.length
@@ -167,7 +196,8 @@ class Sequences:
 
     def state(self) -> Arrays:
         """Return its arrays: views."""
-        return {name: getattr(self, name) for name in ("heads", "age", "loose", "step", "span")}
+        names = ("heads", "age", "loose", "step", "span", *(["reached"] if self._drop else []))
+        return {name: getattr(self, name) for name in names}
 
     def recount(self) -> None:
         """Count the transitions anew, after the arrays of `state` were written."""

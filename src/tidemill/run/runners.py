@@ -22,9 +22,14 @@ from tidemill.workers.actor_config import Actors
 from tidemill.workers.trainer_config import Trainer
 
 
-def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, **trainer: Any) -> Experiment:
+def with_slots(
+    experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, launch: str | None = None, **trainer: Any
+) -> Experiment:
     """Return `experiment` with so many slots, and that ratio: its actors become one, with a target of one lane for each slot, whose environment steps
     in a thread of its own and may fail; its agents send step by step. `trainer` are further settings of its trainer. What is None stays.
+
+    To `launch` it in "threads", the actor and the trainer take turns in one, unless a slack is set: without one steps wait for training all the same,
+    and only one of both could compute at a time.
 
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
     """
@@ -40,14 +45,18 @@ def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | in
     if ratio is not None:
         parse_ratio(ratio)
         trainer["ratio"] = ratio
-    workers: dict[str, WorkerConfig] = {**experiment.workers, name: config.replace(**trainer)}
+    config = config.replace(**trainer)
+    workers: dict[str, WorkerConfig] = {**experiment.workers, name: config}
+    together = experiment.together
     if slots is not None:
         if slots < 1:
             raise ConfigError(f"slots = {slots} must be at least 1")
         for group, actors in experiment.workers.items():
             if isinstance(actors, Actors) and any(config.samples in spec.streams for spec in actors.agents):
                 workers[group] = _in_slots(actors, slots, config.samples)
-    return experiment.replace(workers=workers)
+                if launch == "threads" and config.count == 1 and config.slack is None:
+                    together = together or (group, name)
+    return experiment.replace(workers=workers, together=together)
 
 
 def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
@@ -69,6 +78,7 @@ class AsyncTrainRunner:
     evaluation_steps  env steps of the evaluation at each one's end, by the weights of that moment, in an environment of its own
     exact             the result depends on nothing but the configuration, however long steps and updates take (see `Trainer.exact`)
     slack             steps that gathering may be ahead
+    finish_episodes   phases end with episodes (see `Trainer.finish_episodes`)
     launch            "threads", "processes" or "inline"
     """
 
@@ -83,13 +93,20 @@ class AsyncTrainRunner:
         evaluation_steps: int | None = None,
         exact: bool | None = None,
         slack: int | None = None,
+        finish_episodes: bool | None = None,
         launch: str = "threads",
     ) -> None:
-        given = {"exact": exact, "slack": slack, "iteration_steps": training_steps, "evaluation_steps": evaluation_steps}
+        given = {
+            "exact": exact,
+            "slack": slack,
+            "finish_episodes": finish_episodes,
+            "iteration_steps": training_steps,
+            "evaluation_steps": evaluation_steps,
+        }
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if exact:
             settings.setdefault("slack", None)  # the number of slots
-        experiment = with_slots(experiment, num_slots, ratio, **settings)
+        experiment = with_slots(experiment, num_slots, ratio, launch, **settings)
         if num_iterations is not None:
             if num_iterations < 1 or training_steps is None:
                 raise ConfigError(f"num_iterations = {num_iterations}: make it at least 1, and say how many training_steps an iteration has")

@@ -13,18 +13,20 @@ _SCHEMA = {"received": Field((), "int64")}
 
 
 class CreditWriter:
-    """The granting end. `granted` is how many steps the actor may have started so far, `received` how many of its samples have been dealt with."""
+    """The granting end. `granted` is how many steps the actor may have started so far, `received` how many of its samples have been dealt with.
+    `finishing`: no episode may begin (take its first step)."""
 
     def __init__(self, cell: Writer) -> None:
         self._cell = cell
         self._value = {"received": np.zeros((), np.int64)}
         self.granted = self.received = 0
+        self.finishing = False
         cell.offer(_SCHEMA)
 
     def write(self) -> None:
         """Tell the actor, and wake it."""
         self._value["received"][...] = self.received
-        self._cell.write(self._value, self.granted)
+        self._cell.write(self._value, 2 * self.granted + self.finishing)
 
 
 class Credits:
@@ -38,7 +40,12 @@ class Credits:
 
     def _granted(self) -> int:
         self._attached = self._attached or self._cell.attach()
-        return self._cell.newest() if self._attached else 0
+        return self._cell.newest() >> 1 if self._attached else 0
+
+    @property
+    def finishing(self) -> bool:
+        """True while no episode may begin."""
+        return self._granted() > 0 and bool(self._cell.newest() & 1)
 
     def left(self) -> int:
         """Return how many steps may start now."""

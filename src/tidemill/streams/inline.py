@@ -99,6 +99,10 @@ class InlineInferenceClient(InferenceClient):
             self._free.append(out)  # for the next flush: the caller has copied by then
         return answer
 
+    def reseed(self, seed: int) -> None:
+        """Draw what answers need from `seed` from now on."""
+        self._policy.reseed(seed)
+
     def refresh(self) -> None:
         self._parameters.refresh(self._policy)
 

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Endpoints, Link
@@ -11,19 +12,19 @@ from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, Sl
 
 
 class LocalBell(Bell):
-    """A bell between threads."""
+    """A bell between threads: a lock that is held as long as nobody has rung since the last wait. Ringing again costs a look, waiting one call."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._silent = threading.Lock()
+        self._silent.acquire()
 
     def ring(self) -> None:
-        self._event.set()
+        if self._silent.locked():
+            with suppress(RuntimeError):  # somebody else rang just now
+                self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        rung = self._event.wait(seconds)
-        if rung:  # one that came just after the time ran out is for the next wait
-            self._event.clear()
-        return rung
+        return self._silent.acquire(timeout=max(seconds, 0.0))
 
 
 class LocalLink(Link):
@@ -84,9 +85,14 @@ class LocalEndpoints(Endpoints):
         return SlotReader(self._segments[edge])
 
 
-def local_endpoints(workers: Sequence[str], edges: Sequence[Edge]) -> dict[str, tuple[LocalEndpoints, LocalLink]]:
-    """Return for each worker its ends, and the runner's end of its control link (all of these share the runner's bell)."""
+def local_endpoints(
+    workers: Sequence[str], edges: Sequence[Edge], together: Sequence[Sequence[str]] = ()
+) -> dict[str, tuple[LocalEndpoints, LocalLink]]:
+    """Return for each worker its ends, and the runner's end of its control link (all of these share the runner's bell). `together`: those of the
+    workers that share a bell, since they take turns in one thread."""
     bells = {worker: LocalBell() for worker in workers}
+    for names in together:
+        bells |= dict.fromkeys(names, bells[names[0]])
     segments = {edge.name: LocalSegment() for edge in edges}
     by_name = {edge.name: edge for edge in edges}
     runner = LocalBell()

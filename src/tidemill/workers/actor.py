@@ -6,6 +6,7 @@ the requests when enough are buffered, or when nothing can proceed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
-from tidemill.streams.credits import Credits
+from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -28,12 +29,15 @@ from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
+from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
 from tidemill.workers.frames import build_environment
+from tidemill.workers.gang import Gang
 from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
+from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.stepwise import ExactRing, ExactTarget, SlotRing, StepwiseAgent, StepwiseTarget, check_stepwise, credits_of, exact
+from tidemill.workers.stepwise import StepwiseAgent, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -99,28 +103,27 @@ class ActorWorker(Worker):
         needs = check_rows(context, config, first)
         self._clients: dict[_Player, InferenceClient] = {}
         largest: Counter[_Player] = Counter()
+        in_turn = exact(context, config.agents[0])
+        together = config.agents[0].mode == "stepwise" and not in_turn
         for number in range(config.ring):
             for spec, group in zip(config.agents, groups, strict=True):
-                largest[_Player.of(spec, number)] += config.lanes * len(group) * (1 + first.same_step)
-        for number in range(config.ring):
+                largest[_Player.of(spec, 0 if together else number)] += config.lanes * len(group) * (1 + first.same_step)
+        for number in range(1 if together else config.ring):
             for spec, own in zip(config.agents, spaces, strict=True):
                 if (player := _Player.of(spec, number)) not in self._clients:
                     self._clients[player] = self._make_client(player, own, largest[player])
         self._agents: list[tuple[int, Agent]] = []
-        targets = [self._make_target(number, groups, spaces) for number in range(config.ring)]
+        targets = [] if together else [self._make_target(number, groups, spaces) for number in range(config.ring)]
         at_resets = config.lanes == 1 and not first.same_step  # for lanes that begin again by themselves there is no time before a reset
         own_ones = [player for player in self._clients if at_resets and player.target is not None]
         self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
         self.ring = EnvRing(targets)
-        self._stepwise = [target for target in targets if isinstance(target, StepwiseTarget)]
-        in_turn = [target for target in targets if isinstance(target, ExactTarget)]
-        if self._stepwise:
-            credits = credits_of(context, config.agents[0])
-            for target in self._stepwise:
-                target.spend(credits)
-            self.ring = ExactRing(in_turn) if in_turn else self._slot_ring(credits)
-        least = len(targets) if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
+        if in_turn:
+            self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
+        self._granted = config.agents[0].mode == "stepwise"
+        self._gang = self._make_gang(spaces[0]) if together else None
+        least = config.ring if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
         self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
@@ -132,11 +135,32 @@ class ActorWorker(Worker):
             memory=tuple(needs),
         )
 
-    def _slot_ring(self, credits: Credits | None) -> SlotRing:
-        ring = SlotRing(self._stepwise, credits)
-        for number, environment in enumerate(self._environments):
-            environment.on_ready(ring.waker(number, self.context.endpoints.bell.ring))
+    def _exact_ring(self, targets: list[ExactTarget]) -> ExactRing:
+        context, spec = self.context, self._config.agents[0]
+        credits = credits_of(context, spec)
+        assert credits is not None
+        ring = ExactRing(targets, credits)
+        if context.resume is not None and context.folder is not None:
+            (policy,) = {port.policy for stream in spec.streams for port in context.experiment.granting(stream)}
+            if (found := newest_slots(Path(context.folder) / "checkpoints" / policy)) is not None:
+                ring.resume(*found)
         return ring
+
+    def _make_gang(self, spaces: Spaces) -> Gang:
+        config, context, environments = self._config, self.context, self._environments
+        (spec,), first, seats = config.agents, environments[0], config.ring * config.lanes
+        for environment in environments:
+            environment.bind([[0]])
+        row, samples = row_schema(context, spec, spaces, first.info), sample_producer(context, spec.streams)
+        need = sizes(spec, seats, limit_of_steps(config, spec, first), first.same_step, config.slots)
+        samples.offer(sample_schema(spec, row, 0), need.rows, need.columns, need.slots)
+        agent = StepwiseAgent(row, seats, spec.deterministic, self._clients[_Player.of(spec, 0)], samples, first.voids)
+        self._agents.append((0, agent))
+        tick = Tick.allocate(spaces.observation, seats, first.info, False)
+        gang = Gang(environments, agent, tick, config.max_episode_steps, self.clock, credits_of(context, spec))
+        for number, environment in enumerate(environments):
+            environment.on_ready(gang.waker(number, context.endpoints.bell.ring))
+        return gang
 
     def _make_client(self, player: "_Player", spaces: Spaces, rows: int) -> InferenceClient:
         context, name = self.context, player.policy
@@ -167,9 +191,12 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if spec.mode == "stepwise":
-                samples.offer(schema, need.rows, need.columns, need.slots)
-                agent: Agent = StepwiseAgent(row, seats, spec.deterministic, client, samples, environment.voids)
+            if spec.mode == "stepwise":  # of an exact run
+                samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
+                assert isinstance(client, InlineInferenceClient)
+                client.reseed(0)  # so that a policy which cannot be is refused now
+                slot = derive_seed(context.experiment.seed, context.name, "slot", target)  # the same after a resume
+                agent: Agent = ExactAgent(row, spec.deterministic, client, samples, environment.voids, slot)
             elif in_lockstep(context.experiment, spec):
                 agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
             else:
@@ -179,9 +206,10 @@ class ActorWorker(Worker):
             ticks.append(Tick.allocate(own.observation, seats, environment.info, same_step))
         for spec, agent in zip(config.agents, agents, strict=True):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
+        in_turn = [agent for agent in agents if isinstance(agent, ExactAgent)]
+        if in_turn:
+            return ExactTarget(environment, in_turn, ticks, config.max_episode_steps, self.clock, lambda text: self.report(Notice(text)))
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
-        if config.agents[0].mode == "stepwise":
-            kind = ExactTarget if exact(context, config.agents[0]) else StepwiseTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
     def start(self) -> None:
@@ -189,8 +217,8 @@ class ActorWorker(Worker):
         super().start()
 
     def _enter_stage(self, options: Mapping[str, Any]) -> None:
-        for target in self.ring.targets:
-            target.enter_stage(self.stage, options)
+        for member in [self._gang] if self._gang is not None else self.ring.targets:
+            member.enter_stage(self.stage, options)
 
     def _on_boundary(self) -> None:
         self._crossed = True
@@ -202,6 +230,8 @@ class ActorWorker(Worker):
         self._crossed = False
 
     def _poll(self) -> PollResult:
+        if self._gang is not None:
+            return self._poll_gang(self._gang)
         ticks, steps = self._ticks, sum(target.steps for target in self.ring.targets)
         for _ in range(MAX_POLL_STEPS):
             moved = False
@@ -228,12 +258,25 @@ class ActorWorker(Worker):
         self._health.look()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
+    def _poll_gang(self, gang: Gang) -> PollResult:
+        ticks, steps = gang.ticks, gang.steps
+        for _ in range(MAX_POLL_STEPS):
+            moved = gang.receive()
+            moved = gang.begin() or moved
+            moved = self._flush(self._config.flush_requests) or moved
+            if not gang.send() and not moved and not self._flush(1):
+                break
+        if gang.ticks > ticks:
+            self._report_episodes()
+        self._health.look()
+        return PollResult(gang.steps - steps, gang.ticks - ticks)
+
     def _flush(self, least: int) -> bool:
         """Flush where at least `least` requests are buffered. True when anything was sent."""
         sent = False
         for client in self._clients.values():
             if (buffered := client.buffered) >= least:
-                if self._stepwise:
+                if self._granted:
                     client.refresh()  # their steps were granted: they act by the newest version
                 client.flush()
                 sent |= client.buffered < buffered

@@ -153,7 +153,7 @@ class Actors(WorkerConfig):
     def ports(self) -> tuple[Port, ...]:
         ports = []
         for spec in self.agents:
-            ports += [Port(stream, "produce", outlets=self.ring, lockstep=True) for stream in spec.streams]
+            ports += [Port(stream, "produce", outlets=self.ring, lockstep=True, gathers=spec.mode == "stepwise") for stream in spec.streams]
             ports += spec.parameters.ports(spec.policy) if spec.inference == INLINE else (Port(spec.inference, "ask", policy=spec.policy),)
         return tuple(dict.fromkeys(ports))
 

@@ -10,7 +10,7 @@ KEPT = 4096  # versions whose time is known
 
 
 class Ages(SampleConsumer):
-    """A sample stream of arrivals whose rows are looked at as they are taken: the oldest version of each."""
+    """A sample stream of arrivals whose rows are looked at as they are taken."""
 
     def __init__(self, source: SampleConsumer) -> None:
         self._source = source
@@ -34,12 +34,13 @@ class Ages(SampleConsumer):
     def consume(self) -> Sample | None:
         sample = self._source.consume()
         if sample is not None:
-            versions = sample["version"]
-            version = int(versions[0, 0]) if versions.shape[1] == 1 else int(versions[versions >= 0].min(initial=self._newest))
-            if version >= 0:
-                self._count += 1
-                self._versions += self._newest - version
-                self._seconds += monotonic() - self._published.get(version, monotonic())
+            now, versions = monotonic(), sample["version"][0].tolist()
+            acted = len(versions) - versions.count(-1)
+            for version in {*versions} - {-1}:
+                rows = acted if acted == 1 else versions.count(version)
+                self._count += rows
+                self._versions += rows * (self._newest - version)
+                self._seconds += rows * (now - self._published.get(version, now))
         return sample
 
     def release(self) -> None:

@@ -95,6 +95,9 @@ class Stacking(Environment):
     def close(self) -> None:
         self._inner.close()
 
+    def seed(self, seed: int) -> None:
+        self._inner.seed(seed)
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._inner.enter_stage(options)
 

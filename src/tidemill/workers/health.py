@@ -9,6 +9,7 @@ from tidemill.core.errors import EnvironmentFault
 
 NUMBERED = re.compile(r"\w*\d[\w.]*")
 TELL = 10.0  # seconds between notices of faults; the first one is told at once
+LOOK = 0.02  # seconds between looks
 
 
 class Health:
@@ -23,13 +24,14 @@ class Health:
         self._least, self._tell = least, tell
         self._faults = [0] * len(self._slots)
         self._untold: list[str] = []
-        self._told_at = -TELL
+        self._told_at = self._looked_at = -TELL
         self._first = self._last = ""
 
     def look(self) -> None:
         """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
-        if not self._slots:
+        if not self._slots or (now := monotonic()) - self._looked_at < LOOK:
             return
+        self._looked_at = now
         for place, (number, slot) in enumerate(self._slots):
             if slot.faults:
                 self._faults[place] += len(slot.faults)
@@ -38,11 +40,11 @@ class Health:
                 self._first, self._last = self._first or self._untold[0], self._untold[-1]
                 if slot.quarantined:
                     self._untold.append(f"slot {number} is quarantined: it failed {self._faults[place]} times")
-        if self._untold and monotonic() - self._told_at >= TELL:
+        if self._untold and now - self._told_at >= TELL:
             more = f" (and {len(self._untold) - 1} more)" if len(self._untold) > 1 else ""
             self._tell(f"{self._untold[-1]}{more}")
             self._untold.clear()
-            self._told_at = monotonic()
+            self._told_at = now
         healthy = sum(not slot.quarantined for _, slot in self._slots)
         if healthy < self._least:
             last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""

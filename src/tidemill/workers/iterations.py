@@ -20,8 +20,9 @@ from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.base import PollResult
 from tidemill.workers.frames import build_environment
+from tidemill.workers.gang import Gang
 from tidemill.workers.rows import row_schema
-from tidemill.workers.stepwise import StepwiseAgent, StepwiseTarget
+from tidemill.workers.stepwise import StepwiseAgent
 
 
 class _Frozen(Subscription):
@@ -51,38 +52,33 @@ def evaluate(
     environment = build_environment(actors, 1, seed)
     try:
         environment.bind([[0]])
-        environment.on_ready(context.endpoints.bell.ring)
         answer, state, observation = config.answer(spaces), config.state(spaces), schema_of_space(spaces.observation, "obs")
         client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
         schema, samples = row_schema(context, spec, spaces, environment.info), NullSampleProducer()
         samples.offer(schema, 1, 1, 1)
         agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
-        target = StepwiseTarget(environment, [agent], [tick], actors.max_episode_steps, Clock())
+        gang = Gang([environment], agent, tick, actors.max_episode_steps, Clock())
+        environment.on_ready(gang.waker(0, context.endpoints.bell.ring))
         until = monotonic() + 0.01
         played, stepped_at = 0, monotonic()
-        while target.steps < steps:
-            before = target.place
-            if target.steps > played:
-                played, stepped_at = target.steps, monotonic()
+        while gang.steps < steps:
+            if gang.steps > played:
+                played, stepped_at = gang.steps, monotonic()
             elif environment.quarantined or monotonic() - stepped_at > patience:
                 why = f"the first fault was: {environment.faults[0]}" if environment.faults else f"it answered no step for {patience:g} s"
                 raise EnvironmentFault(f"the evaluation of iteration {iteration} was given up; {why}")
-            if target.all_done():
-                target.reset()
-            elif target.ready_to_step():
-                target.step()
+            moved = gang.begin()
             client.flush()
-            if target.ready_to_observe():
-                target.observe()
+            moved = gang.send() or moved
+            moved = gang.receive() or moved
             if stop():
                 return {}
-            moved = target.place != before
             if not moved or monotonic() > until:
                 yield PollResult(0, int(moved))
                 until = monotonic() + 0.01
     finally:
         environment.close()
     returns = [ret for ret, _, _ in agent.episodes]
-    found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(target.steps)}
+    found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(gang.steps)}
     return {**found, "evaluation_return": sum(returns) / len(returns)} if returns else found

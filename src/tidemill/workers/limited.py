@@ -1,7 +1,8 @@
 """The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, run one task if one is owed. So whoever gathers waits for a task at most, and nobody
-at all while training keeps up: steps are granted ahead, as many as an actor has slots. In an exact run all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, and run the tasks that are owed, granting what each of them allows: one task, or some
+that are very short. So whoever gathers waits for a task at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's
+slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
 from tidemill.api.control import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
@@ -17,6 +20,7 @@ from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
+from tidemill.core.schema import Arrays
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.streams.credits import CreditWriter
@@ -24,11 +28,14 @@ from tidemill.workers.actor_config import Actors
 from tidemill.workers.ages import Ages
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.iterations import evaluate
+from tidemill.workers.open_episodes import FILE as SLOTS
+from tidemill.workers.open_episodes import OpenEpisodes, Unfinished, read_slots
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
 CUT = 10.0  # seconds that it waits for them before a regular checkpoint
+TURN = 0.0003  # seconds after which a turn runs no further task: steps that have become free are to be sent
 TOLD = 0.2  # seconds between reports: tasks are many and short
 MEMORY = "buffer"
 
@@ -52,8 +59,14 @@ class LimitedTrainerWorker(TrainerWorker):
         self._told_at = self._progress_at = 0.0
         self._published = 0  # version
         self._restored: Path | None = None
+        self._open: OpenEpisodes | None = None  # of an exact run
+        self._goes_on = False  # its slots go on where they were at the checkpoint
         self._journal: JournalWriter | None = None
         self._iteration_end: int | None = None
+        self._phase_end: int | None = None
+        self._unfinished: Unfinished | None = None  # where phases end with episodes
+        self._finishing = False  # the phase is over but for open episodes
+        self._finish_at: int | None = None  # the end of the iteration that a resumed run was finishing
         self._episodes: list[float] = []  # returns of those that ended in this iteration
 
     def _configure(self, facts: Facts) -> Facts:
@@ -66,7 +79,10 @@ class LimitedTrainerWorker(TrainerWorker):
         self.slots = slots
         slack = slots if config.slack is None else config.slack
         check_slack(slack, sum(share.lanes - 1 for share in self._actors.values()))
-        self.limiter = Limiter(self._ratio, slack, self._counts)
+        self.limiter = Limiter(self._ratio, slack, self._counts, lost=not (self._goes_on and config.keep_buffer))
+        if self._goes_on:
+            (share,) = self._actors.values()
+            share.go_on(self.limiter.in_flight)
         if self._restored is not None and config.keep_buffer:
             self._buffer.restore(self._restored)
         elif self._restored is not None:
@@ -76,6 +92,9 @@ class LimitedTrainerWorker(TrainerWorker):
         if self._buffer.sampleable:
             self.limiter.sampleable()
         self._begin_phase()
+        if self._finish_at is not None and config.iteration_steps is not None:
+            self._iteration_end = self._phase_end = self._finish_at
+            self._finish_episodes()
         return told
 
     def _begin_phase(self) -> None:
@@ -85,7 +104,32 @@ class LimitedTrainerWorker(TrainerWorker):
             ends.append((self.counters.steps // each + 1) * each)
             self._iteration_end = ends[-1]
         together = any(share.lanes > 1 for share in self._actors.values())
-        self.limiter.begin_phase(None if together else min((end for end in ends if end is not None), default=None))
+        self._phase_end = min((end for end in ends if end is not None), default=None)
+        self.limiter.begin_phase(None if together else self._phase_end)
+        self._finishing = False
+        for share in self._actors.values():
+            share.credits.finishing = False
+
+    def _end_phase(self) -> None:
+        """So many steps are there as the phase has."""
+        if not self._awaits_episodes():
+            self.limiter.drain()
+        elif not self._finishing and not self.limiter.in_flight:
+            self._finish_episodes()
+
+    def _finish_episodes(self) -> None:
+        """Grant as many steps as there are open episodes, and have no other begin. Nothing is in flight, but for steps of such episodes."""
+        self._finishing = True
+        self.limiter.begin_phase(None)
+        for share in self._actors.values():
+            share.credits.finishing = True
+
+    def _awaits_episodes(self) -> bool:
+        """True when the phase does not end yet, since episodes are open."""
+        return self._unfinished is not None and self._reason is None and any(flags.any() for flags in self._unfinished.open)
+
+    def _steps_done(self) -> bool:
+        return super()._steps_done() and not self._awaits_episodes()
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
@@ -99,10 +143,20 @@ class LimitedTrainerWorker(TrainerWorker):
                 'AgentSpec(mode = "stepwise")'
             )
         self._producers = producers
+        if config.exact:
+            source = self._open = OpenEpisodes(source, len(producers))
         self._shares = [self._actors[producer] for producer in producers]  # of each channel
         for share, offered in zip(self._shares, source.offered() or (), strict=True):
             share.slots += offered.lead[1]
-            share.lanes = offered.lead[1]
+        for name, worker in self.context.experiment.members():
+            if name in self._actors and isinstance(worker, Actors):
+                self._actors[name].lanes = worker.lanes
+        if config.finish_episodes:
+            if any(share.lanes > 1 for share in self._shares):
+                raise ConfigError(
+                    "finish_episodes = True needs targets of one lane, which begin and end their episodes alone; take lanes = 1, and ring more"
+                )
+            source = self._unfinished = Unfinished(source, [offered.lead[1] for offered in source.offered() or ()])
         if config.journal and demand.folder is not None:
             self._journal = JournalWriter(
                 journal_path(demand.folder, config.policy), source.offered() or [], self._journal_facts(), self._journal_end()
@@ -148,27 +202,32 @@ class LimitedTrainerWorker(TrainerWorker):
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
-            moved = self._receive()
-            if not (exact and limiter.owed):
-                self._grant()
-            ran = self._due()
-            if ran:
+            moved, ran = self._receive(), 0
+            if self._phase_end is not None and self.counters.steps >= self._phase_end:
+                self._end_phase()
+            granted = 0 if exact and limiter.owed else self._grant()
+            until = monotonic() + TURN
+            while not granted and self._due() and (not ran or monotonic() < until):  # what was granted is to be sent first
                 self._run_task()
-                moved += 1
+                ran += 1
+                if not exact:
+                    self._grant()
+            moved += ran
+            if self.context.experiment.limits.seconds is not None:
+                self._count_time()
             if moved or self._reason is not None or self._cut_at is not None:
                 self._look_round()
             else:
                 self._look_for_progress()
             if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
-                limiter.drain()
-                if self._quiet():
+                if self._quiet() and not self._awaits_episodes():
                     yield from self._end_iteration(self._iteration_end)
                     self._end_at_limits()
             else:
                 self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
-            yield PollResult(moved, int(ran))
+            yield PollResult(moved, ran)
         limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
         self._summarise()
         Worker.exit(self, self._reason)
@@ -179,6 +238,7 @@ class LimitedTrainerWorker(TrainerWorker):
         assert self._config.iteration_steps is not None
         number, returns = steps // self._config.iteration_steps, self._episodes
         evaluated: dict[str, float] = {}
+        beyond = {"overshoot": float(self.counters.steps - steps)} if self._config.finish_episodes else {}
         self._summarise()
         self._count_time()
         if self._config.evaluation_steps:
@@ -198,7 +258,7 @@ class LimitedTrainerWorker(TrainerWorker):
         counters = self.counters
         told = {"number": float(number), "updates": float(counters.updates), "seconds": counters.seconds, "training_episodes": float(len(returns))}
         told |= {"training_return": sum(returns) / len(returns)} if returns else {}
-        self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
+        self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **beyond, **evaluated}.items()}))
         self._episodes = []
         TrainerWorker._save(self)
         self._cut_at = None
@@ -229,16 +289,18 @@ class LimitedTrainerWorker(TrainerWorker):
             self._returns.extend(returns)
             self._episodes += returns if self._config.iteration_steps is not None else ()
         if self._buffer.sampleable:
-            limiter.sampleable()
+            limiter.sampleable(self.slots - 1 if self._config.exact else 0)
         self.counters.steps = self.counters.rows = limiter.counts.committed
         return len(arrivals)
 
-    def _grant(self) -> None:
-        """Grant what the gates allow, first to whoever has least of what it can use. In an exact run the actor is told of each sample, since it waits
-        until that was dealt with."""
+    def _grant(self) -> int:
+        """Grant what the gates allow, first to whoever has least of what it can use, and return how many steps that was. In an exact run the actor is
+        told of each sample, since it waits until that was dealt with."""
+        granted = 0
         for share in sorted(self._actors.values(), key=_Share.used) if len(self._actors) > 1 else self._actors.values():
-            wanted = share.slots - share.outstanding
+            wanted = (self._open_episodes(share) if self._finishing else share.slots) - share.outstanding
             steps = self.limiter.start(wanted) if wanted > 0 else 0
+            granted += steps
             share.outstanding += steps
             share.credits.granted += steps
             if steps:  # they are taken with the newest version: while training lags something is owed all the time
@@ -246,6 +308,11 @@ class LimitedTrainerWorker(TrainerWorker):
             if steps or (self._config.exact and share.credits.received > share.told):
                 share.told = share.credits.received
                 share.credits.write()
+        return granted
+
+    def _open_episodes(self, share: "_Share") -> int:
+        assert self._unfinished is not None
+        return sum(int(np.count_nonzero(flags)) for flags, whose in zip(self._unfinished.open, self._shares, strict=True) if whose is share)
 
     def _run_task(self) -> None:
         """Train once."""
@@ -350,25 +417,41 @@ class LimitedTrainerWorker(TrainerWorker):
     def _write_cut(self) -> None:
         super()._save()
         self._cut_at = None
-        if self._reason is None and (self._iteration_end is None or self.counters.steps < self._iteration_end):  # else the iteration is to end first
+        if self._reason is not None:
+            return
+        if self._finishing:
+            self.limiter.begin_phase(None)
+        elif self._iteration_end is None or self.counters.steps < self._iteration_end:  # else the iteration is to end first
             self._begin_phase()
 
+    def _kept_arrays(self) -> dict[str, Arrays]:
+        return {} if self._open is None else {SLOTS: self._open.arrays(self._config.keep_buffer)}
+
     def _kept_facts(self) -> dict[str, Any]:
-        facts = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
+        facts: dict[str, Any] = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
+        if self._finishing:
+            facts["finishing"] = self._iteration_end
         return facts if self._journal is None else {**facts, "journal": self._journal.sync()}
 
     def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
         return {MEMORY: self._buffer.save} if self._config.keep_buffer else {}
 
-    def _take_back(self, path: Path, facts: dict[str, Any]) -> None:
+    def _take_back(self, path: Path, arrays: dict[str, Arrays], facts: dict[str, Any]) -> None:
         kept = facts.get("limiter")
         if kept is None:
             raise CheckpointError(f"checkpoint {path} is of a run without a ratio, and this one has ratio = {self._config.ratio}; train anew")
-        self._counts = Counts(**kept)
+        self._counts = counts = Counts(**kept)
+        if self._open is not None and SLOTS in arrays:
+            self._open.restore(*read_slots(arrays[SLOTS]))
+            self._goes_on = True
+            if self._unfinished is not None:
+                for flags, slot in zip(self._unfinished.open, self._open.slots, strict=True):
+                    flags[:] = slot.open and slot.steps > 0
+        self._finish_at = facts.get("finishing")
         if Fraction(facts["ratio"]) != self._ratio:
             self.report(Notice(f"ratio was {facts['ratio']} and is {self._ratio}: steps that are stored from now on owe by the new one"))
-            if self._counts.waived is not None:  # what was in flight is lost
-                self._counts.waived, self._counts.base = self._counts.committed, self._counts.tasks
+            if counts.waived is not None:
+                counts.waived, counts.base = counts.started - counts.voided if self._goes_on else counts.committed, counts.tasks
         self._restored = path / MEMORY
 
     def _close(self) -> None:
@@ -386,6 +469,11 @@ class _Share:
     def __init__(self, credits: CreditWriter) -> None:
         self.credits, self.slots, self.lanes, self.outstanding = credits, 0, 1, 0
         self.told = 0
+
+    def go_on(self, steps: int) -> None:
+        """So many steps are in flight again; the sample that the actor goes on after counts as the first one that it has sent."""
+        self.outstanding = self.credits.granted = steps
+        self.credits.received = 1
 
     def used(self) -> float:
         return self.outstanding / max(self.slots, 1)

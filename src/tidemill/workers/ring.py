@@ -28,7 +28,7 @@ class EnvTarget:
         self.elsewhere = False
         """The environment was not ready when it was asked: it steps in a thread or a process of its own."""
         self.steps = 0
-        """Env steps so far: lanes that stepped, resets not counted."""
+        """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the next tick resets all of them."""
@@ -87,6 +87,8 @@ class EnvTarget:
         lanes = self._environment.lanes
         resets = int(np.count_nonzero(self._reset))
         self.steps += lanes - resets
+        if self._environment.voids:
+            self.steps -= int(np.count_nonzero(self._ticks[0].voided))
         for agent in self._agents if resets and len(self._agents) > 1 else ():
             agent.acting.reshape(lanes, -1)[self._reset] = -1
         if self._max_steps or self._forced:

@@ -1,16 +1,16 @@
-"""Stepwise agents: each tick sends a sample of one row of all seats at once, with what was observed and what led to it (`ARRIVAL_FIELDS`).
+"""Stepwise agents: each tick sends a sample of one row of all seats, with what was observed and what led to it (`ARRIVAL_FIELDS`).
 
 Nothing waits for the next action, so that an open episode never holds back what is known of its steps. Where a limiter stands behind the stream, a
 tick needs a credit for each lane that is going to step, before its actions are asked for: so they are those of the newest policy. Resets need none.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from time import monotonic
+from typing import Any
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
+from tidemill.api.algorithm import FILLER
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.stream import InferenceClient, SampleProducer
@@ -19,11 +19,7 @@ from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_config import INLINE, Actors, AgentSpec
 from tidemill.workers.agent import Agent
-from tidemill.workers.blocks import Blocks
-from tidemill.workers.ring import EnvRing, EnvTarget
-
-LOOK_AGAIN = 0.1
-"""Seconds between looks at all targets, whatever happens."""
+from tidemill.workers.blocks import Blocks, Seats
 
 
 def check_stepwise(context: Context, config: Actors, environment: Environment) -> None:
@@ -73,272 +69,152 @@ class Arrivals(Blocks):
 
 
 class StepwiseAgent(Agent):
-    """See the module's text. Its rows lie in the slots of its samples alone; requests are answered from there. `voids`: steps of its
-    environment may be lost (`Environment.voids`)."""
+    """See the module's text. Its seats need not be in step: in each tick some of them have something. Rows are copied into the slots of its samples;
+    what was seen last is kept here, so that requests may wait for credits. `voids`: steps of its environments may be lost (`Environment.voids`)."""
 
     def __init__(self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, samples: SampleProducer, voids: bool) -> None:
         self._arrivals = Arrivals(samples)
         super().__init__(schema, seats, deterministic, client, self._arrivals)  # type: ignore[arg-type]  # all that touches blocks is below
         self._answer_names = [name for name in self._answer_names if name != "voided"]
-        self._answers: Arrays = allocate({n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,))
-        self._led = self._answers  # what led to the newest row
+        answers: Arrays = allocate({n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,))
+        self._newest: Arrays = allocate({n: schema[n] for n in self._observation_names}, (seats,))
+        self._answers = answers  # what led to the newest row, or is going to lead to the next one
         self._marks = ["on_reset", "voided", "done", "truncated", *(name for name in self._cleared if name != "reward")]
-        self._row: Arrays = {}  # of the newest tick
+        self._requests: dict[int, Seats] = {}  # who waits for which answer
+        self._row: Arrays = {}  # that is sent next
+        self._rows: dict[int, Arrays] = {}  # the one row of each slot, by the slot's id
+        self._voids = voids
         self._acts: NDArray[np.bool_] = np.zeros(seats, np.bool_)
         self.acts = 0
-        """Seats that are going to act in the next tick."""
+        """Seats that are going to act in their next ticks."""
         self.asked = False
-        """Their actions were asked for."""
+        """Actions were asked for since rows were sent."""
+        self.begun_in = np.zeros(seats, np.int64)
+        """int64 [N]: the stage of the curriculum in which the seat's reset was sent."""
         self.sent = 0
         """Samples so far."""
-        self._quiet = False  # every seat acted, and none is finished
-        self._one, self._voids = seats == 1, voids
 
     def next_observation(self, tick: Tick) -> None:
-        self._row = {name: array[0] for name, array in self._arrivals.arrays.items()}
-        tick.observation = {name: self._row[name] for name in self._observation_names}
+        arrays = self._arrivals.arrays
+        row = self._rows.get(id(arrays))
+        if row is None:
+            row = self._rows[id(arrays)] = {name: array[0] for name, array in arrays.items()}
+        self._row, tick.observation = row, self._newest
 
-    def observe(self, tick: Tick) -> None:
-        """Send the rows of a tick."""
-        row = self._row
-        for name, array in self._led.items():
-            row[name][:] = array
-        for name in self._state_names:
-            row[name][:] = self._state[name]
+    def observe(self, tick: Tick, came: Seats | None = None) -> None:
+        """Send the row of a tick in which the seats `came` (increasing; None: all) have something. Others have fillers; none of them may be done,
+        truncated or voided in `tick`, and none is when this returns."""
+        row, every = self._row, came is None or len(came) == self._seats
+        at: Any = slice(None) if every else came
         for name in self._marks:
             row[name].fill(0)
-        if self._quiet and not self._any(tick.done) and not self._any(tick.truncated) and not (self._voids and self._any(tick.voided)):
-            row["reward"][:] = tick.reward
-            self._return += tick.reward
-            self._length += 1
+        if not every:
+            for name, value in FILLER.items():
+                row[name].fill(value)
+        for part in (self._answers, self._newest, self._state):
+            for name, array in part.items():
+                row[name][at] = array[at]
+        rewards = tick.reward[at]
+        row["reward"][at] = rewards
+        ends = count_nonzero(tick.done) or count_nonzero(tick.truncated) or (self._voids and count_nonzero(tick.voided))
+        if ends or count_nonzero(self.finished[at]) or not tick.present[at].all():
+            self._observe_rare(tick, row, at)
         else:
-            self._observe_rare(tick)
+            self._return[at] += rewards
+            self._length[at] += 1
         self.asked = False
         self._arrivals.send()
         self.sent += 1
 
-    def _any(self, flags: NDArray[np.bool_]) -> bool:
-        return bool(flags[0]) if self._one else bool(flags.any())
-
-    def _observe_rare(self, tick: Tick) -> None:
+    def _observe_rare(self, tick: Tick, row: Arrays, at: Any) -> None:
         """A tick in which an episode begins or ends, or a seat does not act."""
-        row, begins = self._row, self.finished & tick.present
-        voided = tick.voided & ~self.finished & self._voids
-        stepped = tick.present & ~self.finished & ~voided
+        here = np.zeros(self._seats, np.bool_)
+        here[at] = True
+        present = tick.present & here
+        begins = self.finished & present
+        voided = tick.voided & here & ~self.finished & self._voids
+        stepped = present & ~self.finished & ~voided
         final = (tick.done | tick.truncated) & stepped
-        self._return += tick.reward * stepped
+        self._return[stepped] += tick.reward[stepped]
         self._length += stepped
         if begins.any():
-            self._begin(begins.nonzero()[0])
+            seats = begins.nonzero()[0]
+            self._begin(seats)
+            self._stages[seats] = self.begun_in[seats]
             for name in self._state_names:
-                row[name][:] = self._state[name]
+                row[name][seats] = 0
         row["on_reset"][:], row["voided"][:] = begins, voided
         row["done"][:], row["truncated"][:] = tick.done & stepped, tick.truncated & final
-        row["reward"][:] = tick.reward
-        self._rare(tick, stepped, final, voided)
-        self.finished = (self.finished & ~begins) | final | voided
-        self._acts = tick.present & ~self.finished
-        self.acts = int(np.count_nonzero(self._acts))
-        self._quiet = self.acts == self._seats
-
-    def _rare(self, tick: Tick, stepped: NDArray[np.bool_], final: NDArray[np.bool_], voided: NDArray[np.bool_]) -> None:
-        """What is not in every tick: rows to which no action led, and final ones."""
-        row = self._row
-        idle = ~stepped
+        idle, nothing = ~stepped, here & (voided | ~present)
         for name in (*self._answer_names, "reward"):
             row[name][idle] = 0
-        row["version"][idle] = -1
-        row["policy"][idle] = -1
-        nothing = voided | ~tick.present
+        for name, value in FILLER.items():
+            row[name][idle] = value
         for name in (*self._observation_names, *self._state_names):
             row[name][nothing] = 0
-        seats = final.nonzero()[0]
-        if len(seats):
-            returns, lengths = self._return[seats], self._length[seats]
-            row["info_mask"][seats], row["info.return"][seats], row["info.length"][seats] = True, returns, lengths
-            for name in self._info_names:
-                row[name][seats] = tick.info[name.removeprefix("info.")][seats]
-            self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
+        if final.any():
+            self._tell(tick, row, final.nonzero()[0])
+        self.finished[:] = (self.finished & ~begins) | final | voided
+        self._acts[at] = (present & ~self.finished)[at]
+        self.acts = int(count_nonzero(self._acts))
+        for flags in (tick.done, tick.truncated, tick.voided):
+            flags.fill(False)
 
-    def ask(self) -> None:
-        """Ask for the actions of the seats that are going to act."""
+    def _tell(self, tick: Tick, row: Arrays, seats: Seats) -> None:
+        """Episodes of `seats` are over."""
+        returns, lengths = self._return[seats], self._length[seats]
+        row["info_mask"][seats], row["info.return"][seats], row["info.length"][seats] = True, returns, lengths
+        for name in self._info_names:
+            row[name][seats] = tick.info[name.removeprefix("info.")][seats]
+        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
+
+    def begins(self, seat: int) -> bool:
+        """True when the seat's next step is the first one of its episode."""
+        return not self._length[seat]
+
+    def act(self, seats: Seats) -> NDArray[np.bool_]:
+        """Return which of `seats` are going to act in their next ticks."""
+        return self._acts[seats]
+
+    def ask(self, seats: Seats | None = None) -> int:
+        """Ask for the actions of `seats` (increasing; None: of all that are going to act), and return the request's number."""
+        seats = self._acts.nonzero()[0] if seats is None else seats
+        observation, state = self._newest, self._state
+        if len(seats) < self._seats:
+            observation, state = ({name: array[seats] for name, array in part.items()} for part in (observation, state))
+        request = self._client.post_request(observation, state, self._deterministic)
+        self._requests[request] = seats
         self.asked = True
-        row = self._row
-        if self.acts == self._seats:
-            self._asking = None
-            observation, state = ({name: row[name] for name in names} for names in (self._observation_names, self._state_names))
-        else:
-            self._asking = self._acts.nonzero()[0]
-            observation, state = (
-                {name: self._gather(name, row[name], self._asking, 0) for name in names} for names in (self._observation_names, self._state_names)
-            )
-        self._request = self._client.post_request(observation, state, self._deterministic)
+        return request
 
-    def get_action(self) -> Arrays:
-        if self._request is not None:
-            answer = self._client.consume_result(self._request)
-            self._request = None
-            count, seats = self.acts, slice(None) if self._asking is None else self._asking
-            for name in self._answer_names:
-                self._answers[name][seats] = answer.fields[name][:count]
-            for name, action in self._actions.items():
-                action[seats] = answer.fields[name][:count]  # once more: whoever is given it may change it
-            for name, state in self._state.items():
-                state[seats] = answer.fields[name][:count]
-            self._answers["version"][seats], self._answers["policy"][seats] = answer.version, answer.policy
+    def answered(self, request: int) -> bool:
+        """True when the answer to a request has come."""
+        return self._client.is_ready(request)
+
+    def take(self, request: int) -> None:
+        """Take the answer to a request: `actions` of its seats are there."""
+        seats, answer = self._requests.pop(request), self._client.consume_result(request)
+        count = len(seats)
+        at: Any = slice(None) if count == self._seats else seats
+        for name in self._answer_names:
+            self._answers[name][at] = answer.fields[name][:count]
+        for part in (self._actions, self._state):  # actions once more: whoever is given them may change them
+            for name, array in part.items():
+                array[at] = answer.fields[name][:count]
+        self._answers["version"][at], self._answers["policy"][at] = answer.version, answer.policy
+
+    @property
+    def actions(self) -> Arrays:
+        """Of all seats: always the same arrays."""
         return self._actions
 
+    def is_ready(self) -> bool:
+        return all(self._client.is_ready(request) for request in self._requests)
 
-class StepwiseTarget(EnvTarget):
-    """A target of one `StepwiseAgent`. `credits`: what its steps need; None: they need none."""
-
-    _credits: Credits | None = None
-
-    def spend(self, credits: Credits | None) -> None:
-        """Say whose credits its steps need."""
-        self._credits = credits
-
-    @property
-    def _agent(self) -> StepwiseAgent:
-        (agent,) = self._agents
-        assert isinstance(agent, StepwiseAgent)
-        return agent
-
-    @property
-    def place(self) -> tuple[bool, bool, int]:
-        """How far it is: changes with everything that it does."""
-        agent = self._agent
-        return self._stepping, agent.asked, agent.sent
-
-    @property
-    def asleep(self) -> bool:
-        """It waits for its environment, which rings."""
-        return self._stepping and not self._environment.ready()
-
-    @property
-    def thirsty(self) -> int:
-        """Credits that it waits for; 0 when it waits for none."""
-        agent = self._agent
-        return 0 if self._stepping or agent.asked else agent.acts
-
-    def _agents_ready(self) -> bool:
-        agent = self._agent
-        if not agent.is_ready():
-            return False
-        if agent.asked or not agent.acts:
-            return True
-        if not self._may_step(agent):
-            return False
-        agent.ask()
-        return agent.is_ready()
-
-    def _may_step(self, agent: StepwiseAgent) -> bool:
-        return self._credits is None or self._credits.take(agent.acts)
-
-
-class SlotRing(EnvRing):
-    """Targets in the order in which something happens to them: their environments answer, or there are credits for them. So a turn costs what it
-    does, however many wait."""
-
-    targets: list[StepwiseTarget]  # type: ignore[assignment]
-
-    def __init__(self, targets: list[StepwiseTarget], credits: Credits | None) -> None:
-        super().__init__(targets)
-        self._credits = credits
-        self._rung: deque[int] = deque()  # by environments, in their threads
-        self._due = dict.fromkeys(range(len(targets)))  # in order, each once
-        self._thirsty: dict[int, None] = {}  # likewise: those that wait for credits are served as they came
-        self._looked_at = monotonic()
-
-    def waker(self, number: int, ring: Callable[[], None]) -> Callable[[], None]:
-        """Return what the environment of target `number` calls, from any thread, when it is ready; `ring` wakes the actor."""
-
-        def wake() -> None:
-            self._rung.append(number)
-            ring()
-
-        return wake
-
-    def __iter__(self) -> Iterator[StepwiseTarget]:
-        """Yield each target that may have something to do, as long as it has."""
-        targets, rung, thirsty = self.targets, self._rung, self._thirsty
-        due, self._due = self._due, {}
-        while rung:
-            due[rung.popleft()] = None
-        if (now := monotonic()) - self._looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
-            self._looked_at = now
-            due.update(dict.fromkeys(range(len(targets))))
-        left = self._credits.left() if self._credits is not None and thirsty else 0
-        for number in list(thirsty) if left else ():
-            if (left := left - targets[number].thirsty) < 0:
-                break
-            del thirsty[number]
-            due[number] = None
-        for number in due:
-            target = targets[number]
-            while True:
-                before = target.place
-                yield target
-                if target.place == before:
-                    break
-            if target.thirsty:
-                thirsty[number] = None
-            elif not target.asleep:
-                self._due[number] = None  # it waits for an answer, or for room: whoever gives that rings the actor alone
-
-
-class ExactTarget(StepwiseTarget):
-    """A target of an exact run: it is served in its turn only, and acts (or resets) once all that the rows before owe has been trained."""
-
-    turn = False
-
-    def step(self) -> None:
-        super().step()
-        self.turn = False
-
-    def ready_to_observe(self) -> bool:
-        return self.turn and super().ready_to_observe()
-
-    def _agents_ready(self) -> bool:
-        assert self._credits is not None
-        return self._credits.received() == self._ring.sent() and super()._agents_ready()
-
-    def _may_step(self, agent: StepwiseAgent) -> bool:
-        """All samples are dealt with. Where there is no credit now, none comes (the run is about to end): what is in flight still has its turns."""
-        granted = super()._may_step(agent)
-        self.turn = granted or not self._ring.in_flight()
-        return granted
-
-    def join(self, ring: "ExactRing") -> None:
-        """Say in which ring its turns come."""
-        self._ring = ring
-
-
-class ExactRing(EnvRing):
-    """Targets strictly in turn: each turn ends when the target's next step (or reset) was sent, however long it takes, and begins with the answer."""
-
-    targets: list[ExactTarget]  # type: ignore[assignment]
-
-    def __init__(self, targets: list[ExactTarget]) -> None:
-        super().__init__(targets)
-        for target in targets:
-            target.join(self)
-        targets[0].turn = True
-
-    def __iter__(self) -> Iterator[ExactTarget]:
-        target = self.targets[self._at]
-        yield target
-        if not target.turn:
-            self._at = (self._at + 1) % len(self.targets)
-            self.targets[self._at].turn = True
-
-    def in_flight(self) -> bool:
-        """True when a target waits for its environment."""
-        return any(target._stepping for target in self.targets)
-
-    def sent(self) -> int:
-        """Return how many samples all targets have sent."""
-        return sum(target._agent.sent for target in self.targets)
+    def get_action(self) -> Arrays:
+        for request in list(self._requests):
+            self.take(request)
+        return self._actions
 
 
 def credits_of(context: Context, spec: AgentSpec) -> Credits | None:

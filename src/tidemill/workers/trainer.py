@@ -318,9 +318,13 @@ class TrainerWorker(Worker):
         if self._reason is None and (reason := self._reached()):
             self._end(reason)
 
+    def _steps_done(self) -> bool:
+        limit = self.context.experiment.limits.steps
+        return limit is not None and self.counters.steps >= limit
+
     def _reached(self) -> str:
         limits, counters = self.context.experiment.limits, self.counters
-        if limits.steps is not None and counters.steps >= limits.steps:
+        if self._steps_done():
             return f"{counters.steps:,} env steps trained"
         if limits.updates is not None and counters.updates >= limits.updates:
             return f"{counters.updates:,} updates done"
@@ -365,7 +369,7 @@ class TrainerWorker(Worker):
             return
         # Among equal trainers an update may be half done: what was before it is kept.
         policy, algorithm = self._before if self._in_update else (self._policy.parameters(), self._algorithm.state())
-        arrays = {"policy": policy, "algorithm": algorithm}
+        arrays = {"policy": policy, "algorithm": algorithm, **self._kept_arrays()}
         spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment
         names = {"policy": self._config.policy, "experiment": self.context.experiment.name}
         facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._adopted, **self._kept_facts()}
@@ -378,6 +382,10 @@ class TrainerWorker(Worker):
             return
         self._saved = self.counters.updates, self.counters.steps
 
+    def _kept_arrays(self) -> dict[str, Arrays]:
+        """Return the files of arrays that checkpoints keep besides."""
+        return {}
+
     def _kept_facts(self) -> dict[str, Any]:
         """Return what checkpoints keep besides."""
         return {}
@@ -386,8 +394,8 @@ class TrainerWorker(Worker):
         """Return the folders that checkpoints keep besides: name → who writes its files."""
         return {}
 
-    def _take_back(self, path: Path, facts: dict[str, Any]) -> None:
-        """Take back what `_kept_facts` and `_kept_folders` gave to the checkpoint at `path`."""
+    def _take_back(self, path: Path, arrays: dict[str, Arrays], facts: dict[str, Any]) -> None:
+        """Take back what `_kept_arrays`, `_kept_facts` and `_kept_folders` gave to the checkpoint at `path`."""
 
     def _restore(self) -> None:
         assert self._folder is not None
@@ -400,7 +408,7 @@ class TrainerWorker(Worker):
         self._algorithm.load_state(arrays["algorithm"])
         if (rank := number(self.context.name)) and isinstance(self._algorithm, DataParallel):
             self._algorithm.separate(rank)
-        self._take_back(path, facts)
+        self._take_back(path, arrays, facts)
         self._saved = self.counters.updates, self.counters.steps
 
     def _open_versions(self) -> None:

@@ -23,10 +23,10 @@ LIMITED = (
 """What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run, ages are those of
 the policy that acted, when its step is stored."""
 ITERATION = (
-    "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes", "iteration/training_return",
+    "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes", "iteration/training_return", "iteration/overshoot",
     "iteration/evaluation_episodes", "iteration/evaluation_steps", "iteration/evaluation_return",
 )  # fmt: skip
-"""What is told at the end of an iteration; the returns where episodes ended in it."""
+"""What is told at the end of an iteration; the returns where episodes ended in it, and how many steps it was longer where these were awaited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ class Trainer(WorkerConfig):
     iteration_steps     training steps of an iteration, with a ratio. At its end all that is owed is trained, and while training pauses the weights of
                         that moment are evaluated; a checkpoint is written, and its statistics are told (iteration/…). Open episodes go on in the
                         next one. None: there are no iterations
+    finish_episodes     at the end of an iteration, and of the run at its limit of steps, episodes that are open (have a step) are played to their end
+                        first, and none begins; the steps that this takes more are counted. Targets of one lane; episodes must end some time
     evaluation_steps    steps of each iteration's evaluation, 0 for none
     max_no_progress_s   seconds without a stored step after which the run fails, once steps are in flight
     device              what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there
@@ -80,6 +82,7 @@ class Trainer(WorkerConfig):
     journal: bool = False
     keep_buffer: bool = True
     iteration_steps: int | None = None
+    finish_episodes: bool = False
     evaluation_steps: int = 0
     max_no_progress_s: float = 600.0
     device: str = "cpu"
@@ -111,7 +114,7 @@ class Trainer(WorkerConfig):
                     f"buffer = {memory} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per env step, like "
                     '"1/4" or 1'
                 )
-            for name in ("slack", "exact", "journal", "iteration_steps", "evaluation_steps"):
+            for name in ("slack", "exact", "journal", "iteration_steps", "finish_episodes", "evaluation_steps"):
                 if getattr(self, name):
                     raise ConfigError(f"{name} = {getattr(self, name)} goes with a replay memory and a ratio; set these, or leave it out")
             return
@@ -152,8 +155,11 @@ class Trainer(WorkerConfig):
         return None if own is None else (*COUNTED, "lag/mean", "lag/max", *(LIMITED if self.ratio is not None else ()), *self._iteration(), *own)
 
     def _iteration(self) -> tuple[str, ...]:
-        evaluated = tuple(name for name in ITERATION if name.startswith("iteration/evaluation"))
-        return () if self.iteration_steps is None else tuple(n for n in ITERATION if self.evaluation_steps or n not in evaluated)
+        if self.iteration_steps is None:
+            return ()
+        left_out = {name for name in ITERATION if name.startswith("iteration/evaluation")} if not self.evaluation_steps else set()
+        left_out |= set() if self.finish_episodes else {"iteration/overshoot"}
+        return tuple(name for name in ITERATION if name not in left_out)
 
     def build(self, context: Context) -> WorkerHandle:
         if self.ratio is not None:

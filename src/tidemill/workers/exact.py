@@ -1,0 +1,269 @@
+"""Exact runs: slots are served strictly in turn, so that their results depend on nothing but the configuration.
+
+A slot's turn begins when the answer to its step is there: its row is sent, all that this owes is trained, and by the version after that its next
+action is chosen (or it is to be reset); then it is the next slot's turn. The step is sent as soon as there is a credit for it, which is at once but
+for the end of a phase. So neither latencies nor phases, checkpoints or resumes change what is chosen by which version, nor the order of rows.
+
+Whatever is drawn for acting is drawn by (slot, episode, step), and each episode begins with a seed of its own, by (slot, episode). So it is enough to
+know an open episode's number and actions to play it again after a resume. Each row tells besides what was chosen last in the ring (`SENT`): a
+checkpoint needs that too, and the step is in flight.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tidemill.api.environment import Environment, Tick
+from tidemill.api.stream import SampleProducer
+from tidemill.core.clock import Clock
+from tidemill.core.schema import Array, Arrays, Field, Schema
+from tidemill.core.seeding import derive_seed
+from tidemill.streams.credits import Credits
+from tidemill.streams.inline import InlineInferenceClient
+from tidemill.workers.blocks import Seats
+from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode
+from tidemill.workers.ring import EnvRing, EnvTarget
+from tidemill.workers.stepwise import StepwiseAgent
+
+
+def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
+    """Return the fields of `sample`, with those that tell what was chosen last: an answer, the version that gave it, and the state after it."""
+    return {**sample, **{SENT + name: field for name, field in row.items() if name.partition(".")[0] not in _OBSERVED}}
+
+
+_OBSERVED = ("obs", "on_reset", "done", "truncated", "reward", "voided", "info", "info_mask")
+
+
+class ExactAgent(StepwiseAgent):
+    """The seat of one slot. `seed`: the root of all that is drawn for it."""
+
+    _client: InlineInferenceClient
+
+    def __init__(self, schema: Schema, deterministic: bool, client: InlineInferenceClient, samples: SampleProducer, voids: bool, seed: int) -> None:
+        super().__init__(schema, 1, deterministic, client, samples, voids)
+        self._seed = seed
+        self.episode = -1
+        """Number of the newest episode; -1 before the first one."""
+        self.chosen: Arrays = {**self._answers, **self._state}
+        """What was chosen last, and the state after it."""
+        self.last: Arrays | None = None
+        """What was chosen last in the ring; None: nothing, its slot is reset."""
+
+    def begin(self) -> int:
+        """Begin the next episode. Return the seed of its reset."""
+        self.episode += 1
+        return derive_seed(self._seed, "reset", self.episode)
+
+    def ask(self, seats: Seats | None = None) -> int:
+        self._client.reseed(derive_seed(self._seed, "act", self.episode, int(self._length[0])))
+        return super().ask(seats)
+
+    def observe(self, tick: Tick, came: Seats | None = None) -> None:
+        row, last = self._row, self.last
+        for name in self.chosen:
+            row[SENT + name][:] = last[name] if last is not None else -1 if name == "version" else 0
+        super().observe(tick, came)
+
+    def go_on(self, episode: OpenEpisode, reward: Array) -> None:
+        """Be where this open episode is, after it was played again; `reward` is the sum of what it brought."""
+        self.finished[:] = False
+        self._acts[:], self.acts = True, 1
+        self._length[:], self._return[:], self._stages[:] = episode.steps, reward, self.stage
+        for name, array in {**self._newest, **self._state}.items():
+            array[:] = episode.seen[name]
+        if episode.chosen is not None:
+            self.asked = True
+            for name, array in self.chosen.items():
+                array[:] = episode.chosen[name]
+            for name, array in self._actions.items():
+                array[:] = episode.chosen[name]
+
+
+class ExactTarget(EnvTarget):
+    """A slot's environment. `tell` takes a text for the user."""
+
+    def __init__(
+        self, environment: Environment, agents: Sequence[ExactAgent], ticks: Sequence[Tick], max_steps: int, clock: Clock, tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(environment, agents, ticks, max_steps, clock)
+        (self.agent,) = agents
+        self._tell = tell
+        self._again: _Again | None = None
+        self.turn = False
+        self.decided = True
+        """What it does next is known: an action was chosen, or it is to be reset."""
+
+    def join(self, ring: "ExactRing", credits: Credits, number: int) -> None:
+        """Say in which ring its turns come, whose credits its steps need, and which slot it is."""
+        self._ring, self._credits, self.number = ring, credits, number
+
+    def waits(self) -> bool:
+        """It is to be sent, and was not yet: for want of a credit, if it was tried."""
+        return self.decided and not self._stepping
+
+    def step(self) -> None:
+        if self._reset[0]:
+            self._environment.seed(self.agent.begin())
+            self.agent.begun_in[:] = self._stage
+        super().step()
+
+    def ready_to_observe(self) -> bool:
+        return self.turn and super().ready_to_observe()
+
+    def observe(self) -> None:
+        self.agent.last = self._ring.last
+        super().observe()
+        self._ring.rows += 1
+        self.decided = False
+
+    def _agents_ready(self) -> bool:
+        agent = self.agent
+        if not self.decided:
+            if not self.turn or self._credits.received() != self._ring.rows:
+                return False
+            if agent.acts:
+                if not agent.asked:
+                    agent.ask()
+                if not agent.is_ready():
+                    return False
+                agent.get_action()
+            self._ring.last = agent.chosen if agent.acts else None
+            self.decided, self.turn = True, False
+        return not agent.acts or self._credits.take(1)
+
+    # ---- after a resume ----------------------------------------------------------------------------------------------------------------------
+
+    def resume(self, episode: OpenEpisode) -> None:
+        """Go on from `episode`, once it was played again (see `play_again`); from the next one, if it was over."""
+        self.agent.episode = episode.number
+        if episode.open and not episode.kept:
+            self._tell(f"{self._told_cut(episode)}: it had more than {LONGEST:,} steps, and so many are not played again")
+        elif episode.open:
+            self.agent.episode -= 1
+            self._environment.seed(self.agent.begin())
+            self._again = _Again(self._environment, episode, self._ticks[0], self.agent.get_action())
+
+    def play_again(self) -> bool:
+        """Go on playing; True when that is over."""
+        if self._again is None or not self._again.go_on():
+            return self._again is None
+        again, self._again = self._again, None
+        episode = again.episode
+        if again.difference:
+            self._tell(
+                f"{self._told_cut(episode)}: played again with the same seed and actions after the resume, it had {again.difference}. So this "
+                "environment is not deterministic, and the resumed run is not what it would have been (tidemill check-env says more)"
+            )
+            return True
+        self.agent.go_on(episode, again.total)
+        self._reset[:] = False
+        self._lane_steps[:] = episode.steps
+        self.decided = episode.chosen is not None
+        return True
+
+    def _told_cut(self, episode: OpenEpisode) -> str:
+        return f"slot {self.number}: its open episode of {episode.steps:,} steps was cut after its last stored one"
+
+
+class _Again:
+    """Plays an open episode again. `actions` are any, for the reset. `difference`: what was another than before, "" as long as nothing was."""
+
+    def __init__(self, environment: Environment, episode: OpenEpisode, tick: Tick, actions: Arrays) -> None:
+        self.episode, self.difference = episode, ""
+        self.total = np.zeros(1, np.float32)
+        self._environment, self._tick = environment, tick
+        self._at = 0
+        environment.send([actions], np.ones(1, np.bool_))
+
+    def go_on(self) -> bool:
+        """Play as long as the environment is ready. True when the episode is where it was, or something differs."""
+        episode, tick = self.episode, self._tick
+        while self._environment.ready():
+            self._environment.recv([tick])
+            if tick.voided.any():
+                self.difference = f"a fault in step {self._at}"
+            elif (tick.done | tick.truncated).any():
+                self.difference = f"its end in step {self._at}"
+            elif self._at and tick.reward.tobytes() != episode.rewards[self._at - 1].tobytes():
+                self.difference = f"a reward of {tick.reward[0]} in step {self._at} instead of {episode.rewards[self._at - 1]}"
+            elif self._at == episode.steps:
+                other = [name for name, array in tick.observation.items() if array.tobytes() != episode.seen[name].tobytes()]
+                self.difference = f"another observation ({', '.join(other)}) after step {self._at}" if other else ""
+            if self._at:
+                self.total += tick.reward
+            if self.difference or self._at == episode.steps:
+                return True
+            self._at += 1
+            self._environment.send([{name: array[self._at - 1 : self._at] for name, array in episode.actions.items()}], np.zeros(1, np.bool_))
+        return False
+
+
+class ExactRing(EnvRing):
+    """Targets strictly in turn. See the module's text."""
+
+    targets: list[ExactTarget]  # type: ignore[assignment]
+
+    def __init__(self, targets: list[ExactTarget], credits: Credits) -> None:
+        super().__init__(targets)
+        self.rows = 0
+        """Samples that all targets have sent."""
+        self.last: Arrays | None = None
+        """What was chosen last; None: nothing, its slot is reset."""
+        for number, target in enumerate(targets):
+            target.join(self, credits, number)
+        self._credits = credits
+        self._finishing = False
+        self._again: list[ExactTarget] = []
+        self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
+        self._begin(0)
+
+    def resume(self, last: int, episodes: Sequence[OpenEpisode]) -> None:
+        """Go on after a row of target `last`, -1 for none, with these open episodes; the row counts as sent."""
+        self.rows = 1
+        for target, episode in zip(self.targets, episodes, strict=False):
+            target.resume(episode)
+        self._again = list(self.targets)
+        self._begin(last)
+        if last >= 0:
+            self.targets[self._at].decided = False  # not before all that its row owes is trained, also where its episode was over
+
+    def _passed_over(self, target: ExactTarget) -> bool:
+        """True when the target's next step would begin an episode, and none may begin."""
+        return self._finishing and target.waits() and bool(target.agent.acts) and target.agent.begins(0)
+
+    def _begin(self, at: int) -> None:
+        self.targets[self._at].turn = False
+        self._at = at % len(self.targets)
+        self.targets[self._at].turn = True
+
+    def __iter__(self) -> Iterator[ExactTarget]:
+        if self._again:
+            self._again = [target for target in self._again if not target.play_again()]
+            if self._again:
+                return
+            order = [*self.targets[self._at + 1 :], *self.targets[: self._at + 1]]
+            self._unsent = deque(target for target in order if target.decided)
+            self._begin(self._at + self.targets[self._at].decided)
+        if self._credits.finishing != self._finishing:
+            self._finishing = not self._finishing
+            self._unsent = deque(sorted(self._unsent, key=lambda target: (target.number - self._at) % len(self.targets)))
+        for target in list(self._unsent):
+            if self._passed_over(target):
+                continue
+            yield target
+            if target.waits():
+                break
+            self._unsent.remove(target)
+        for _ in self.targets:
+            target = self.targets[self._at]
+            if not self._passed_over(target):
+                break
+            self._begin(self._at + 1)
+        if target.waits():
+            return
+        yield target
+        if not target.turn:
+            if target.waits():
+                self._unsent.append(target)
+            self._begin(self._at + 1)

@@ -1,0 +1,202 @@
+"""The environments of a stepwise actor: each answers in its own time, and whatever has come by one moment is dealt with at once.
+
+So a turn takes what has come, stores it as one row of all seats, asks once for the actions of all that may go on, and sends these. What Python costs
+is per turn and not per environment, but for the calls of the environments themselves.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment, Tick
+from tidemill.core.clock import Clock
+from tidemill.core.schema import Arrays
+from tidemill.streams.credits import Credits
+from tidemill.workers.blocks import Seats
+from tidemill.workers.stepwise import StepwiseAgent
+
+LOOK_AGAIN = 0.1
+"""Seconds between looks at all environments, whatever happens."""
+
+
+class _Member(NamedTuple):
+    """An environment, and its seats' parts of what the gang has: views."""
+
+    environment: Environment
+    ticks: list[Tick]
+    actions: list[Arrays]
+    reset: NDArray[np.bool_]
+    begun_in: NDArray[np.int64]
+
+
+class Gang:
+    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A turn is `receive`, `begin`, the flush of requests, `send`.
+
+    max_steps  the step limit of an episode in env steps, 0 for none: the lane is cut (truncated) when it is reached
+    credits    what steps need; None: nobody limits them
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[Environment],
+        agent: StepwiseAgent,
+        tick: Tick,
+        max_steps: int,
+        clock: Clock,
+        credits: Credits | None = None,
+    ) -> None:
+        self._agent, self._tick, self._max_steps, self._clock, self._credits = agent, tick, max_steps, clock, credits
+        self._lanes = lanes = environments[0].lanes
+        agent.next_observation(tick)
+        self._members = [_member(env, agent, tick, slice(i * lanes, (i + 1) * lanes)) for i, env in enumerate(environments)]
+        self._stage = 0
+        self._lane_steps = np.zeros(len(environments) * lanes, np.int64)
+        self._rung: deque[int] = deque()  # by environments, in their threads
+        self._away = [False] * len(environments)  # sent and not yet received
+        self._back: set[int] = set()  # these have answered
+        self._idle = dict.fromkeys(range(len(environments)), 0)  # received, in that order; how many credits each needs to go on
+        self._asked: dict[int, list[int]] = {}  # request → who goes on when it is answered
+        self._leaving: list[int] = []  # they go on now: nobody acts in them
+        self._looked_at = monotonic()
+        self.steps = 0
+        """Env steps so far: lanes that stepped, resets and lost steps not counted."""
+        self.ticks = 0
+        """Rows sent so far."""
+
+    def waker(self, number: int, ring: Callable[[], None]) -> Callable[[], None]:
+        """Return what environment `number` calls, from any thread, when it is ready; `ring` wakes the actor."""
+
+        def wake() -> None:
+            self._rung.append(number)
+            ring()
+
+        return wake
+
+    def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
+        """Begin episodes in this stage of the curriculum from the next reset on."""
+        self._stage = stage
+        for member in self._members:
+            member.environment.enter_stage(options)
+
+    # ---- from answers to rows ----------------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        """Take what environments have answered, and send it as a row. False when there is nothing, or no room for it."""
+        self._look()
+        if not self._back or not self._agent.has_room():
+            return False
+        members, agent, away, numbers = self._members, self._agent, self._away, sorted(self._back)
+        self._back.clear()
+        left = self._clock.enter("environment")
+        for number in numbers:
+            member = members[number]
+            member.environment.recv(member.ticks)
+            away[number] = False
+        self._clock.enter(left)
+        came = self._seats(numbers)
+        every = len(came) == len(agent.finished)
+        resets = agent.finished if every else agent.finished[came]
+        self.steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
+        if self._max_steps:
+            self._cut(came, resets)
+        agent.next_observation(self._tick)
+        agent.observe(self._tick, came)
+        self.ticks += 1
+        acts = agent.act(came)
+        needs = acts if self._lanes == 1 else acts.reshape(-1, self._lanes).sum(1)
+        self._idle.update(zip(numbers, needs.tolist(), strict=True))
+        return True
+
+    def _look(self) -> None:
+        """Find out who has answered."""
+        rung = self._rung
+        while rung:
+            self._look_at(rung.popleft())
+        if (now := monotonic()) - self._looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
+            self._looked_at = now
+            for number in range(len(self._members)):
+                self._look_at(number)
+
+    def _look_at(self, number: int) -> None:
+        if self._away[number] and number not in self._back and self._members[number].environment.ready():
+            self._back.add(number)
+
+    def _seats(self, numbers: Sequence[int]) -> Seats:
+        first = np.array(numbers, np.intp)
+        return first if self._lanes == 1 else (first[:, None] * self._lanes + np.arange(self._lanes)).reshape(-1)
+
+    def _cut(self, came: Seats, resets: NDArray[np.bool_]) -> None:
+        self._lane_steps[came] += 1
+        self._lane_steps[came[resets]] = 0
+        over = came[(self._lane_steps[came] >= self._max_steps) & ~resets]
+        self._tick.truncated[over] |= ~self._tick.done[over]
+
+    # ---- from credits to actions -------------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Let those go on that may: ask for their actions. False when nobody may."""
+        if not self._idle:
+            return False
+        numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
+        finishing = self._credits is not None and self._credits.finishing
+        for number, needs in self._idle.items():
+            if not needs:
+                self._leaving.append(number)
+            elif finishing and self._agent.begins(number * self._lanes):
+                continue
+            elif left is None or granted + needs <= left:
+                granted += needs
+                numbers.append(number)
+            else:
+                left = granted  # they are served as they came
+        if numbers:
+            if self._credits is not None:
+                self._credits.take(granted)
+            numbers.sort()
+            seats = self._seats(numbers)
+            self._asked[self._agent.ask(seats if granted == len(seats) else seats[self._agent.act(seats)])] = numbers
+        for number in (*numbers, *self._leaving):
+            self._idle.pop(number, None)
+        return bool(numbers or self._leaving)
+
+    def send(self) -> bool:
+        """Send those on their way whose actions are known. False when there is nobody."""
+        agent, numbers = self._agent, self._leaving
+        for number in numbers:
+            self._members[number].begun_in.fill(self._stage)
+        self._leaving = []
+        for request in list(self._asked):
+            if agent.answered(request):
+                agent.take(request)
+                numbers += self._asked.pop(request)
+        if not numbers:
+            return False
+        left = self._clock.enter("environment")
+        for number in numbers:
+            member = self._members[number]
+            member.environment.send(member.actions, member.reset)
+            self._away[number] = True
+            self._look_at(number)
+        self._clock.enter(left)
+        return True
+
+
+def _member(environment: Environment, agent: StepwiseAgent, tick: Tick, seats: slice) -> _Member:
+    def part(arrays: Arrays) -> Arrays:
+        return {name: array[seats] for name, array in arrays.items()}
+
+    own = Tick(
+        observation=part(tick.observation),
+        reward=tick.reward[seats],
+        done=tick.done[seats],
+        truncated=tick.truncated[seats],
+        present=tick.present[seats],
+        info=part(tick.info),
+        restarted=tick.restarted[seats],
+        voided=tick.voided[seats],
+    )
+    return _Member(environment, [own], [part(agent.actions)], agent.finished[seats], agent.begun_in[seats])

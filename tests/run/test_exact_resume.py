@@ -1,0 +1,285 @@
+"""Exact runs that are cut and resumed are the same to the last bit as those that are not."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidemill import (
+    DQN,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    GymnasiumVector,
+    Limits,
+    PrioritisedReplay,
+    QNetwork,
+    Replay,
+    Scripted,
+    Slots,
+    TidemillError,
+    Trainer,
+)
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.policy import Policy
+from tidemill.api.spaces import Spaces
+from tidemill.core.checkpoint import read_newest
+from tidemill.core.source import load_file
+from tidemill.run.session import resume, train
+from tidemill.workers.limited import LimitedTrainerWorker
+
+FILE = Path(__file__).with_name("limited.py")
+limited = load_file(FILE, "test")
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of checkpoints: whether they survive a power failure is not what is looked at."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+FAILING = Slots(environment=Gymnasium(make=f"{FILE}:Failing"), backoff_s=0.0001, max_backoff_s=0.001, failures=1000)
+CARTPOLE = Slots(environment=Gymnasium(id="CartPole-v1"))
+SCRIPTED = Scripted(longest=6)
+NETWORK, REPLAY = QNetwork(hidden=(16, 16)), Replay(capacity=400, warm_up=8)
+EVERYTHING: dict[str, Any] = {
+    "network": QNetwork(hidden=(16,), noise=0.5, atoms=5, least_return=0, greatest_return=10),
+    "buffer": PrioritisedReplay(capacity=400, warm_up=8, steps=3, frame_stack=2, beta_updates=40),
+    "frame_stack": 2,
+}
+
+
+def dqn(
+    environment: EnvironmentConfig = CARTPOLE,
+    slots: int = 4,
+    steps: int = 30,
+    network: QNetwork = NETWORK,
+    buffer: Replay = REPLAY,
+    frame_stack: int = 1,
+    max_episode_steps: int = 0,
+    **trainer: Any,
+) -> Experiment:
+    return Experiment(
+        name="exact",
+        policies={"policy": network},
+        workers={
+            "actor": Actors(
+                environment=environment, lanes=1, ring=slots, max_episode_steps=max_episode_steps,
+                agents=(AgentSpec(mode="stepwise", frame_stack=frame_stack),),
+            ),
+            "trainer": Trainer(
+                algorithm=DQN(target_every=5, epsilon_updates=30), buffer=buffer, batch_size=4, database_seconds=None, exact=True,
+                **{"ratio": "1/2", "journal": True, **trainer},
+            ),
+        },
+        limits=Limits(steps=steps),
+    )  # fmt: skip
+
+
+def result(folder: Path) -> dict[str, bytes]:
+    """All that a finished run leaves: weights, moments, counters, random streams, replay, open episodes, journal."""
+    path, arrays, facts, _ = read_newest(folder / "checkpoints" / "policy")
+    left = {f"{file}/{name}": array.tobytes() for file, content in arrays.items() for name, array in content.items()}
+    left |= {file.name: file.read_bytes() for file in (path / "buffer").iterdir()}
+    left |= {name: repr(value).encode() for name, value in facts.items() if name != "seconds"}
+    return left | {"journal": (folder / "journal-policy.bin").read_bytes()}
+
+
+def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    return [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
+
+
+def at_every_row(monkeypatch: pytest.MonkeyPatch, do: Callable[[LimitedTrainerWorker, int], None]) -> None:
+    """Have `do` called whenever a row was stored, and all that it owes trained."""
+    receive, look = LimitedTrainerWorker._receive, LimitedTrainerWorker._look_round
+    rows, seen = [0], [0]
+
+    def count(worker: LimitedTrainerWorker) -> int:
+        came = receive(worker)
+        rows[0] += came
+        return came
+
+    def look_round(worker: LimitedTrainerWorker) -> None:
+        look(worker)
+        if rows[0] > seen[0] and not worker.limiter.owed and worker._reason is None:
+            seen[0] = rows[0]
+            do(worker, rows[0])
+
+    monkeypatch.setattr(LimitedTrainerWorker, "_receive", count)
+    monkeypatch.setattr(LimitedTrainerWorker, "_look_round", look_round)
+
+
+def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inline") -> list[Path]:
+    """Train to the end, with a checkpoint at every row. Return what a kill would have left just behind each of them."""
+    images = []
+
+    def save(worker: LimitedTrainerWorker, row: int) -> None:
+        worker._saved = -1, -1
+        worker._save()
+        images.append(folder.with_name(f"{folder.name}-{row}"))
+        shutil.copytree(folder, images[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_every_row(patch, save)
+        train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
+    return images
+
+
+@pytest.mark.parametrize(
+    ("settings", "every", "launch"),
+    [
+        ({}, 1, "inline"),
+        ({"environment": SCRIPTED, **EVERYTHING}, 1, "inline"),
+        ({"slots": 1, "max_episode_steps": 5}, 1, "inline"),
+        ({"environment": SCRIPTED, "ratio": "3/2", "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True)}, 5, "inline"),
+        ({"environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)), "max_episode_steps": 4, "iteration_steps": 13}, 7, "threads"),
+        ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
+        ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 1, "inline"),
+        ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 1, "inline"),
+    ],
+    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes"],
+)
+def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any], every: int, launch: str) -> None:
+    images = killed_at_every_row(dqn(**settings), tmp_path / "run", launch)
+    whole = result(tmp_path / "run")
+    assert len(images) > 30
+    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < 30]  # others have reached their limit
+    for image in below[::every]:
+        resume(image, launch=launch, quiet=True)
+        assert not differences(result(image), whole), image.name
+        shutil.rmtree(image)
+
+
+def stopped(experiment: Experiment, folder: Path, row: int, launch: str = "inline") -> None:
+    """Train until so many rows were stored; then the run is told to end, as by Ctrl-C."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_every_row(patch, lambda worker, stored: worker.exit("stopped") if stored == row else None)
+        train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
+
+
+@pytest.mark.parametrize("settings", [{"environment": SCRIPTED, **EVERYTHING}, {"slots": 1, "environment": SCRIPTED, "ratio": "3/2"}])
+def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What is in flight comes, what it owes is trained; what is chosen meanwhile waits for the resumed run."""
+    train(dqn(**settings), launch="inline", run_dir=tmp_path / "whole", source=FILE, quiet=True)
+    whole, rows = result(tmp_path / "whole"), 0
+    while True:
+        rows += 1
+        folder = tmp_path / str(rows)
+        stopped(dqn(**settings), folder, rows)
+        if read_newest(folder / "checkpoints" / "policy")[2]["steps"] == 30:
+            break
+        resume(folder, launch="inline", quiet=True)
+        assert not differences(result(folder), whole), rows
+    assert rows > 30
+
+
+def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tidemill save` may write it: the resumed run trains that before anybody acts."""
+    monkeypatch.setattr("tidemill.workers.limited.TURN", -1.0)  # a task in each turn
+    look, images = LimitedTrainerWorker._look_round, []
+
+    def save(worker: LimitedTrainerWorker) -> None:
+        look(worker)
+        if worker.limiter.owed and worker._reason is None:
+            worker._save()
+            images.append(tmp_path / str(worker.counters.updates))
+            shutil.copytree(tmp_path / "run", images[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LimitedTrainerWorker, "_look_round", save)
+        train(dqn(environment=SCRIPTED, ratio="3"), launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    whole = result(tmp_path / "run")
+    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < 30]
+    assert len(below) > 30
+    for image in below[::5]:
+        resume(image, launch="inline", quiet=True)
+        assert not differences(result(image), whole), image.name
+
+
+def test_without_its_memory_a_run_goes_on_with_new_episodes(tmp_path: Path) -> None:
+    """And with other seeds than those of the episodes that it had."""
+    walk = Gymnasium(make=f"{FILE}:Strolling")
+    made = dqn(walk, steps=40, keep_buffer=False, journal=False)
+    stopped(made, tmp_path / "run", 20)
+    before = read_newest(tmp_path / "run" / "checkpoints" / "policy")[1]["slots"]
+    resume(tmp_path / "run", launch="inline", quiet=True)
+    _, arrays, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    assert facts["limiter"]["committed"] == 40 == facts["limiter"]["started"] - facts["limiter"]["voided"]
+    for slot in range(4):
+        assert 0 <= before[f"{slot}/number"] < arrays["slots"][f"{slot}/number"]
+
+
+def test_a_limit_that_is_raised_changes_nothing(tmp_path: Path) -> None:
+    """But for what is a share of the limit: the progress that the journal notes."""
+    for name, limits in {"whole": [30], "cut": [7, 8, 20, 30]}.items():
+        train(dqn(steps=limits[0], environment=SCRIPTED), launch="inline", run_dir=tmp_path / name, source=FILE, quiet=True)
+        for steps in limits[1:]:
+            resume(tmp_path / name, launch="inline", limits={"steps": steps}, quiet=True)
+    assert differences(result(tmp_path / "cut"), result(tmp_path / "whole")) == ["journal"]
+
+
+def test_iterations_change_nothing(tmp_path: Path) -> None:
+    for each in (None, 7):
+        made = dqn(environment=SCRIPTED, iteration_steps=each, evaluation_steps=3 if each else 0)
+        train(made, launch="inline", run_dir=tmp_path / str(each), source=FILE, quiet=True)
+    assert not differences(result(tmp_path / "7"), result(tmp_path / "None"))
+
+
+def test_latencies_change_nothing_in_a_run_that_is_resumed(tmp_path: Path) -> None:
+    results = []
+    for number, (latency, launch) in enumerate([("none", "inline"), ("random", "threads"), ("first", "processes")]):
+        walk = Gymnasium(make=f"{FILE}:Strolling", kwargs={"latency": latency}, threads=1)
+        folder = tmp_path / latency
+        stopped(dqn(walk, network=QNetwork(hidden=(8,))), folder, 20 + number, "inline" if launch == "processes" else launch)
+        resume(folder, launch=launch, quiet=True)
+        results.append(result(folder))
+    assert not differences(results[0], results[1]) and not differences(results[0], results[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseeded(QNetwork):
+    """Whose policy cannot be seeded anew."""
+
+    def build(self, spaces: Spaces, seed: int) -> Policy:
+        policy = super().build(spaces, seed)
+        policy.reseed = partial(Policy.reseed, policy)  # type: ignore[method-assign]
+        return policy
+
+
+def test_a_policy_that_cannot_be_seeded_anew_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(TidemillError, match="QPolicy has no reseed"):
+        train(dqn(network=Unseeded()), launch="inline", run_dir=tmp_path / "run", source=Path(__file__), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    walk = Gymnasium(make=f"{FILE}:Counting")
+    stopped(dqn(walk, slots=2, steps=30), tmp_path / "run", 20)
+    path, arrays, _, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    assert min(int(arrays["slots"][f"{slot}/steps"]) for slot in (0, 1)) > 2
+    before = {slot: int(np.load(path / "buffer" / "heads.npy")[slot]) for slot in (0, 1)}
+    resume(tmp_path / "run", launch="inline")
+    path, _, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
+    said = capfd.readouterr().err
+    for slot in (0, 1):
+        assert re.search(rf"slot {slot}: its open episode of \d+ steps was cut .* another observation \(obs\).* is not deterministic", said)
+        done, span = np.load(path / "buffer" / "row.done.npy")[slot], np.load(path / "buffer" / "span.npy").reshape(2, -1)[slot]
+        assert not done[before[slot] - 1] and span[before[slot] - 2] == 1 and span[before[slot] - 1] == 0
+    n = facts["limiter"]
+    assert n["committed"] == 30 == n["started"] - n["voided"]
+
+
+def test_an_episode_that_is_too_long_is_cut_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.workers.open_episodes.LONGEST", 2)
+    monkeypatch.setattr("tidemill.workers.exact.LONGEST", 2)
+    stopped(dqn(slots=2), tmp_path / "run", 20)
+    resume(tmp_path / "run", launch="inline")
+    assert re.search(r"slot 0: its open episode of \d+ steps was cut after its last stored one: it had more than 2 steps", capfd.readouterr().err)
