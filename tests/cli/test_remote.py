@@ -57,6 +57,13 @@ def test_the_doctor_finds_what_is_wrong():
     assert "nothing answers there" in tidemill("doctor", "env", server.url).output
 
 
+@pytest.mark.parametrize(("faults", "told"), [({"nan_at": 1}, "is not finite"), ({"raises_at": 1}, "as the test asks")])
+def test_the_doctor_blames_no_repeat_for_what_the_first_call_did(faults, told):
+    with serving(lambda: Ledger(**faults)) as server:
+        result = tidemill("doctor", "env", server.url, "--seconds", 1)
+    assert result.exit_code == 1 and told in " ".join(result.output.split()) and "sent twice" not in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [

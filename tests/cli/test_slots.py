@@ -22,6 +22,10 @@ def test_a_run_with_slots_and_its_retraining(tmp_path: Path, exact: tuple[str, .
     assert evaluated.exit_code == 0, evaluated.output
     again = tidemill("retrain", folder)
     assert again.exit_code == 0 and "1,200 steps stored, 0 lost" in again.output and "the same weights" in again.output
+    journal = folder / "journal-policy.bin"
+    journal.write_bytes(journal.read_bytes()[:-2000])
+    again = tidemill("retrain", folder)
+    assert again.exit_code == 1 and "updates: the journal ends before the " in again.output
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -31,3 +35,9 @@ def test_what_cannot_be_is_refused() -> None:
     assert "must be above 0" in refused(*dqn, "--ratio", "0/4")
     assert "slots = 0" in refused(*dqn, "--slots", 0)
     assert "slack = 0" in refused(*dqn, "--slots", 4, "--set", "workers.trainer.slack=0")
+
+
+def test_settings_are_changed_in_what_has_the_slots() -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
+    assert "an actor has ring = 4 targets" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=5")
+    assert "failures = 0" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=4", "--set", "workers.actor.environment.failures=0")

@@ -187,3 +187,17 @@ def test_the_number_of_threads_is_a_setting():
         Gymnasium(id="CartPole-v1", threads=-1)
     experiment = experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"))
     assert set_path(experiment, "workers.actor.environment.threads", "64").workers["actor"].environment.threads == 64
+
+
+def test_more_threads_than_the_machine_lets_start_are_named_with_the_cure(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def few(thread):
+        if len(begun) == 3:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    with pytest.raises(ConfigError, match=r"no more threads start .*fewer slots or lanes"):
+        Gymnasium(id="CartPole-v1", threads=8).build(8, 0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from tidemill import Gymnasium, Slots
+from tidemill.api.stream import Offered
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
-from tidemill.replay.journal import FORMAT, JournalReader, Task, journal_path
+from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
 from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
 
@@ -85,6 +87,23 @@ def test_a_journal_whose_last_record_is_torn_is_read_up_to_it(tmp_path: Path) ->
     path.write_bytes(whole + b"?")
     with pytest.raises(CheckpointError, match="is damaged"):
         list(JournalReader(path).records())
+
+
+def test_a_journal_that_goes_further_than_the_checkpoint_is_compared_where_that_was_written(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    before = retrain(tmp_path / "run")
+    path = journal_path(tmp_path / "run", "policy")
+    path.write_bytes(path.read_bytes() + b"T" + struct.pack("<d", 1.0))
+    further = retrain(tmp_path / "run")
+    assert (further.updates, further.compared, further.same) == (before.updates + 1, before.updates, True)
+    assert before.same and not all(np.array_equal(before.parameters[n], further.parameters[n]) for n in before.parameters)
+
+
+def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
+    journal = JournalWriter(Path("/dev/full"), [Offered({}, (1, 1), 1, 1)], {}, None)
+    with pytest.raises(CheckpointError, match=r"/dev/full cannot be written any further: No space left.*free the disk and resume"):
+        journal.sync()
+    journal.close()
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,13 @@ def train(
     """Train an agent."""
     from tidemill.run.session import train as run
 
-    experiment, source = experiment_from(what, env_arg, set_, algorithm)
+    experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import with_slots
 
         experiment, layout = with_slots(experiment, slots, ratio, launch, **({"exact": True} if exact else {})), "given"
+    for path, text in pairs("--set", set_ or []).items():  # of what is run, slots and all
+        experiment = set_path(experiment, path, text)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}
@@ -98,6 +100,10 @@ def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trai
 
     found = again(run)
     weights = "the same weights" if found.same else "other weights"
+    if found.updates < found.compared:
+        weights = f"the journal ends before the {found.compared:,} of the newest checkpoint"
+    elif found.updates > found.compared:
+        weights += f" after the {found.compared:,} of the newest checkpoint"
     print(f"{found.committed:,} steps stored, {found.voided:,} lost, {found.updates:,} updates: {weights}")
     raise typer.Exit(0 if found.same else 1)
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from tidemill.core.cores import keep
+from tidemill.core.errors import ConfigError
 
 CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together; less than the controller gives an actor
 
@@ -42,8 +43,17 @@ class Crew:
         for gate in self._gates:
             gate.acquire()
         self._threads = [threading.Thread(target=self._work, args=(number,), name=f"{name} {number}", daemon=True) for number in range(count)]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self._shares = self._shares[: len(self._threads)]
+            self.close()
+            raise ConfigError(
+                f"this machine lets no more threads start ({threading.active_count():,} run in this process); take fewer slots or lanes, or an "
+                'environment that waits on one event loop for all of them (Asynchronous, Rest with form = "loop")'
+            ) from None
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from one of the threads, whenever a tick is finished."""

@@ -10,6 +10,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -52,31 +53,42 @@ class JournalWriter:
             raise CheckpointError(
                 f"the journal {path} cannot be written: {error.strerror}; a resumed run needs the journal of its first life"
             ) from None
-        self._names = list(offered[0].schema)
+        self._path, self._names = path, list(offered[0].schema)
 
     def arrival(self, sample: Sample) -> None:
         """Note that `sample` is stored next."""
         seats = ((sample["version"] >= 0) | sample["on_reset"] | sample["voided"])[0].nonzero()[0]
         head = [_ARRIVAL, _ARRIVED.pack(sample.channel, len(seats)), seats.astype(_SEAT).tobytes()]
-        self._file.write(b"".join([*head, *(sample[name][0, seats].tobytes() for name in self._names)]))
+        self._write(b"".join([*head, *(sample[name][0, seats].tobytes() for name in self._names)]))
 
     def task(self, progress: float) -> None:
         """Note that a task is done next, with this `progress` (see `Algorithm.update`)."""
-        self._file.write(_TASK + _PROGRESS.pack(progress))
+        self._write(_TASK + _PROGRESS.pack(progress))
 
     def emptied(self) -> None:
         """Note that the memory begins empty."""
-        self._file.write(_EMPTIED)
+        self._write(_EMPTIED)
 
     def sync(self) -> int:
         """Have all of it on the disk, and return its length."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._write(b"", sync=True)
         return self._file.tell()
 
     def close(self) -> None:
-        """Write what is left."""
-        self._file.close()
+        """Write what is left, if that can be: a checkpoint has had it on the disk before, and whoever resumes goes on from there."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _write(self, record: bytes, sync: bool = False) -> None:
+        try:
+            self._file.write(record)
+            if sync:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"the journal {self._path} cannot be written any further: {error.strerror}; free the disk and resume, or train with journal = False"
+            ) from None
 
 
 class Journaled(SampleConsumer):

@@ -138,9 +138,10 @@ class Uniform(ReplayBuffer):
         rows, books = store.nbytes(places), self._books(places)
         sums, free = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them", available()
         if config.max_bytes is not None:
-            self._fit(rows + books, config.max_bytes, f"max_bytes allows {size(config.max_bytes)}: {sums}", "max_bytes more")
+            self._fit(rows + books, config.max_bytes, f"max_bytes allows {config.max_bytes:,} bytes: {sums}", "max_bytes more")
         held = books if config.mapped else rows + books
-        self._fit(held, free, f"{size(free)} of memory are available: {sums}", "mapped = True to keep rows in a file")
+        cure = "free memory" if config.mapped else "mapped = True to keep rows in a file"
+        self._fit(held, free, f"{size(free)} of memory are available: {sums}", cure)
         self._tree = self._make_tree(places)
         if config.mapped and self._demand.folder is None:
             raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")

@@ -19,13 +19,14 @@ from tidemill.workers.trainer_config import Trainer
 
 @dataclass(frozen=True)
 class Retrained:
-    """What came of it: the policy's parameters, what was counted, and whether these are the very weights of the run's newest checkpoint; False also
-    when that is of another update."""
+    """What came of it: the policy's parameters, what was counted, and whether the weights were those of the run's newest checkpoint after as many
+    updates as that has (`compared`). A run that was killed has a journal that goes further than its checkpoint."""
 
     parameters: Arrays
     updates: int
     committed: int
     voided: int
+    compared: int
     same: bool
 
 
@@ -54,7 +55,15 @@ def retrain(run: str | Path) -> Retrained:
                 raise ConfigError(f"{type(config.buffer).__name__} builds no ReplayBuffer")
             return buffer
 
+        _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
+        kept, compared = arrays["policy"], int(facts["updates"])
+
+        def matches() -> bool:
+            own = policy.parameters()
+            return own.keys() == kept.keys() and all(np.array_equal(own[n], kept[n], equal_nan=True) for n in own)
+
         buffer, committed, voided, updates = empty(), 0, 0, 0
+        same = compared == 0 and matches()
         for record in reader.records():
             match record:
                 case Emptied():
@@ -69,12 +78,11 @@ def retrain(run: str | Path) -> Retrained:
                     buffer.release()
                     updates += 1
                     policy.version = updates
+                    if updates == compared:
+                        same = matches()
                 case None:
                     for received in buffer.receive():
                         committed, voided = committed + received.committed, voided + received.voided
     finally:
         reader.close()
-    _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
-    own, kept = policy.parameters(), arrays["policy"]
-    same = facts["updates"] == updates and own.keys() == kept.keys() and all(np.array_equal(own[n], kept[n], equal_nan=True) for n in own)
-    return Retrained({name: array.copy() for name, array in own.items()}, updates, committed, voided, same)
+    return Retrained({name: array.copy() for name, array in policy.parameters().items()}, updates, committed, voided, compared, same)

@@ -1,11 +1,13 @@
 """How an actor's slots are: what went wrong in them, told now and then, and when too few are left to go on."""
 
+import re
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
 
+NUMBERED = re.compile(r"\w*\d[\w.]*")
 TELL = 10.0  # seconds between notices of faults; the first one is told at once
 LOOK = 0.02  # seconds between looks
 
@@ -23,7 +25,7 @@ class Health:
         self._faults = [0] * len(self._slots)
         self._untold: list[str] = []
         self._told_at = self._looked_at = -TELL
-        self._first = ""
+        self._first = self._last = ""
 
     def look(self) -> None:
         """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
@@ -35,7 +37,7 @@ class Health:
                 self._faults[place] += len(slot.faults)
                 self._untold += [f"slot {number}: {text}" for text in slot.faults]
                 slot.faults.clear()
-                self._first = self._first or self._untold[0]
+                self._first, self._last = self._first or self._untold[0], self._untold[-1]
                 if slot.quarantined:
                     self._untold.append(f"slot {number} is quarantined: it failed {self._faults[place]} times")
         if self._untold and now - self._told_at >= TELL:
@@ -45,8 +47,9 @@ class Health:
             self._told_at = now
         healthy = sum(not slot.quarantined for _, slot in self._slots)
         if healthy < self._least:
+            last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
-                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}"
+                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}{last}"
             )
 
     def stats(self) -> dict[str, float]:
@@ -55,3 +58,8 @@ class Health:
             return {}
         faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
         return {"slots/quarantined": float(sum(slot.quarantined for _, slot in self._slots)), "slots/faults": float(sum(self._faults)), **faults}
+
+
+def _kind(text: str) -> str:
+    """Return what a fault says, whichever slot, step or session it was in."""
+    return NUMBERED.sub("", text)

@@ -48,7 +48,7 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
     if any(port.lockstep for port in granting) and (config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE):
         raise ConfigError(
             f"exact = True needs one actor whose targets have one lane each and whose policy runs inline, not count = {config.count}, lanes = "
-            f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots, and count and lanes to 1'
+            f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots (--slots), and count and lanes to 1'
         )
 
 

@@ -55,16 +55,15 @@ class Rest(EnvironmentConfig):
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         host = self.host()
-        if 0 < host.description.max_sessions < lanes:
-            raise ConfigError(
-                f"lanes = {lanes}: {self.url} takes {host.description.max_sessions} sessions at a time; take fewer lanes, "
-                f"or start it with --max-sessions {lanes}"
-            )
         from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 
+        made: LaneLoop
         if self.form == "loop":
-            return AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
-        return RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+            made = AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
+        else:
+            made = RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+        made.most_lanes = host.description.max_sessions
+        return made
 
     def host(self) -> "Host":
         """Return what the sessions of this server share in this process. Raises `ConfigError` when no server of the protocol answers."""
@@ -72,8 +71,7 @@ class Rest(EnvironmentConfig):
             from tidemill.envs.rest.host import Settings, host_of
         except ImportError as error:
             raise ConfigError(f'remote environments need a package that is not installed: pip install "tidemill[rest]" ({error})') from error
-        token = os.environ.get(self.token[1:]) if self.token.startswith("$") else self.token
-        return host_of(Settings(check_url(self.url), token or None, self.deadline, self.attempt, self.retries))
+        return host_of(Settings(check_url(self.url), token_of(self.token), self.deadline, self.attempt, self.retries))
 
 
 class RemoteLanes(LaneLoop):
@@ -83,6 +81,11 @@ class RemoteLanes(LaneLoop):
         for env in self.envs:
             env.interrupt()
         super().close()
+
+
+def token_of(setting: str) -> str | None:
+    """Return what the setting `token` stands for."""
+    return (os.environ.get(setting[1:]) if setting.startswith("$") else setting) or None
 
 
 def check_url(url: str) -> str:

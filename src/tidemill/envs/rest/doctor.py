@@ -11,7 +11,7 @@ from tidemill.core.errors import ConfigError, RemoteFault, TidemillError
 from tidemill.envs.check import Finding
 from tidemill.envs.rest.config import Rest
 from tidemill.envs.rest.host import Host
-from tidemill.envs.rest.session import RemoteEnv
+from tidemill.envs.rest.session import RemoteEnv, Step
 
 
 def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Finding]:
@@ -62,6 +62,13 @@ def _repeats(host: Host) -> Finding:
         if first[2] or first[3]:
             env.reset()
             first = env.step(next(actions))
+        return _repeated(env, first, promised, actions)
+    finally:
+        env.close()
+
+
+def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]) -> Finding:
+    try:
         again = env.repeat()
         if promised == "refused":
             return Finding("repeats", "fail", "the server says that it refuses a step sent twice, and answered it", 'mend its "repeats"')
@@ -76,8 +83,6 @@ def _repeats(host: Host) -> Finding:
         if promised == "refused":
             return Finding("repeats", "ok", "a step that was sent twice was refused the second time: a lost reply costs its episode")
         return Finding("repeats", "fail", f"a step that was sent twice was not answered the same: {error}", "remember each session's last reply")
-    finally:
-        env.close()
 
 
 def _determinism(host: Host, seconds: float) -> Finding:
@@ -163,7 +168,9 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
     yield Finding(
         "at a time",
         "warn" if cause else "ok",
-        "steps/s by sessions: " + ", ".join(f"{count}: {rate:,.0f}" for count, rate in rates.items()) + (f"; with more: {cause}" if cause else ""),
+        "steps/s by sessions: "
+        + ", ".join(f"{count}: {rate:{',.0f' if rate >= 10 else '.2g'}}" for count, rate in rates.items())
+        + (f"; with more: {cause}" if cause else ""),
         "stay below that many sessions" if cause else "",
     )
     attempt = max(1.0, _round(5 * max(float(latency.steps[2]), slow)))

@@ -27,6 +27,7 @@ from tidemill.envs.rest.wire import (
 from tidemill.envs.spaces import from_gymnasium
 
 BUSY_SECONDS = 60.0  # how long a call waits for the one before it in the same session
+FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they are forgotten
 
 
 class Refused(Exception):
@@ -50,6 +51,13 @@ class _Session:
         self.over = self.closed = False
         self.reply: Result | None = None
         self.used = time.monotonic()
+
+    def shut(self) -> None:
+        """Close the environment. Only for who holds the lock."""
+        env, self.env = self.env, None
+        with suppress(Exception):  # it is gone all the same, and others are still to be closed
+            if env is not None:
+                env.close()
 
 
 class Sessions:
@@ -168,14 +176,15 @@ class Sessions:
             self._end(name)
 
     def forget(self, name: str | None = None) -> None:
-        """Lose a session, or all, as a server that starts anew does."""
+        """Lose a session, or all, as a server that starts anew does. What is busy for long is closed when it is done."""
         with self._lock:
             names = [name] if name is not None else list(self._open)
             if name is None:
                 self.instance = secrets.token_hex(8)
+        until = time.monotonic() + FORGET_SECONDS
         for each in names:
-            with suppress(Refused):  # busy for long
-                self._end(each)
+            with suppress(Refused):
+                self._end(each, max(0.0, until - time.monotonic()))
 
     @contextmanager
     def _taken(self, name: str, opens: bool) -> Any:
@@ -190,7 +199,8 @@ class Sessions:
                         f"there is no session {name!r}; it was closed, or the server started anew. Reset a new one to episode 0",
                     )
                 if len(self._open) >= self.limit:
-                    raise Refused(429, Problem(error="too_many_sessions", message=f"all {self.limit} sessions are taken; close some"), 1.0)
+                    why = f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions)"
+                    raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
                 session = self._open[name] = _Session()
                 self._counts.opened += 1
             session.used = time.monotonic()
@@ -202,6 +212,8 @@ class Sessions:
             yield session
             session.used = time.monotonic()
         finally:
+            if session.closed:
+                session.shut()
             session.lock.release()
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
@@ -212,8 +224,6 @@ class Sessions:
             with self._lock:
                 self._open.pop(name, None)
             session.closed = True
-            with suppress(Exception):
-                session.env.close()
             raise refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {error}") from error
 
     def _reply(
@@ -246,18 +256,16 @@ class Sessions:
             self._counts.repeated += 1
         return reply
 
-    def _end(self, name: str) -> bool:
+    def _end(self, name: str, seconds: float = BUSY_SECONDS) -> bool:
         with self._lock:
             session = self._open.pop(name, None)
         if session is None:
             return False
-        if not session.lock.acquire(timeout=BUSY_SECONDS):
-            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment left alone")
+        session.closed = True
+        if not session.lock.acquire(timeout=seconds):
+            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment closed when that ends")
         try:
-            session.closed = True
-            with suppress(Exception):  # it is gone all the same, and others are still to be closed
-                if session.env is not None:
-                    session.env.close()
+            session.shut()
         finally:
             session.lock.release()
         return True
