@@ -5,8 +5,8 @@
 The same game ("reach", ten agents) is trained with the same settings: as a Python vector environment of ten lanes in the actor's own process, and as
 a simulator, a process of its own, in C (where there is a compiler) and in Python. One world, and four: as many simulators as `tidemill train
 simulator:PATH` starts, against four such vector environments in a ring. One actor beside one trainer, on processes, which is how a simulator is laid
-out by default on two cores (the vector environment's ten lanes become two actors of five, which train by turns, and are no quicker). The simulator in C
-moves its agents in one thread, as the others do: by default it shows how two share the work, who wait for each other longer than ten agents take. The figure is
+out by default on two cores (the vector environment's ten lanes become two actors of five, which train by turns, and are no quicker). All move their
+agents in one thread: the example in C shows by default how two share them, who wait for each other for longer than ten agents take. The figure is
 the time per trained step (a row of one agent) in the last two thirds of a run; runs alternate; medians. The aim is a ratio of at most 1.25. "CPU" is
 what all processes together computed per row, start-up taken off, spinning included.
 """
