@@ -82,10 +82,8 @@ class Seats:
         new = ~(had & self.taken[seats])
         if len(freed) and count_nonzero(new):
             again = had & self._mask(freed)[seats]
-            if count_nonzero(again):
-                self._ids[seats[again]] = _NEVER  # it may get another
-                self._found.clear()
-                had &= ~again
+            self._ids[seats[again]] = _NEVER  # it may get another
+            had &= ~again
         self.taken[seats[had]] = True
         if count_nonzero(had) < len(ids):
             self._place(ids, seats, (~had).nonzero()[0], freed)
