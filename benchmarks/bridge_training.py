@@ -5,7 +5,8 @@
 The same game ("reach", ten agents) is trained with the same settings: as a Python vector environment of ten lanes in the actor's own process, and as
 a simulator, a process of its own, in C (where there is a compiler) and in Python. One world, and four: as many simulators as `tidemill train
 simulator:PATH` starts, against four such vector environments in a ring. One actor beside one trainer, on processes, which is how a simulator is laid
-out by default on two cores (the vector environment's ten lanes become two actors of five, which train by turns, and are no quicker). The figure is
+out by default on two cores (the vector environment's ten lanes become two actors of five, which train by turns, and are no quicker). All move their
+agents in one thread: the example in C shows by default how two share them, who wait for each other for longer than ten agents take. The figure is
 the time per trained step (a row of one agent) in the last two thirds of a run; runs alternate; medians. The aim is a ratio of at most 1.25. "CPU" is
 what all processes together computed per row, start-up taken off, spinning included.
 """
@@ -104,13 +105,13 @@ def cost(environment, lanes, ring, rows):
 
 
 def simulators(folder):
-    """Give the language and the path of each simulator of this game, built in `folder`."""
+    """Give the language and each simulator of this game, built in `folder`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is not None:
         native = Path(bridge.__file__).parent / "native"
         subprocess.run([compiler, "-std=c99", "-O2", "-pthread", str(native / "reach.c"), "-o", str(folder / "reach"), "-lm"], check=True)
-        yield "C", str(folder / "reach")
-    yield "Python", reach.__file__
+        yield "C", SimulatorEnvironment(path=str(folder / "reach"), arguments=("--threads", "1"))
+    yield "Python", SimulatorEnvironment(path=reach.__file__)
 
 
 def main():
@@ -121,7 +122,7 @@ def main():
     given = parser.parse_args()
     vector = GymnasiumVector(make=f"{__file__}:ReachVector")
     with tempfile.TemporaryDirectory() as folder:
-        built = {name: SimulatorEnvironment(path=path) for name, path in simulators(Path(folder))}
+        built = dict(simulators(Path(folder)))
         one = {"vector environment": (vector, AGENTS, 1), **{f"simulator in {name}": (built[name], 1, 1) for name in built}}
         four = {"4 vector environments": (vector, AGENTS, 4), **{f"4 simulators in {name}": (built[name], 4, 1) for name in built}}
         found, began = {name: [] for name in one | four}, perf_counter()

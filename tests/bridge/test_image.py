@@ -172,6 +172,17 @@ def test_numbers_that_are_not_finite_name_group_agent_and_field(bad, field, says
         StepReader(layout, group).read(bytes(changed))
 
 
+def test_agents_that_ended_may_lie_among_those_that_ask():
+    layout = LAYOUTS["0"]
+    image, _ = image_of("0", {"x": spec_of([(2,)], continuous=1, agents=5)}, rows=4)  # 100, 101, 103, and 102, which ended
+    group = read_image(layout, image).groups[0]
+    changed = bytearray(image)
+    changed[group.places["done"] : group.places["done"] + 4] = bytes([0, 1, 0, 1])
+    decisions, terminals, asking = StepReader(layout, group).read(bytes(changed))
+    assert decisions.agent_id.tolist() == [100, 103] and terminals.agent_id.tolist() == [101, 102]
+    assert decisions.reward.tolist() == [0, 3] and terminals.obs[0].tolist() == [[10, 10], [20, 20]] and asking.tolist() == [0, 2]
+
+
 def test_rows_behind_the_last_may_hold_anything():
     layout = LAYOUTS["0"]
     image, _ = image_of("0", {"x": spec_of([(2,)], continuous=1, agents=5)}, rows=2)

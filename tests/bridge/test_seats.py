@@ -57,6 +57,25 @@ def test_an_agent_that_comes_back_gets_its_seat_again_unless_another_took_it():
         seats.seat(ids(3, 4, 3), NOBODY)
 
 
+def test_a_list_of_agents_that_was_found_before_is_looked_at_anew_where_seats_have_changed():
+    seats = Seats("g", 4)
+    seats.seat(ids(1, 2), NOBODY)
+    seats.free(np.array([0]))
+    assert seats.seat(ids(2, 3), NOBODY)[0].tolist() == [1, 0]  # 3 takes the seat that was 1's
+    assert seats.seat(ids(1, 2, 3), NOBODY)[0].tolist() == [2, 1, 0]
+    assert seats.of(ids(1, 2)).tolist() == [2, 1] and seats.seat(ids(1, 2), NOBODY)[0].tolist() == [2, 1]
+    seats.free(np.array([2]))
+    found, new = seats.seat(ids(1, 2, 3), np.array([2]))  # just freed: its seat comes last
+    assert found.tolist() == [3, 1, 0] and new.tolist() == [True, False, False]
+
+
+def test_what_is_kept_of_lists_of_agents_has_a_bound():
+    seats = Seats("g", 10)
+    for agents in range(1, 1 << 10):
+        seats.seat(ids(*(agent for agent in range(10) if agents >> agent & 1)), NOBODY)
+    assert len(seats._found) <= 64
+
+
 def test_too_many_agents_and_one_twice_are_refused():
     seats = Seats("g", 2)
     seats.seat(ids(1), NOBODY)

@@ -1,8 +1,10 @@
 """Taking turns: nobody burns a core while the other side thinks, a wake is not lost, spinning is given up where it does not pay."""
 
+import itertools
 import mmap
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -127,37 +129,64 @@ def test_waiting_burns_no_core():
     assert time.process_time() - used < 0.25
 
 
-def test_spinning_that_does_not_pay_is_given_up_and_tried_again_ever_more_rarely(monkeypatch):
+class Later:
+    """Memory whose turn comes at the fourth look."""
+
+    looks = 0
+
+    def __getitem__(self, _):
+        self.looks += 1
+        return int(self.looks < 4)
+
+
+@pytest.fixture
+def spins(monkeypatch):
+    """Return a side, and a call that has it wait so often, answered soon or never, and returns at which of the waits it spun. A look takes 1 µs."""
+    monkeypatch.setattr(turns.time, "perf_counter", partial(next, itertools.count(0.0, 1e-6)))
     memory = mmap.mmap(-1, 4096)
     memory[TURN] = 1
     one = side(memory, 0)
-    spun = []
+    asked = []
+    ask = one._spins
+    monkeypatch.setattr(one, "_spins", lambda: asked.append(ask()) or asked[-1])
     monkeypatch.setattr(one, "_sleep", lambda *_: True)
-    for _ in range(1000):
-        before = one._budget
-        monkeypatch.setattr(one, "_budget", lambda before=before: spun.append(before()) or spun[-1])
-        one.wait(look)
-        monkeypatch.setattr(one, "_budget", before)
-    assert spun[0] == turns._LONGEST_SPIN and sum(budget > 0 for budget in spun) < 15
-    memory[TURN] = 0
+
+    def wait(times, answered=False):
+        del asked[:]
+        for _ in range(times):
+            one._memory = Later() if answered else memory
+            assert one.wait(look)
+        return [number for number, spun in enumerate(asked) if spun]
+
+    return one, wait
+
+
+def test_spinning_that_does_not_pay_is_given_up_and_tried_again_ever_more_rarely(spins):
+    one, wait = spins
+    spun = wait(1000)
+    assert spun[:2] == [0, 1] and len(spun) < 8
+    apart = [later - sooner for sooner, later in itertools.pairwise(spun[1:])]
+    assert apart == [64, 128, 256, 512]
+    one._memory[TURN] = 0
     assert one.wait(look)
 
 
-def test_spinning_that_pays_once_is_taken_up_again():
-    memory = mmap.mmap(-1, 4096)
-    one = side(memory, 0)
-    one._spin = 0.0
-    one._idle = one._pause = turns._TRY_AGAIN
+def test_one_answer_that_takes_long_does_not_end_spinning_that_pays(spins):
+    _, wait = spins
+    assert wait(20, answered=True) == [*range(20)]
+    assert wait(1) == [0] and wait(20, answered=True) == [*range(20)]
 
-    class Memory:
-        """A turn that comes while we spin."""
 
-        looks = 0
+def test_spinning_that_pays_once_is_taken_up_again(spins):
+    one, wait = spins
+    wait(100)
+    one._idle = one._pause
+    assert wait(20, answered=True) == [*range(20)]
 
-        def __getitem__(self, _):
-            self.looks += 1
-            return int(self.looks < 4)
 
-    one._memory = Memory()
-    assert one.wait(look)
-    assert one._spin == turns._LONGEST_SPIN
+def test_who_is_answered_soon_spins_shortly_and_longer_where_that_is_not_enough(spins):
+    one, wait = spins
+    wait(100, answered=True)
+    assert one._spin < 2 * turns._SHORTEST_SPIN
+    wait(2)
+    assert 2 * turns._SHORTEST_SPIN < one._spin <= turns._LONGEST_SPIN

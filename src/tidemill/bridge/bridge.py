@@ -138,21 +138,19 @@ class Bridge:
         asking, generation = self._answer(memory, worlds)
         if self._receive(memory) == RESET:
             return self._reset(worlds)
-        groups = {group.name: group for group in memory.groups}
         for world, agents in zip(worlds, asking, strict=True):
-            if memory.generation != generation and world.name not in groups:
+            if memory.generation != generation and world.name not in memory.named:
                 raise SimulatorError(f'the trainer took world "{world.name}" out of the shared memory')
-            world.answer(agents, *read_actions(memory.data, groups[world.name], len(agents)))
+            world.answer(agents, *read_actions(memory.data, memory.named[world.name], len(agents)))
 
     def _answer(self, memory: SharedMemory, worlds: Sequence[World]) -> tuple[list[Ints], int]:
         """Hand over what is asked. Return who asks, by world, and the memory's generation."""
-        known = {group.name for group in memory.groups}
         for world in worlds:
-            if world.name not in known:
+            if world.name not in memory.named:
                 memory.add_group(world.name, world.spec)
         self._put_channels(memory)
-        groups, generation = {group.name: group for group in memory.groups}, memory.generation
-        asking = [world.requests.write(memory.layout, memory.data, groups[world.name]) for world in worlds]
+        asking = [world.requests.write(memory.layout, memory.data, memory.named[world.name]) for world in worlds]
+        generation = memory.generation
         self._ours = False
         memory.hand_over(STEP)
         return asking, generation

@@ -99,7 +99,7 @@ layouts 0.3 begin with a 0, layout 0 with its length.
 * **Hand over**: write the data, then the command, then the turn (release order), then wake (`FUTEX_WAKE`, shared, not private) whoever sleeps on
   the four bytes. In layout 0 the turn is the byte `turn`, and the simulator hands back with command 0. In layouts 0.3 each side has a byte: a
   side writes 1 to its own, and 0 to the other's last; the trainer sets `reset` or `query` before.
-* **Wait**: spin briefly where that paid lately, then sleep (`FUTEX_WAIT`) with the word as it was read. A peer that never woke anybody is waited
+* **Wait**: spin briefly where that mostly pays, then sleep (`FUTEX_WAIT`) with the word as it was read. A peer that never woke anybody is waited
   for in naps of 50 µs to 1 ms.
 * **First turn**: the trainer's first command is a step, without side-channel data. A simulator may answer it with data, or with no group at all,
   and then answer the reset that follows. New groups may come with any later answer.

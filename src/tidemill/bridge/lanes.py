@@ -28,6 +28,7 @@ from tidemill.core.tally import Tally, Told
 PATIENCE = 0.002  # seconds that `ready` waits for an answer before a thread does: most come sooner, and a wait by thread costs more than they do
 CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
 MOST_EMPTY = 10_000  # exchanges in a row in which no agent of a lane asks for a decision, at the begin of its episodes
+MOST_KNOWN = 64  # arrays of seats whose rows are kept
 SEEDS = 1 << 24  # a seed travels as a float32
 
 Start = Callable[[int, Channels], Simulator]
@@ -61,6 +62,10 @@ class Place:
         return which, rows
 
 
+Rows = list[tuple[Place, Any, Any]]
+"""For each place: which of some seats lie there, and their rows, as indices."""
+
+
 class Crowd:
     """One group of agents in one lane: their seats, and where their rows go."""
 
@@ -68,10 +73,16 @@ class Crowd:
         self.name, self.form, self.places, self.lane = name, form, places, lane
         self.seats = Seats(name, seats)
         self.asking: Index = np.zeros(0, np.intp)  # the seats of those that asked last, in their order
-        self._rows: list[tuple[Place, Any, Any]] = []
+        self._rows: Rows = []
+        self._known: dict[int, tuple[Index, Rows]] = {}  # by the array of seats: what was found, while `Seats` gives the same again
 
-    def _rows_of(self, seats: Index) -> list[tuple[Place, Any, Any]]:
-        return [(place, *place.rows(self.lane, seats)) for place in self.places]
+    def _rows_of(self, seats: Index) -> Rows:
+        known = self._known.get(id(seats))
+        if known is None:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(seats)] = seats, [(place, *place.rows(self.lane, seats)) for place in self.places]
+        return known[1]
 
     def act(self, actions: Sequence[Arrays], simulator: Simulator) -> None:
         """Set the actions of those that asked."""
@@ -86,16 +97,18 @@ class Crowd:
         """Write what came."""
         ended: Index = np.zeros(0, np.intp)
         if len(terminals):
-            seats = self.seats.of(terminals.agent_id)
-            known = (seats >= 0).nonzero()[0]  # others asked for no decision before they ended
-            ended = seats[known]
+            ended, known = self.seats.of(terminals.agent_id), None
+            if count_nonzero(ended < 0):  # they asked for no decision before they ended
+                known = (ended >= 0).nonzero()[0]
+                ended = ended[known]
             if len(set(ended.tolist())) < len(ended):
-                agents, times = np.unique(terminals.agent_id[known], return_counts=True)
+                agents, times = np.unique(terminals.agent_id if known is None else terminals.agent_id[known], return_counts=True)
                 raise EnvironmentFault(f'group "{self.name}": agent {agents[times > 1][0]} ends two episodes in one exchange; exchange in between')
             for place, which, rows in self._rows_of(ended):
-                tick, those = ticks[place.tick], known[which]
-                tick.done[rows] = ~terminals.interrupted[those]
-                tick.truncated[rows] = terminals.interrupted[those]
+                tick, those = ticks[place.tick], which if known is None else known[which]
+                interrupted = terminals.interrupted[those]
+                tick.done[rows] = ~interrupted
+                tick.truncated[rows] = interrupted
                 tick.reward[rows] = terminals.reward[those]
                 tick.present[rows] = True
                 self.form.observe(terminals, those, tick.observation, rows)

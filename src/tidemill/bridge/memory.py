@@ -24,7 +24,7 @@ def next_capacity(length: int) -> int:
 class SharedMemory(ABC):
     """One side's hold of the memory whose first file is at `path`. All but `hand_over(CLOSE)` is for the side whose turn it is.
 
-    groups      what groups there are
+    groups      what groups there are, by name in `named`
     data        the mapping in which they lie
     generation  counts the changes of these
     """
@@ -36,6 +36,7 @@ class SharedMemory(ABC):
     def __init__(self, layout: Layout, path: Path, side: int) -> None:
         self.layout, self.path, self._side = layout, path, side
         self.groups: tuple[Group, ...] = ()
+        self.named: dict[str, Group] = {}
         self.generation = 0
         self._channel = layout.header_bytes if layout.files == 1 else 0  # where the side channel begins in `data`
 
@@ -97,7 +98,7 @@ class SharedMemory(ABC):
         return self.groups[-1].end if self.groups else groups_place(self.layout, self._header)
 
     def _set_groups(self, groups: tuple[Group, ...]) -> None:
-        self.groups = groups
+        self.groups, self.named = groups, {group.name: group for group in groups}
         self.generation += 1
 
 

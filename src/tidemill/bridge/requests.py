@@ -1,15 +1,15 @@
 """The rows of a world: filled by requests, written into the shared memory at an exchange, answered by actions."""
 
 import mmap
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.image import Group, write_int
+from tidemill.bridge.image import Group, symbols_of, write_int
 from tidemill.bridge.specs import BehaviorSpec, Floats, Ints
-from tidemill.bridge.tables import Layout
+from tidemill.bridge.tables import LAYOUTS, Layout
 from tidemill.core.errors import SchemaError, SimulatorError
 
 _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
@@ -18,18 +18,28 @@ _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
 class Requests:
     """Rows 0 to n − 1 are of this exchange; all others are zero, so that whoever fills a row leaves nothing of the one before.
 
+    All of it lies as it does in the memory of layout 0, so that many rows in order are written, and cleared, at once.
+
     Threads take rows at once: the counter's `next` is one step of Python's. Everything else is for when they are done.
     """
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
         self._name, self._most = name, spec.max_agents
-        most, branches = spec.max_agents, spec.action_spec.branches
-        self.agent_id: Ints = np.zeros(most, np.int32)
-        self.reward: Floats = np.zeros(most, np.float32)
-        self.obs: list[Floats] = [np.zeros((most, *observation.shape), np.float32) for observation in spec.observation_specs]
-        self.done = np.zeros(most, np.uint8)
-        self.cut = np.zeros(most, np.uint8)
-        self.masks = np.zeros((most, sum(branches)), np.uint8)
+        most, symbols = spec.max_agents, symbols_of(name, spec)
+        fields = LAYOUTS["0"].agents[1:]
+        starts = dict(zip((field.name for field in fields), accumulate((field.bytes(symbols) for field in fields), initial=0), strict=False))
+        self._block = np.zeros(sum(field.bytes(symbols) for field in fields), np.uint8)
+
+        def rows(name: str, dtype: Any, *shape: int) -> NDArray[Any]:
+            made: NDArray[Any] = np.ndarray((most, *shape), dtype, self._block, starts[name])
+            starts[name] += made.nbytes
+            return made
+
+        self.obs: list[Floats] = [rows("obs", np.float32, *observation.shape) for observation in spec.observation_specs]
+        self.reward: Floats = rows("reward", np.float32)
+        self.done, self.cut = rows("done", np.uint8), rows("max_step", np.uint8)
+        self.agent_id: Ints = rows("agent_id", np.int32)
+        self.masks = rows("masks", np.uint8, symbols["B"])
         self._counter = count()
 
     def take(self, agent_id: int, done: bool = False, cut: bool = False) -> int:
@@ -49,8 +59,8 @@ class Requests:
         ids = np.asarray(agent_ids)
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
             raise SchemaError(f'world "{self._name}": agent ids are integers, one for each agent, and not {list(ids.shape)} of {ids.dtype}')
-        if ids.dtype != np.int32 and len(wrong := ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)]):
-            raise self._no_id(wrong[0])
+        if ids.dtype != np.int32 and np.count_nonzero(ids.astype(np.int32) == ids) < len(ids):
+            raise self._no_id(ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)][0])
         return ids
 
     def take_many(self, ids: NDArray[Any], done: bool = False) -> slice:
@@ -59,7 +69,9 @@ class Requests:
         if start + len(ids) > self._most:
             raise self._full(len(ids))
         rows = slice(start, start + len(ids))
-        self.agent_id[rows], self.done[rows] = ids, done
+        self.agent_id[rows] = ids
+        if done:
+            self.done[rows] = True
         self._counter = count(rows.stop)
         return rows
 
@@ -80,11 +92,18 @@ class Requests:
 
     def clear(self) -> None:
         """Drop all requests."""
-        used = slice(0, self.rows())
-        arrays: list[NDArray[Any]] = [self.agent_id, self.reward, *self.obs, self.done, self.cut, self.masks]
-        for array in arrays:
-            array[used] = 0
+        rows = self.rows()
+        if self._mostly(rows):
+            self._block.fill(0)
+        else:
+            arrays: list[NDArray[Any]] = [self.agent_id, self.reward, *self.obs, self.done, self.cut, self.masks]
+            for array in arrays:
+                array[:rows] = 0
         self._counter = count()
+
+    def _mostly(self, rows: int) -> bool:
+        """Whether so many rows are most of the block."""
+        return 2 * rows > self._most
 
     def asking(self) -> NDArray[np.intp]:
         """The rows that ask for actions, in order."""
@@ -97,6 +116,11 @@ class Requests:
         ended = self.done[:rows].nonzero()[0]
         asking: Any = self.asking() if len(ended) else slice(0, rows)
         agents: Ints = self.agent_id[asking].copy()
+        if layout.files == 1 and self._mostly(rows) and (not len(ended) or ended[0] == len(agents)):
+            write_int(memory, group.places["agents"], rows)
+            place = group.places["obs"]
+            memory[place : place + self._block.size] = self._block.data
+            return agents
         if layout.files == 2:
             self._write(memory, group, "agents", asking, {"obs": self.obs, "reward": self.reward, "agent_id": self.agent_id, "masks": self.masks})
             self._write(

@@ -42,10 +42,12 @@ class StepReader:
             return DecisionSteps(obs, reward, agent_id, masks, self._branches), self._no_terminals(), None
         over = np.frombuffer(done, np.uint8) != 0
         cut = np.frombuffer(self._flags(memory, "max_step", rows), np.uint8) != 0
-        asks, ends = (~over).nonzero()[0], over.nonzero()[0]
+        asking, ended = (~over).nonzero()[0], over.nonzero()[0]
+        first = len(asking)
+        asks, ends = (slice(first), slice(first, rows)) if ended[0] == first else (asking, ended)  # the former are views of our copies
         chosen = None if masks is None else masks[asks]
         decisions = DecisionSteps([array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches)
-        return decisions, TerminalSteps([array[ends] for array in obs], reward[ends], agent_id[ends], cut[ends]), asks
+        return decisions, TerminalSteps([array[ends] for array in obs], reward[ends], agent_id[ends], cut[ends]), asking
 
     def _no_terminals(self) -> TerminalSteps:
         return TerminalSteps(list(self._obs), *self._none)
@@ -70,9 +72,9 @@ def count(memory: Memory, group: Group, name: str) -> int:
     return rows
 
 
-def _copy(memory: Memory, place: int, items: int, dtype: Any) -> NDArray[Any]:
+def _copy(memory: Memory, place: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return an aligned copy of numbers that may lie anywhere."""
-    return np.frombuffer(memory, np.uint8, 4 * items, place).copy().view(dtype)
+    return np.ndarray(shape, dtype, memory, place).copy()
 
 
 class _Block:
@@ -90,14 +92,14 @@ class _Block:
     def read(self, memory: Memory) -> tuple[int, list[Floats], Floats, Ints]:
         """Return n, and copies: observations, rewards, agent ids."""
         rows = count(memory, self._group, self._counter)
-        reward: Floats = _copy(memory, self._reward, rows, np.float32)
-        agent_id: Ints = _copy(memory, self._agent_id, rows, np.int32)
+        reward: Floats = _copy(memory, self._reward, (rows,), np.float32)
+        agent_id: Ints = _copy(memory, self._agent_id, (rows,), np.int32)
         obs: list[Floats] = []
         for place, size, shape in self._obs:
-            values = _copy(memory, place, rows * size, np.float32)
-            if count_nonzero(np.isfinite(values)) < len(values):
+            values = _copy(memory, place, (rows, *shape), np.float32)
+            if count_nonzero(np.isfinite(values)) < values.size:
                 self._complain(f"observation {len(obs)}", values.reshape(rows, size), agent_id)
-            obs.append(values.reshape(rows, *shape))
+            obs.append(values)
         if count_nonzero(np.isfinite(reward)) < rows:
             self._complain("reward", reward.reshape(rows, 1), agent_id)
         return rows, obs, reward, agent_id

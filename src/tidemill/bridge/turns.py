@@ -1,6 +1,6 @@
 """Taking turns: wait until the other side has handed over, without burning a core while it thinks.
 
-A wait spins briefly, if that paid lately, and then sleeps on a futex on the four bytes that hold the turn. A peer that never woke us (it does not
+A wait spins briefly, where that mostly pays, and then sleeps on a futex on the four bytes that hold the turn. A peer that never woke us (it does not
 know of the futex) is waited for in naps. Between sleeps somebody looks whether the other side still lives and whether time is up.
 """
 
@@ -13,8 +13,9 @@ from math import inf
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if platform.system() == "Linux" else None
 _WAIT, _WAKE = 0, 1  # of futex(2), shared between processes
-_LONGEST_SPIN = 300e-6  # seconds
-_TRY_AGAIN, _RAREST = 64, 4096  # a spin that did not pay is tried again after so many waits, twice as many each time
+_SHORTEST_SPIN, _LONGEST_SPIN = 50e-6, 300e-6  # seconds
+_FEE, _MOST_TRUST = 8, 16  # a spin that did not pay costs so much of the trust that each one that did adds 1 to
+_TRY_AGAIN, _RAREST = 64, 4096  # without trust one is tried after so many waits, twice as many each time
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 1e-3
 _LOOK = 0.2  # seconds between looks at the other side
 
@@ -67,8 +68,9 @@ class Turns:
         self._word, self._turn, self._mine, self._closed = word, turn, mine, closed
         self._woken = False  # whether the other side ever woke us
         self._next_look = 0.0
-        self._spin = _LONGEST_SPIN
-        self._idle = self._pause = _TRY_AGAIN  # waits without a spin, and how many there may be
+        self._spin = _LONGEST_SPIN  # a good while longer than the other side took lately
+        self._trust = _MOST_TRUST  # that spinning pays
+        self._idle, self._pause = 0, _TRY_AGAIN  # waits without a spin, and how many there may be
 
     def attach(self, memory: mmap.mmap) -> None:
         """Take turns in this mapping from now on; it may be closed once another is attached, or none is used any more."""
@@ -89,25 +91,25 @@ class Turns:
             return True
         clock = time.perf_counter
         begun = clock()
-        spin = self._budget()
-        if spin:
-            end = begun + spin
-            while clock() < end:
+        if self._spins():
+            end = begun + self._spin
+            while (now := clock()) < end:
                 if memory[turn] == mine or memory[turn] == mine or memory[turn] == mine or memory[turn] == mine:
-                    self._spin, self._pause = _LONGEST_SPIN, _TRY_AGAIN
+                    self._trust, self._pause = min(self._trust + 1, _MOST_TRUST), _TRY_AGAIN
+                    self._spin += (min(_SHORTEST_SPIN + 2 * (now - begun), _LONGEST_SPIN) - self._spin) / 8
                     return True
-            self._spin = self._spin / 2 if self._spin > _LONGEST_SPIN / 8 else 0.0
+            self._trust, self._spin = max(self._trust - _FEE, 0), min(2 * self._spin, _LONGEST_SPIN)
         return self._sleep(look, begun, seconds)
 
-    def _budget(self) -> float:
-        """Return how long to spin this time: less and less where that did not pay, and now and then once more."""
-        if self._spin:
-            return self._spin
+    def _spins(self) -> bool:
+        """Whether to spin this time. Not where that often did not pay: the other side thinks long, or needs our core; but now and then once more."""
+        if self._trust:
+            return True
         self._idle += 1
         if self._idle < self._pause:
-            return 0.0
+            return False
         self._idle, self._pause = 0, min(2 * self._pause, _RAREST)
-        return _LONGEST_SPIN
+        return True
 
     def _sleep(self, look: Callable[[], None], begun: float, seconds: float) -> bool:
         memory, word, clock = self._memory, self._word, time.perf_counter

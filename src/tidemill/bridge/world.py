@@ -141,7 +141,7 @@ class World:
         if len(observations) != len(requests.obs):
             raise SchemaError(f'world "{self.name}" has {len(requests.obs)} observations, not {len(observations)}')
         agents = len(ids)
-        given = [np.asarray(values, np.float32) for values in (rewards, *observations)]
+        given = [values if isinstance(values, np.ndarray) else np.asarray(values, np.float32) for values in (rewards, *observations)]
         wanted = [(agents,), *((agents, *target.shape[1:]) for target in requests.obs)]
         for number, (values, shape) in enumerate(zip(given, wanted, strict=True)):
             if values.shape != shape:

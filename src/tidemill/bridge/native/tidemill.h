@@ -382,8 +382,9 @@ struct tm_bridge {
     int trainer_lock, simulator_lock; /* descriptors of PATH.trainer and PATH.simulator, -1: none */
     pid_t parent;
     int wakes; /* whether the trainer wakes us: learned */
-    uint32_t idle, pause; /* waits without a spin since the last one, and how many there are to be */
-    double spin, deadline, looked;
+    int trust;            /* that spinning pays */
+    uint32_t idle, pause; /* without it: waits without a spin since the last one, and how many there are to be */
+    double deadline, looked;
     tm_world *worlds, **last;
     void (*reset)(tm_bridge *, void *);
     void *reset_user;
@@ -611,41 +612,43 @@ static int tm__look(tm_bridge *bridge, double now) {
     return tm__trainer_lives(bridge) ? TM_OK : tm__died(bridge);
 }
 
-#define TM__LONGEST_SPIN 300e-6
-#define TM__SHORTEST_SPIN 40e-6
+#define TM__SPIN 300e-6
+#define TM__MOST_TRUST 16
+#define TM__FEE 8 /* a spin that did not pay costs so much of the trust that each one that did adds 1 to */
 
-/* How long to spin this time. Where spinning does not pay (the trainer thinks long, or shares our core) it is given up, and tried again more and more rarely. */
-static double tm__spin(tm_bridge *bridge) {
-    if (bridge->spin > 0) return bridge->spin;
+/* Whether to spin this time. Not where that often did not pay (the trainer thinks long, or needs our core); but it is tried again, more and more rarely. */
+static int tm__spins(tm_bridge *bridge) {
+    if (bridge->trust) return 1;
     if (++bridge->idle < bridge->pause) return 0;
     bridge->idle = 0;
     bridge->pause = bridge->pause < 2048 ? 2 * bridge->pause : 4096;
-    return TM__SHORTEST_SPIN;
+    return 1;
 }
 
 static int tm__wait(tm_bridge *bridge) {
     uint32_t *word = tm__word(bridge), seen = tm__load(word);
-    double begun, now, spin, nap = 50e-6;
+    double begun, now, nap = 50e-6;
     int slept = 0, woken;
     if (tm__closed(bridge, seen)) return TM_CLOSED;
     if (tm__ours(bridge, seen)) return TM_OK;
     begun = now = tm__clock();
-    spin = tm__spin(bridge);
-    while (now - begun < spin) {
-        for (int i = 0; i < 16; i++) {
+    if (tm__spins(bridge)) {
+        while (now - begun < TM__SPIN) {
+            for (int i = 0; i < 16; i++) {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
-            __builtin_ia32_pause();
+                __builtin_ia32_pause();
 #endif
+            }
+            seen = tm__load(word);
+            if (tm__ours(bridge, seen) || tm__closed(bridge, seen)) {
+                if (bridge->trust < TM__MOST_TRUST) bridge->trust++;
+                bridge->pause = 64;
+                return tm__closed(bridge, seen) ? TM_CLOSED : TM_OK;
+            }
+            now = tm__clock();
         }
-        seen = tm__load(word);
-        if (tm__ours(bridge, seen) || tm__closed(bridge, seen)) {
-            bridge->spin = TM__LONGEST_SPIN;
-            bridge->pause = 64;
-            return tm__closed(bridge, seen) ? TM_CLOSED : TM_OK;
-        }
-        now = tm__clock();
+        bridge->trust = bridge->trust > TM__FEE ? bridge->trust - TM__FEE : 0;
     }
-    bridge->spin = spin / 2 < TM__SHORTEST_SPIN ? 0 : spin / 2;
     for (;;) {
         seen = tm__load(word);
         if (tm__closed(bridge, seen)) return TM_CLOSED;
@@ -1003,7 +1006,7 @@ tm_bridge *tm_bridge_open_with(const tm_options *options) {
     bridge->framing = options->framing;
     bridge->deadline = options->deadline_seconds;
     bridge->last = &bridge->worlds;
-    bridge->spin = TM__LONGEST_SPIN;
+    bridge->trust = TM__MOST_TRUST;
     bridge->pause = 64;
     bridge->parent = options->started ? getppid() : 0;
     status = tm__connect(bridge, options);

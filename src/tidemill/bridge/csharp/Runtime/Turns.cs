@@ -5,21 +5,23 @@ using System.Threading;
 namespace Tidemill
 {
     /// <summary>
-    /// Waits for the turn: a short spin where that paid lately, then sleep until the trainer wakes this process, or naps where it wakes nobody. Between
+    /// Waits for the turn: a short spin where that mostly pays, then sleep until the trainer wakes this process, or naps where it wakes nobody. Between
     /// sleeps it looks whether the trainer lives.
     /// </summary>
     internal sealed class Turns
     {
-        private const long LongestSpin = 300; // microseconds
-        private const int RarestTrial = 4096; // a spin that did not pay is tried again after so many waits at most
+        private const long SpinTime = 300; // microseconds
+        private const int MostTrust = 16;
+        private const int Fee = 8; // a spin that did not pay costs so much of the trust that each one that did adds 1 to
+        private const int RarestTrial = 4096; // without trust one is tried after so many waits at most
         private const long ShortestNap = 50000; // nanoseconds
         private const long LongestNap = 1000000;
         private const long Look = 200000000;
 
         private static readonly long TicksPerMicrosecond = Math.Max(1, Stopwatch.Frequency / 1000000);
 
-        private long spin = Environment.ProcessorCount > 1 ? LongestSpin : 0;
-        private int untilTrial;
+        private int trust = MostTrust; // that spinning pays
+        private int untilTrial = 64;
         private int trialPause = 64;
 
         /// <summary>Return once it is the simulator's turn (true), or the trainer's process has ended (false).</summary>
@@ -30,30 +32,33 @@ namespace Tidemill
 
         private bool Spin(Image image)
         {
-            if (spin == 0 && Environment.ProcessorCount > 1 && --untilTrial <= 0)
-            {
-                spin = LongestSpin / 8;
-                untilTrial = trialPause = Math.Min(2 * trialPause, RarestTrial);
-            }
-            if (spin == 0)
+            if (Environment.ProcessorCount == 1)
             {
                 return false;
             }
-            long end = Stopwatch.GetTimestamp() + spin * TicksPerMicrosecond;
+            if (trust == 0)
+            {
+                if (--untilTrial > 0)
+                {
+                    return false;
+                }
+                untilTrial = trialPause = Math.Min(2 * trialPause, RarestTrial);
+            }
+            long end = Stopwatch.GetTimestamp() + SpinTime * TicksPerMicrosecond;
             do
             {
                 for (int i = 0; i < 8; i++)
                 {
                     if (image.Mine)
                     {
-                        spin = LongestSpin;
-                        trialPause = 64;
+                        trust = Math.Min(trust + 1, MostTrust);
+                        untilTrial = trialPause = 64;
                         return true;
                     }
                 }
             }
             while (Stopwatch.GetTimestamp() < end);
-            spin = spin > LongestSpin / 8 ? spin / 2 : 0;
+            trust = Math.Max(trust - Fee, 0);
             return false;
         }
 
