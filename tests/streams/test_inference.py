@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.streams.echo import ANSWER, OBSERVATION, ROWS, STATE, check, echo, request
 
@@ -348,6 +348,7 @@ MOVES = st.tuples(
 
 
 @settings(max_examples=150, deadline=None)
+@example([(move, 0, 1, 0) for move in ("post", "flush", "poll", "respond", "consume", "flush", "again", "again")], 1)
 @given(st.lists(MOVES, max_size=120), st.integers(1, 3))
 def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int, int, int]], in_flight: int) -> None:
     """Requests carry their identity, answers echo it. Batches are answered in any order, some twice."""

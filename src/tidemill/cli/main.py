@@ -10,7 +10,7 @@ from rich.table import Table
 from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.friendly import friendly, print_table, width
 from tidemill.cli.measuring import bench, tune
-from tidemill.cli.named import EnvArg, Lay, Set, experiment_from, pairs
+from tidemill.cli.named import EnvArg, Lay, Set, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
 
 app = typer.Typer(
@@ -59,8 +59,7 @@ def train(
         from tidemill.run.runners import with_slots
 
         experiment, layout = with_slots(experiment, slots, ratio, launch, **({"exact": True} if exact else {})), "given"
-    for path, text in pairs("--set", set_ or []).items():  # of what is run, slots and all
-        experiment = set_path(experiment, path, text)
+    experiment = changed(experiment, set_)  # what is run, slots and all
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return}

@@ -81,9 +81,14 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
 def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
     """Return what `resolve` does, with the settings of --env-arg and --set."""
     experiment, source = resolve(what, settings(env_arg), algorithm)
+    return changed(experiment, changes), source
+
+
+def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
+    """Return the experiment with the settings of --set."""
     for path, text in pairs("--set", changes or []).items():
         experiment = set_path(experiment, path, text)
-    return experiment, source
+    return experiment
 
 
 def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:

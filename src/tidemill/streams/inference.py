@@ -49,6 +49,7 @@ class ChannelInferenceClient(InferenceClient):
         self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
         self._arrived: dict[int, _Held] = {}
         self._held: deque[_Held] = deque()  # in the order in which they were taken
+        self._reading: list[_Held] = []  # those that the next post gives back
         self._number = 0
 
     @property
@@ -56,6 +57,9 @@ class ChannelInferenceClient(InferenceClient):
         return len(self._posted)
 
     def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
+        for held in self._reading:
+            held.done = True
+        self._reading.clear()
         self._number += 1
         self._posted[self._number] = observation, state, deterministic
         return self._number
@@ -116,7 +120,7 @@ class ChannelInferenceClient(InferenceClient):
 
     def consume_result(self, request: int) -> Answer:
         held = self._arrived.pop(request)
-        held.done = True
+        self._reading.append(held)
         assert held.answer is not None
         return held.answer
 
