@@ -1,5 +1,6 @@
 """What is told of slots that fail."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_w
         health.look()
         slot.faults.append(text)
         slot.quarantined = True
+        time.sleep(0.03)  # longer than from one look to the next
     with pytest.raises(EnvironmentFault, match=f"^1 of 3 slots are healthy, and min_healthy_slots = 2; {told}"):
         health.look()
     assert health.stats() == {"slots/quarantined": 2.0, "slots/faults": 2.0, "slot/0/faults": 1.0, "slot/1/faults": 1.0}
