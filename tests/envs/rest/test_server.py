@@ -1,8 +1,11 @@
 """The reference server over real sockets: order, repeats, limits, and who may call."""
 
+import itertools
 import json
 import socket
 import time
+from collections import deque
+from contextlib import suppress
 
 import gymnasium
 import httpx
@@ -219,6 +222,74 @@ def test_what_is_no_http_is_told_so_and_the_connection_closed():
         while part := connection.recv(4096):
             said += part
     assert said.startswith(b"HTTP/1.1 400") and json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "bad_request"
+
+
+def connected(server):
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+
+
+def closed(connection, drip=b""):
+    """True once the server has closed it, sent a byte now and then."""
+    try:
+        while True:
+            connection.sendall(drip)
+            connection.settimeout(0.05)
+            with suppress(TimeoutError):
+                if not connection.recv(65536):
+                    return True
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("drip", [b"", b"a"])
+def test_who_shows_no_token_is_hung_up_on_soon(monkeypatch, drip):
+    with serving(token="secret-token") as server, connected(server) as known:
+        known.sendall(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n")
+        assert known.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr("tidemill.envs.rest.server.FIRST_SECONDS", 0.2)
+        with connected(server) as unknown:
+            assert closed(unknown, drip)
+        with connected(server) as wrong:  # the body of such a request is not waited for
+            wrong.sendall(b"POST /v1/step HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n")
+            assert wrong.recv(65536).startswith(b"HTTP/1.1 401") and closed(wrong)
+        known.sendall(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n")
+        assert b"HTTP/1.1 200" in known.recv(65536)
+
+
+@pytest.mark.parametrize("begun", [b"GET /v1/env", b"POST /v1/step HTTP/1.1\r\nhost: h\r\ncontent-length: 100000\r\n\r\n"])
+def test_a_request_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, begun):
+    with serving() as server, connected(server) as slow:
+        slow.sendall(b"GET /v1/counts HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr("tidemill.envs.rest.server.REQUEST_SECONDS", 0.2)
+        slow.sendall(begun)
+        assert closed(slow, b"a")
+
+
+def test_who_does_not_read_the_answers_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr("tidemill.envs.rest.server.REQUEST_SECONDS", 0.2)
+    asked = itertools.repeat(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\n\r\n" * 100)
+    with serving() as server, connected(server) as deaf, pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+        deque(map(deaf.sendall, asked), 0)
+
+
+def test_a_connection_on_which_nothing_is_asked_is_closed_with_the_idle_sessions():
+    with serving(idle_seconds=0.4) as server, connected(server) as idle:
+        idle.sendall(b"GET /v1/counts HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200") and closed(idle)
+
+
+def test_an_environment_may_take_longer_than_a_request_does(monkeypatch):
+    class Slow(Ledger):
+        def step(self, action):
+            time.sleep(2.5)
+            return super().step(action)
+
+    for name in ("FIRST_SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(f"tidemill.envs.rest.server.{name}", 1.0)
+    with serving(Slow) as server:
+        reset(server)
+        assert step(server, 1).json()["step"] == 1
 
 
 def test_a_restart_forgets_sessions_and_keeps_the_count():

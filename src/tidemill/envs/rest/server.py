@@ -3,6 +3,7 @@
 A thread per connection: an environment that computes or waits holds up nobody else. HTTP is parsed by h11, which is strict about what ends a message.
 """
 
+import math
 import secrets
 import socket
 import threading
@@ -21,8 +22,9 @@ from tidemill.envs.rest.sessions import Refused, Sessions, refusal
 from tidemill.envs.rest.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, StepCall, decode, encode
 
 HEADER_BYTES = 16 * 1024
-REQUEST_SECONDS = 30.0  # a request that began is received within so long
-WAITING_SECONDS = 600.0  # a connection on which nothing was asked for so long is closed
+FIRST_SECONDS = 10.0  # a connection's first request, which shows the token, is received within so long
+REQUEST_SECONDS = 30.0  # a later one, from its first byte on, and any answer
+WAITING_SECONDS = 600.0  # a connection on which nothing was asked for so long is closed, where sessions are never idle
 
 _NOTHING = Fault()
 
@@ -58,7 +60,8 @@ class Server:
         self._host, self._port = host, port
         self._authorization = None if token is None else f"Bearer {token}".encode()
         self._max_body = max_body_bytes
-        self._connections: set[socket.socket] = set()
+        self._waiting = min(WAITING_SECONDS, sessions.idle_seconds or WAITING_SECONDS)
+        self._connections: dict[socket.socket, float] = {}  # when what each waits for must be there
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._down = False
@@ -139,13 +142,19 @@ class Server:
                 if self._down or len(self._connections) >= 2 * self.sessions.limit + 16:
                     connection.close()
                     continue
-                self._connections.add(connection)
+                self._connections[connection] = time.monotonic() + FIRST_SECONDS
             threading.Thread(target=self._serve, args=(connection,), name="serve-env connection", daemon=True).start()
 
     def _look_after(self) -> None:
         while not self._closed.wait(min(1.0, self.sessions.idle_seconds / 4 or 1.0)):
             with suppress(Refused):
                 self.sessions.close_idle()
+            now = time.monotonic()
+            with self._lock:
+                late = [connection for connection, until in self._connections.items() if until < now]
+            for connection in late:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it is woken
 
     def _restarts(self, plan: Faults) -> None:
         while not self._closed.wait(plan.restart_every):
@@ -156,22 +165,25 @@ class Server:
         state = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while self._exchange(state, connection):
+            wait = FIRST_SECONDS
+            while self._exchange(state, connection, wait):
                 state.start_next_cycle()
+                wait = self._waiting
         except (OSError, h11.ProtocolError):
             pass
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                del self._connections[connection]
             connection.close()
 
-    def _exchange(self, state: h11.Connection, connection: socket.socket) -> bool:
-        """Receive a request and answer it. True when another one may follow."""
+    def _exchange(self, state: h11.Connection, connection: socket.socket, wait: float) -> bool:
+        """Receive a request, for which to wait so many seconds, and answer it. True when another one may follow."""
         fault = _NOTHING
         try:
-            request = self._receive(state, connection)
+            request = self._receive(state, connection, wait)
             if request is None:
                 return False
+            self._connections[connection] = math.inf  # environments take their time
             encoding, answer, fault = self._answer(request)
             status, retry_after = 200, 0.0
         except Refused as refused:
@@ -196,7 +208,8 @@ class Server:
             self._closed.wait(self.faults.faults.stall_seconds)
         elif fault.kind == "reply_lost":
             return False
-        elif fault.kind == "reply_torn":
+        self._connections[connection] = time.monotonic() + REQUEST_SECONDS
+        if fault.kind == "reply_torn":
             connection.sendall(said[: len(said) // 2])
             return False
         elif fault.kind == "reply_repeated":
@@ -204,20 +217,23 @@ class Server:
         connection.sendall(said)
         return more
 
-    def _receive(self, state: h11.Connection, connection: socket.socket) -> _Request | None:
-        """Return the next request, None when the client has gone. Raises `Refused` for one that is too large."""
+    def _receive(self, state: h11.Connection, connection: socket.socket, wait: float) -> _Request | None:
+        """Return the next request, None when the client has gone or was too slow. Raises `Refused` for one without the token, or too large."""
         request: h11.Request | None = None
-        body, until = bytearray(), 0.0
+        body, until = bytearray(), time.monotonic() + wait
+        self._connections[connection] = until
         while True:
             event = state.next_event()
             if event is h11.NEED_DATA:
-                connection.settimeout(max(0.001, until - time.monotonic()) if until else WAITING_SECONDS)
                 if state.they_are_waiting_for_100_continue:
                     connection.sendall(state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
                 state.receive_data(connection.recv(65536))
-                until = until or time.monotonic() + REQUEST_SECONDS
+                until = self._connections[connection] = min(until, time.monotonic() + REQUEST_SECONDS)
             elif isinstance(event, h11.Request):
                 request = event
+                said = dict(event.headers).get(b"authorization", b"")
+                if self._authorization is not None and not secrets.compare_digest(said, self._authorization):
+                    raise refusal(401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN")
                 if int(dict(event.headers).get(b"content-length", b"0")) > self._max_body:
                     raise self._too_large()
             elif isinstance(event, h11.Data):
@@ -235,9 +251,6 @@ class Server:
 
     def _answer(self, request: _Request) -> tuple[str, Any, Fault]:
         """Return encoding, answer, and what is to go wrong with it. Raises `Refused`."""
-        said = request.headers.get(b"authorization", b"")
-        if self._authorization is not None and not secrets.compare_digest(said, self._authorization):
-            raise refusal(401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN")
         if request.path in (f"{PREFIX}/environment", f"{PREFIX}/counts"):
             if request.method != "GET":
                 raise refusal(405, "bad_method", f"{request.path} is read with GET")
