@@ -11,6 +11,7 @@ from tests.envs.rest.served import Ledger, Script, applied, client, serving
 from tests.run.test_limited import check_counts, limited, run
 
 from tidemill import Slots
+from tidemill.core.errors import TidemillError
 
 
 class Book(Ledger):
@@ -81,3 +82,13 @@ def test_a_run_goes_on_when_its_server_starts_anew(tmp_path: Path) -> None:
         assert counts["committed"] == 300 and counts["started"] == 300 + counts["voided"]
         assert 300 <= applied(server) <= counts["started"]
     check_rows(facts["memory"], 4, 300)
+
+
+def test_more_slots_than_the_server_takes_sessions_are_refused_at_the_start(tmp_path: Path) -> None:
+    with serving(lambda: Book(length=7), limit=4) as server:
+        for slots, trainer, sums in ((4, {"iteration_steps": 20, "evaluation_steps": 10}, "; trainer: 1 lane of the evaluation"), (5, {}, "")):
+            several = limited.experiment(environment=Slots(environment=client(server)), slots=slots, **trainer)
+            with pytest.raises(TidemillError, match=rf"5 lanes .*\(actor: count 1 x ring {slots} x 1 lanes{sums}\), and there can be 4: .*--slots"):
+                run(several, tmp_path / str(slots), "threads")
+        assert server.sessions.counts().opened == 0
+        run(limited.experiment(environment=Slots(environment=client(server)), slots=4, steps=20), tmp_path / "run", "threads")

@@ -89,6 +89,7 @@ class Environment(ABC):
     independent   each agent's episodes begin and end by themselves, so that a lane has none of its own
     info          schema of the environment's own episode statistics, {} when it has none
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
+    most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     quarantined   it has given up, and is never `ready` again (those who void only)
     faults        what went wrong since somebody took these texts away (those who void only)
@@ -101,6 +102,7 @@ class Environment(ABC):
     independent: bool = False
     info: Mapping[str, Field] = {}
     max_episode_steps: int = 0
+    most_lanes: int = 0
     voids: bool = False
     quarantined: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends

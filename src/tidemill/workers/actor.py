@@ -23,7 +23,7 @@ from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import sample_producer
 from tidemill.streams.sources import Newest, ParameterSource
 from tidemill.workers.actor_config import INLINE, Actors, AgentSpec, match_agents
-from tidemill.workers.actor_memory import check_lanes, check_rows
+from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
@@ -92,6 +92,7 @@ class ActorWorker(Worker):
                 seed = context.seed("target", number)
                 self._environments.append(build_environment(config, config.lanes, seed))
         first = self._environments[0]
+        check_most_lanes(context, config, first)
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)

@@ -1,14 +1,16 @@
-"""The memory that actors are going to fill, and the refusal of lanes that cannot fit."""
+"""The memory that actors are going to fill, and the refusal of lanes that cannot fit, or of which there cannot be so many."""
 
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import schema_of_space
+from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, held
 from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, Actors, match_agents
 from tidemill.workers.blocks import sizes
 from tidemill.workers.frames import build_environment
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.trainer_config import Trainer
 
 MANY_LANES = 256  # an actor with as many or more looks first whether they fit
 TELLING = 8 << 20  # bytes by which a process must grow before it is taken for the cost of its lanes
@@ -56,6 +58,23 @@ def check_rows(context: Context, config: Actors, environment: Environment) -> li
     needs = memory_needs(context, config, environment)
     check_memory(needs * config.count, available())
     return needs
+
+
+def check_most_lanes(context: Context, config: Actors, environment: Environment) -> None:
+    """Raise `ConfigError`, with the sums, when there cannot be as many lanes at a time as all that play this environment are going to have."""
+    sums, total = [], 0
+    for group, other in context.experiment.workers.items():
+        if isinstance(other, Actors) and other.environment.bare() == config.environment.bare():
+            sums.append(f"{group}: count {other.count} x ring {other.ring} x {other.lanes} lanes")
+            total += other.count * other.ring * other.lanes
+        elif isinstance(other, Trainer) and other.evaluation_steps:
+            sums.append(f"{group}: 1 lane of the evaluation")
+            total += 1
+    if 0 < environment.most_lanes < total:
+        raise ConfigError(
+            f"{total:,} lanes of the environment are needed at a time ({'; '.join(sums)}), and there can be {environment.most_lanes:,}: its server "
+            f"takes no more sessions. Take fewer slots (--slots, ring) or lanes, or a server that takes as many (serve-env --max-sessions {total})"
+        )
 
 
 def check_lanes(context: Context, config: Actors, seed: int) -> None:

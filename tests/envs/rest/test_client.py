@@ -378,11 +378,27 @@ def test_a_url_that_is_no_environment_server_is_refused_at_the_start():
         Rest(url=server.url, token="other-token").build(1, 0)
 
 
-def test_more_lanes_than_the_server_takes_sessions_are_refused_at_the_start():
+@pytest.mark.parametrize("form", FORMS)
+def test_an_environment_knows_how_many_sessions_its_server_takes(form):
     with serving(limit=2) as server:
-        client(server).build(2, 0).close()
-        with pytest.raises(ConfigError, match="takes 2 sessions"):
-            client(server).build(3, 0)
+        environment = client(server, form=form).build(1, 0)
+        assert environment.most_lanes == 2
+        environment.close()
+
+
+def test_who_waits_for_a_session_spends_no_retries_of_others():
+    with serving(limit=1) as server:
+        first, second = client(server, retries=0.0, deadline=2.0).build(1, 0), client(server, retries=0.0, deadline=2.0).build(1, 0)
+        host = first.envs[0].session.host
+        assert host is second.envs[0].session.host
+        first.envs[0].reset(seed=0)
+        left = host.budget._left
+        with pytest.raises(RemoteTimeout, match="fewer at a time, or start the server with a higher limit"):
+            second.envs[0].reset(seed=0)
+        assert (host.budget._left, host.budget.spent > 0) == (left, True)
+        first.close()
+        assert second.envs[0].reset(seed=0)[0][1] == 0
+        second.close()
 
 
 def test_a_token_is_read_from_the_environment_and_not_saved(monkeypatch):

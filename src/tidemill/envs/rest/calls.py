@@ -137,12 +137,12 @@ class Budget:
         with self._lock:
             self._left = min(self._most, self._left + self._share)
 
-    def spend(self) -> bool:
-        """Take a retry; False when there is none left."""
+    def spend(self, cost: int = 1) -> bool:
+        """Take a retry that costs so much; False when that is not left."""
         with self._lock:
-            if self._left < 1:
+            if self._left < cost:
                 return False
-            self._left -= 1
+            self._left -= cost
             self.spent += 1
             return True
 
@@ -200,7 +200,7 @@ def call(
         finally:
             if not told:
                 terms.breaker.gave_up()
-        pause = 0.0
+        pause, cost = 0.0, 1
         if isinstance(said, Answer) and said.status == 200:
             terms.breaker.succeeded()
             try:
@@ -216,6 +216,7 @@ def call(
         elif isinstance(said, Answer):
             why = _refused(terms, where, said, doubt, applied)
             pause = said.retry_after
+            cost = int(said.status != 429)  # who says "too many" is well, and paces by himself who asks: others may need the retries
             doubt = doubt or _problem(said) is None
         else:
             assert isinstance(said, Lost)
@@ -226,7 +227,7 @@ def call(
                 f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it would apply it again, so that "
                 'the episode is given up; a server that remembers its last reply, or checks step numbers, loses nothing ("repeats", docs/rest.md)'
             )
-        if not terms.budget.spend():
+        if not terms.budget.spend(cost):
             raise RemoteUnavailable(
                 f"{where}: failed in {tries} tries ({why}), and the host's retry budget is used up; see what the server says, or raise retries"
             )

@@ -51,16 +51,15 @@ class Rest(EnvironmentConfig):
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         host = self.host()
-        if 0 < host.description.max_sessions < lanes:
-            raise ConfigError(
-                f"lanes = {lanes}: {self.url} takes {host.description.max_sessions} sessions at a time; take fewer lanes, "
-                f"or start it with --max-sessions {lanes}"
-            )
         from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 
+        made: LaneLoop
         if self.form == "loop":
-            return AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
-        return RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+            made = AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
+        else:
+            made = RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+        made.most_lanes = host.description.max_sessions
+        return made
 
     def host(self) -> "Host":
         """Return what the sessions of this server share in this process. Raises `ConfigError` when no server of the protocol answers."""

@@ -190,7 +190,8 @@ class Sessions:
                         f"there is no session {name!r}; it was closed, or the server started anew. Reset a new one to episode 0",
                     )
                 if len(self._open) >= self.limit:
-                    raise Refused(429, Problem(error="too_many_sessions", message=f"all {self.limit} sessions are taken; close some"), 1.0)
+                    why = f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions)"
+                    raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
                 session = self._open[name] = _Session()
                 self._counts.opened += 1
             session.used = time.monotonic()
