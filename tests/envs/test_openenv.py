@@ -11,6 +11,7 @@ import pytest
 import websockets
 from tests.envs.driver import Driver
 
+from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, EnvironmentFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.openenv import OpenEnv
@@ -31,8 +32,8 @@ class CartPole:
 
 
 @contextmanager
-def serving(fault="", at=3):
-    """A server whose session goes wrong in its step `at`."""
+def serving(fault="", at=3, token=None):
+    """A server whose session goes wrong in its step `at`. Without the token none is opened."""
     sessions = []
 
     async def session(socket):
@@ -73,7 +74,11 @@ def serving(fault="", at=3):
     ports = []
 
     async def main():
-        async with websockets.serve(session, "127.0.0.1", 0, close_timeout=0.1) as server:
+        def known(connection, request):
+            said = request.headers.get("authorization")
+            return None if token is None or said == f"Bearer {token}" else connection.respond(401, "no token")
+
+        async with websockets.serve(session, "127.0.0.1", 0, close_timeout=0.1, process_request=known) as server:
             ports.append(server.sockets[0].getsockname()[1])
             ready.set()
             await stop.wait()
@@ -132,6 +137,19 @@ def test_a_reward_that_is_no_number_is_named():
         with pytest.raises(EnvironmentFault, match="no JSON"):  # which has no NaN
             driver.tick()
         driver.environment.close()
+
+
+def test_a_token_is_sent_and_not_saved(monkeypatch):
+    with serving(token="secret-token") as (config, sessions):
+        environment = config.build(1, 5)
+        with pytest.raises(RemoteUnavailable, match=r"401.*takes this token"):
+            Driver(environment).tick()
+        environment.close()
+        monkeypatch.setenv("TIDEMILL_TOKEN", "secret-token")
+        environment = config.build(1, 5)
+        Driver(environment).tick()
+        assert len(sessions) == 1 and "secret" not in str(encode(config))
+        environment.close()
 
 
 def test_episodes_are_cut_at_the_limit():

@@ -21,6 +21,7 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
 from tidemill.envs.registry import call_maker
+from tidemill.envs.rest.config import token_of
 
 CLOSE_SECONDS = 1.0
 LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
@@ -37,6 +38,8 @@ class OpenEnv(EnvironmentConfig):
     kwargs             arguments of it
     reset              what resets send besides the seed
     max_episode_steps  an episode is cut after that many steps; 0: none
+    token              sent as ``Authorization: Bearer …`` when a session is opened, for what stands before the server (it asks for none itself);
+                       "$NAME" is read from the environment variable NAME, so that the token is not saved with the run; unset it means none
     deadline           seconds for a call; where no session is open, that is done in it, too
     """
 
@@ -45,6 +48,7 @@ class OpenEnv(EnvironmentConfig):
     kwargs: dict[str, Any] = field(default_factory=dict)
     reset: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int = 0
+    token: str = "$TIDEMILL_TOKEN"
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
@@ -82,6 +86,8 @@ class OpenEnvSession:
         self._url = "ws" + config.url.removeprefix("http").removeprefix("ws").rstrip("/") + "/ws"
         self.observation_space, self.action_space = translator.observation_space, translator.action_space
         self.spec = SimpleNamespace(id=config.url, max_episode_steps=config.max_episode_steps)
+        token = token_of(config.token)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._socket: Any = None
         self._steps = 0
 
@@ -120,7 +126,9 @@ class OpenEnvSession:
         try:
             async with asyncio.timeout(self._config.deadline):
                 if self._socket is None:
-                    self._socket = await websockets.connect(self._url, max_size=LARGEST, open_timeout=None, ping_timeout=None)
+                    self._socket = await websockets.connect(
+                        self._url, additional_headers=self._headers, max_size=LARGEST, open_timeout=None, ping_timeout=None
+                    )
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
                 said = msgspec.json.decode(await self._socket.recv())
@@ -138,7 +146,9 @@ class OpenEnvSession:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
         except (OSError, websockets.WebSocketException) as error:
             if not sent:
-                raise RemoteUnavailable(f"{where}: no session could be opened ({error}); see whether an OpenEnv server runs there") from error
+                raise RemoteUnavailable(
+                    f"{where}: no session could be opened ({error}); see whether an OpenEnv server runs there, and takes this token"
+                ) from error
             raise ReplyLost(f"{where}: the connection was lost, and with it the session and its episode ({error})") from error
         finally:
             if not whole:

@@ -67,8 +67,7 @@ class Rest(EnvironmentConfig):
             from tidemill.envs.rest.host import Settings, host_of
         except ImportError as error:
             raise ConfigError(f'remote environments need a package that is not installed: pip install "tidemill[rest]" ({error})') from error
-        token = os.environ.get(self.token[1:]) if self.token.startswith("$") else self.token
-        return host_of(Settings(check_url(self.url), token or None, self.deadline, self.attempt, self.retries))
+        return host_of(Settings(check_url(self.url), token_of(self.token), self.deadline, self.attempt, self.retries))
 
 
 class RemoteLanes(LaneLoop):
@@ -78,6 +77,11 @@ class RemoteLanes(LaneLoop):
         for env in self.envs:
             env.interrupt()
         super().close()
+
+
+def token_of(setting: str) -> str | None:
+    """Return what the setting `token` stands for."""
+    return (os.environ.get(setting[1:]) if setting.startswith("$") else setting) or None
 
 
 def check_url(url: str) -> str:
