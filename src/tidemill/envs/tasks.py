@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -23,6 +24,8 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._holders = 0
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._told = False  # the loop has been told that there are calls
         self._thread = threading.Thread(target=self._run, name="tidemill event loop", daemon=True)
         self._thread.start()
 
@@ -45,6 +48,19 @@ class Loop:
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CLOSE_SECONDS)
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have `function` called in the loop's thread, soon. The loop is woken once for all calls that come before it gets to them."""
+        self._calls.append((function, arguments))
+        if not self._told:
+            self._told = True
+            self.loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._told = False  # before it looks: who comes now tells it again
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
 
     def do(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Return what `work` returns. Raises what it raises, or `TimeoutError`."""
@@ -85,7 +101,7 @@ class Tasks:
     def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
         """Have ``calls[lane](given[lane])`` awaited in every lane; the tick before must have been taken."""
         self._finished.clear()
-        self.loop.loop.call_soon_threadsafe(self._begin, calls, given)
+        self.loop.call(self._begin, calls, given)
 
     def ready(self) -> bool:
         """True when all lanes have answered."""
