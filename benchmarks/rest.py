@@ -144,7 +144,7 @@ def run_of(make):
         watcher = threading.Thread(target=watch)
         watcher.start()
         with tempfile.TemporaryDirectory() as folder:
-            tidemill.train(make(url, form, slots, seconds + 10), run_dir=Path(folder) / "run", launch="processes", quiet=True)
+            tidemill.train(make(url, form, slots, seconds + 5), run_dir=Path(folder) / "run", launch="processes", quiet=True)
         watcher.join()
         return found[0]
 
