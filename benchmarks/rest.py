@@ -5,9 +5,9 @@
 Bare: a process with as many sessions, each of which a thread (form "threads") or a task of one event loop ("loop") steps by `RemoteEnv` or
 `AsyncRemoteEnv` with fixed actions, and resets when it must. Slots: a run of one actor of as many slots (`Slots(environment=Rest(...))`, stepwise)
 and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes, each tick waiting for all. All
-by the server's own count of applied steps over `seconds`, after the start. The server and the trainer keep to the last core, bare clients and actors
-to the first. "cpu" is what client, actor and trainer computed per step, "server" what the server did: where other programs share the cores
-they say more than the speed. They alternate; medians.
+by the server's own count of applied steps over `seconds`, after the start. The server keeps to the last core, bare clients and actors to the
+first, the trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what the server did: where other programs share the
+cores they say more than the speed. They alternate; medians.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def slots_of(url, form, slots, seconds):
         policies={"policy": QNetwork()},
         workers={
             "actor": Actors(environment=environment, lanes=1, ring=slots, one_core=True, agents=(AgentSpec(mode="stepwise"),)),
-            "trainer": Trainer(algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16", one_core=True),
+            "trainer": Trainer(algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"),
         },
         limits=Limits(seconds=seconds),
     )
@@ -124,7 +124,7 @@ def lanes_of(url, form, slots, seconds):
     return Experiment(
         name="rest",
         policies={"policy": ActorCritic()},
-        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(), one_core=True)},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO())},
         limits=Limits(seconds=seconds),
     )
 
