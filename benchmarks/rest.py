@@ -1,17 +1,19 @@
 """CartPole over the reference server on loopback: what part of the bare client's and server's speed does a whole run reach?
 
-    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop]
+    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop] [--kinds bare,slots,lanes] [--fault latency=0.002]
 
 Bare: a process with as many sessions, each of which a thread (form "threads") or a task of one event loop ("loop") steps by `RemoteEnv` or
 `AsyncRemoteEnv` with fixed actions, and resets when it must. Slots: a run of one actor of as many slots (`Slots(environment=Rest(...))`, stepwise)
 and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes, each tick waiting for all. All
-by the server's own count of applied steps over `seconds`, after the start. "cpu" is what client, actor and trainer computed per step, the server left
-out: where other programs share the cores it says more than the speed. They alternate; medians.
+by the server's own count of applied steps over `seconds`, after the start. The server keeps to the last core, bare clients and actors to the
+first, the trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what the server did: where other programs share the
+cores they say more than the speed. They alternate; medians.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -30,10 +32,14 @@ from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Limit
 STARTUP = 2.0
 
 
-def serve():
-    """Start a server; return its process and URL."""
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def serve(faults):
+    """Start a server on the last core; return its process and URL."""
     command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "CartPole-v1", "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command += [word for fault in faults for word in ("--fault", fault)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, CORES[-1:]))
     return server, re.search(r"http://\S+", server.stdout.readline())[0]
 
 
@@ -44,22 +50,24 @@ def applied(url):
 
 
 def rate(url, seconds, server):
-    """Return applied steps per second from now on, and the CPU microseconds of all processes of this program but the server, per step."""
+    """Return applied steps per second from now on, and CPU microseconds per step: of all processes of this program but the server, and its own."""
 
     def computed():
-        processes = [process for process in psutil.Process().children(recursive=True) if process.pid != server.pid]
-        return {process.pid: sum(process.cpu_times()[:2]) for process in processes}
+        return {process.pid: sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True)}
 
     first, start, before = applied(url), time.perf_counter(), computed()
     time.sleep(seconds)
     steps, elapsed, after = applied(url) - first, time.perf_counter() - start, computed()
-    return steps / elapsed, 1e6 * sum(after[pid] - before.get(pid, 0.0) for pid in after) / max(1, steps)
+    spent = {pid: 1e6 * (after[pid] - before.get(pid, 0.0)) / max(1, steps) for pid in after}
+    own = spent.pop(server.pid)
+    return steps / elapsed, sum(spent.values()), own
 
 
 def play(url, form, slots):
     """Step as many sessions until the process is ended: what is bare."""
     from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 
+    os.sched_setaffinity(0, CORES[:1])
     host = Rest(url=url).host()
 
     def session():
@@ -112,7 +120,7 @@ def slots_of(url, form, slots, seconds):
 
 def lanes_of(url, form, slots, seconds):
     """Return the system whose targets wait for all of their lanes."""
-    actors = Actors(environment=Rest(url=url, form=form), lanes=slots // 2, ring=2, agents=(AgentSpec(sample_steps=128),))
+    actors = Actors(environment=Rest(url=url, form=form), lanes=slots // 2, ring=2, one_core=True, agents=(AgentSpec(sample_steps=128),))
     return Experiment(
         name="rest",
         policies={"policy": ActorCritic()},
@@ -136,7 +144,7 @@ def run_of(make):
         watcher = threading.Thread(target=watch)
         watcher.start()
         with tempfile.TemporaryDirectory() as folder:
-            tidemill.train(make(url, form, slots, seconds + 10), run_dir=Path(folder) / "run", launch="processes", quiet=True)
+            tidemill.train(make(url, form, slots, seconds + 5), run_dir=Path(folder) / "run", launch="processes", quiet=True)
         watcher.join()
         return found[0]
 
@@ -153,28 +161,30 @@ def main():
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--forms", default="threads,loop")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--fault", action="append", default=[], metavar="NAME=VALUE", help="of the server")
     parser.add_argument("--play", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.play:
         play(given.play, given.forms, given.slots)
         return
-    server, url = serve()
+    server, url = serve(given.fault)
     found = {}
     try:
         for run in range(given.runs):
             for form in given.forms.split(","):
-                for name, measure in KINDS.items():
-                    speed, cpu = measure(url, form, given.slots, given.seconds, server)
-                    found.setdefault((form, name), []).append((speed, cpu))
-                    print(f"run {run}: {form}, {name}: {speed:,.0f} steps/s, cpu {cpu:.0f} µs per step", flush=True)
+                for name in given.kinds.split(","):
+                    figures = KINDS[name](url, form, given.slots, given.seconds, server)
+                    found.setdefault((form, name), []).append(figures)
+                    print(f"run {run}: {form}, {name}: {figures[0]:,.0f} steps/s, cpu {figures[1]:.0f} + {figures[2]:.0f} µs per step", flush=True)
     finally:
         server.terminate()
         server.wait()
-    print(f"\n{'form':8} {'':6} {'steps/s':>8} {'of bare':>8} {'cpu µs':>8}   {given.slots} sessions, medians of {given.runs}")
+    print(f"\n{'form':8} {'':6} {'steps/s':>8} {'of bare':>8} {'cpu µs':>8} {'server':>8}   {given.slots} sessions, medians of {given.runs}")
     for (form, name), figures in found.items():
-        speed, cpu = (statistics.median(column) for column in zip(*figures, strict=True))
-        whole = statistics.median(each for each, _ in found[form, "bare"])
-        print(f"{form:8} {name:6} {speed:8,.0f} {speed / whole:8.2f} {cpu:8.0f}")
+        speed, cpu, own = (statistics.median(column) for column in zip(*figures, strict=True))
+        whole = statistics.median(each[0] for each in found.get((form, "bare"), [(float("nan"),)]))
+        print(f"{form:8} {name:6} {speed:8,.0f} {speed / whole:8.2f} {cpu:8.0f} {own:8.0f}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.rings import Together, ring
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.tasks import Loop
@@ -133,3 +134,45 @@ def test_it_is_named_by_what_makes_it():
         Asynchronous(make=f"{__file__}:Slow", kwargs={"mst": 1}).build(1, 0)
     with pytest.raises(ConfigError, match="deadline = 0"):
         Asynchronous(make="x:y", deadline=0)
+
+
+def test_the_loop_is_woken_once_for_what_is_sent_together_and_whoever_waits_once_for_what_came_together():
+    """Many targets on one loop, as the slots of an actor are: each hand-over costs a thread its turn."""
+    loop, told, rung, done = Loop.take(), [], [], threading.Event()
+    waking = loop.loop.call_soon_threadsafe
+
+    def counted(*arguments):
+        told.append(arguments)
+        return waking(*arguments)
+
+    loop.loop.call_soon_threadsafe = counted
+    targets = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)]
+    awake = []
+
+    def bell():
+        rung.append(len(awake))
+        if len(awake) == 5:
+            done.set()
+
+    def waker(number):
+        def wake():
+            awake.append(number)
+            ring(bell)
+
+        return wake
+
+    try:
+        for number, target in enumerate(targets):
+            target.on_ready(waker(number))
+        actions = [{"action": np.zeros(1, np.int64)}]
+        with Together():
+            for target in targets:
+                target.send(actions, np.ones(1, np.bool_))
+            assert told == []
+        assert done.wait(20)
+        assert len(told) == 1
+        assert rung == [5]
+    finally:
+        for target in targets:
+            target.close()
+        loop.give_back()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -9,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidemill.core.cores import keep
+from tidemill.core.rings import Together, ring
 from tidemill.envs.crew import CLOSE_SECONDS, Raised
 
 T = TypeVar("T")
@@ -23,6 +25,9 @@ class Loop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._holders = 0
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._wakes: list[Callable[[], None]] = []
+        self._told = False  # the loop has been told that there are calls
         self._thread = threading.Thread(target=self._run, name="tidemill event loop", daemon=True)
         self._thread.start()
 
@@ -45,6 +50,34 @@ class Loop:
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CLOSE_SECONDS)
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have `function` called in the loop's thread, soon. The loop is woken once for all calls that come before it gets to them."""
+        self._calls.append((function, arguments))
+        ring(self._tell)
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self.loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._told = False  # before it looks: who comes now tells it again
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+    def wake(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once the loop, whose thread this is, has dealt with all that has come by now."""
+        self._wakes.append(wake)
+        if len(self._wakes) == 1:
+            self.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        wakes, self._wakes = self._wakes, []
+        with Together():
+            for wake in wakes:
+                wake()
 
     def do(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Return what `work` returns. Raises what it raises, or `TimeoutError`."""
@@ -85,7 +118,7 @@ class Tasks:
     def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
         """Have ``calls[lane](given[lane])`` awaited in every lane; the tick before must have been taken."""
         self._finished.clear()
-        self.loop.loop.call_soon_threadsafe(self._begin, calls, given)
+        self.loop.call(self._begin, calls, given)
 
     def ready(self) -> bool:
         """True when all lanes have answered."""
@@ -130,4 +163,4 @@ class Tasks:
             if not self._left:
                 self._finished.set()
                 if self._wake is not None and not self._closed:
-                    self._wake()
+                    self.loop.wake(self._wake)

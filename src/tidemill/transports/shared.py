@@ -11,6 +11,7 @@ import msgspec
 from tidemill.api.transport import Bell, Endpoints, Link
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
+from tidemill.core.rings import ring
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message
@@ -31,6 +32,9 @@ class EventBell(Bell):
         self._poll.register(descriptor, select.POLLIN)
 
     def ring(self) -> None:
+        ring(self._ring)
+
+    def _ring(self) -> None:
         os.eventfd_write(self.descriptor, 1)
 
     def wait(self, seconds: float) -> bool:

@@ -18,6 +18,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
+from tidemill.core.rings import Together
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
@@ -261,10 +262,12 @@ class ActorWorker(Worker):
     def _poll_gang(self, gang: Gang) -> PollResult:
         ticks, steps = gang.ticks, gang.steps
         for _ in range(MAX_POLL_STEPS):
-            moved = gang.receive()
-            moved = gang.begin() or moved
-            moved = self._flush(self._config.flush_requests) or moved
-            if not gang.send() and not moved and not self._flush(1):
+            with Together():  # who is woken finds the whole turn done
+                moved = gang.receive()
+                moved = gang.begin() or moved
+                moved = self._flush(self._config.flush_requests) or moved
+                moved = gang.send() or moved or self._flush(1)
+            if not moved:
                 break
         if gang.ticks > ticks:
             self._report_episodes()

@@ -60,8 +60,8 @@ def serving(make=Ledger, faults=None, token=None, limit=64, idle_seconds=300.0, 
         server.close()
 
 
-def client(server, **settings):
-    return Rest(url=server.url, **{"deadline": 20.0, "attempt": 5.0, "retries": 1.0, **settings})
+def client(server, form="threads", **settings):
+    return Rest(url=server.url, form=form, **{"deadline": 20.0, "attempt": 5.0, "retries": 1.0, **settings})
 
 
 def applied(server):

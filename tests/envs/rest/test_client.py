@@ -15,6 +15,7 @@ from tests.envs.rest.served import Ledger, Script, applied, client, serving
 from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
+from tidemill.envs.rest.connections import Address
 from tidemill.envs.rest.session import RemoteEnv
 from tidemill.envs.tasks import Loop
 
@@ -214,7 +215,7 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
         thread.start()
         environment = client(server, deadline=0.5, form=form).build(1, 5)
         (env,) = environment.envs
-        env._connection = type(env._connection)(f"http://127.0.0.1:{listener.getsockname()[1]}", [], None)
+        env._connection = type(env._connection)(Address(f"http://127.0.0.1:{listener.getsockname()[1]}", [], None))
         since = time.monotonic()
         try:
             with pytest.raises(RemoteTimeout):

@@ -22,8 +22,8 @@ class Rest(EnvironmentConfig):
     url        of the server, "http://HOST:PORT" or "https://HOST/PATH"
     token      what the server asks for. "$NAME" is read from the environment variable NAME when the environment is made, so that the token itself is
                not saved with the run; unset it means none
-    form       "threads": each lane is a thread that waits for its server, the quickest for up to a few hundred; "loop": all lanes of a process are
-               tasks of one event loop, in one thread
+    form       "loop": all lanes of a process are tasks of one event loop, in one thread; "threads": each lane is a thread that waits for its server,
+               as quick where there are few of them and the actor keeps to one core (`Actors.one_core`)
     deadline   seconds for a call, retries and pauses included
     attempt    seconds for one try of it, where it may be tried again
     retries    of calls: at most this share of them are tried again (a few at a time always may be); 0: none but these
@@ -31,7 +31,7 @@ class Rest(EnvironmentConfig):
 
     url: str
     token: str = "$TIDEMILL_TOKEN"
-    form: Literal["threads", "loop"] = "threads"
+    form: Literal["loop", "threads"] = "loop"
     deadline: float = 30.0
     attempt: float = 10.0
     retries: float = 0.2

@@ -9,7 +9,6 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -20,7 +19,26 @@ from tidemill.core.errors import RemoteFault
 from tidemill.envs.rest.calls import Answer, Lost, Send, answer
 from tidemill.envs.rest.wire import LARGEST
 
-_BEFORE_SENT = (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout, httpcore.UnsupportedProtocol)
+
+class Address:
+    """Where a server is reached, and how requests to it look: prepared once, since httpcore looks at each URL and each header again."""
+
+    def __init__(self, url: str, headers: list[tuple[bytes, bytes]], context: ssl.SSLContext | None) -> None:
+        """`headers` are those of every request; `context` is for https."""
+        self.url, self.context = url, context
+        at = httpcore.URL(url)
+        self.origin, host = at.origin, at.host.decode("ascii")
+        self.host, self.port = host.strip("[]"), self.origin.port
+        shown = host if at.port is None else f"{host}:{at.port}"
+        self._headers = [(b"host", shown.encode("ascii")), *headers]
+        self._urls: dict[str, httpcore.URL] = {}
+
+    def request(self, wanted: Send, seconds: float) -> httpcore.Request:
+        """Return the request, whose single reads and writes may take `seconds`."""
+        url = self._urls.get(wanted.path) or self._urls.setdefault(wanted.path, httpcore.URL(self.url + wanted.path))
+        headers = [*self._headers, (b"content-type", wanted.content_type.encode()), (b"content-length", str(len(wanted.body)).encode())]
+        timeout = {"read": seconds, "write": seconds}
+        return httpcore.Request(wanted.method.encode(), url, headers=headers, content=wanted.body, extensions={"timeout": timeout})
 
 
 class _Deadline:
@@ -52,143 +70,180 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._stream.close()
 
-    def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None) -> httpcore.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, self._deadline.left(timeout)), self._deadline)
-
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
-
-
-class _Backend(httpcore.SyncBackend):
-    def __init__(self, deadline: _Deadline) -> None:
-        self._deadline = deadline
-        self.stream: httpcore.NetworkStream | None = None
-
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.NetworkStream:
-        self.stream = super().connect_tcp(host, port, self._deadline.left(timeout), local_address, socket_options)
-        return _Stream(self.stream, self._deadline)
 
 
 class Connection:
     """Blocks. For one thread at a time; `interrupt` alone may be called from another."""
 
-    def __init__(self, url: str, headers: list[tuple[bytes, bytes]], context: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""
-        self._url, self._headers, self._context = url, headers, context
+        self._address = address
         self._deadline = _Deadline()
-        self._backend = _Backend(self._deadline)
-        self._pool: httpcore.ConnectionPool | None = None
+        self._stream: _Stream | None = None
+        self._connection: httpcore.HTTP11Connection | None = None
         self._interrupted = threading.Event()
 
     def send(self, wanted: Send) -> Answer | Lost:
         """Send a request and return what came of it. Raises `RemoteFault` when it was interrupted."""
         self.pause(0)
         self._deadline.until = monotonic() + wanted.seconds
-        if self._pool is None:
-            self._pool = httpcore.ConnectionPool(self._context, max_connections=1, keepalive_expiry=None, network_backend=self._backend)
-        timeout = dict.fromkeys(("connect", "read", "write", "pool"), wanted.seconds)
+        whole = sent = False
         try:
-            headers = [*self._headers, (b"content-type", wanted.content_type.encode())]
-            with self._pool.stream(
-                wanted.method, self._url + wanted.path, headers=headers, content=wanted.body, extensions={"timeout": timeout}
-            ) as response:
-                body = bytearray()
-                for chunk in response.iter_stream():
-                    body += chunk
-                    if len(body) > LARGEST:
-                        self.hang_up()
-                        return Lost(f"the answer has more than {LARGEST} bytes")
-                return answer(response.status, response.headers, bytes(body))
-        except BaseException as error:
-            self.hang_up()
-            return lost(error)
+            connection = self._connection
+            if connection is None or not connection.is_idle() or connection.has_expired():
+                connection = self._connect()
+            sent = True
+            response = connection.handle_request(self._address.request(wanted, wanted.seconds))
+            body = bytearray()
+            for chunk in response.iter_stream():
+                body += chunk
+                if len(body) > LARGEST:
+                    return Lost(f"the answer has more than {LARGEST} bytes")
+            response.close()
+            whole = True
+            return answer(response.status, response.headers, bytes(body))
+        except _NETWORK as error:
+            return Lost(_cause(error), sent)
+        finally:
+            if not whole:  # half an answer must not be read as the next one's
+                self.hang_up()
 
     def hang_up(self) -> None:
         """Close the connection; the next request opens another."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        stream, self._stream, self._connection = self._stream, None, None
+        if stream is not None:
             with suppress(Exception):
-                pool.close()
+                stream.close()
 
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises `RemoteFault` when it was interrupted."""
         if self._interrupted.wait(seconds) if seconds else self._interrupted.is_set():
-            raise RemoteFault(f"{self._url}: closed while a call was under way")
+            raise RemoteFault(f"{self._address.url}: closed while a call was under way")
 
     def interrupt(self) -> None:
         """Have the request under way come to nothing, and refuse any other."""
         self._interrupted.set()
         self._deadline.until = 0.0
-        if (stream := self._backend.stream) is not None and (connected := stream.get_extra_info("socket")) is not None:
+        if (stream := self._stream) is not None and (connected := stream.get_extra_info("socket")) is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
+    def _connect(self) -> httpcore.HTTP11Connection:
+        self.hang_up()
+        address = self._address
+        stream = httpcore.SyncBackend().connect_tcp(address.host, address.port, self._deadline.left(None))
+        if address.context is not None:
+            stream = stream.start_tls(address.context, address.host, self._deadline.left(None))
+        self._stream = _Stream(stream, self._deadline)
+        self._connection = httpcore.HTTP11Connection(address.origin, self._stream, keepalive_expiry=None)
+        return self._connection
 
-class _AsyncStream(httpcore.AsyncNetworkStream):
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._written = bytearray()
+
+class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
+    """The same on an event loop. Its reads have no timeouts: `give_up` ends them."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._written, self._came = bytearray(), bytearray()
+        self._waiting: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._ended = False
 
     @property
-    def ended(self) -> bool:
-        """True when the server has closed the connection."""
-        return self._reader.at_eof()
+    def spent(self) -> bool:
+        """True when the server has closed the connection, or sent what nobody asked for."""
+        return self._ended or bool(self._came)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._written:
-            whole, self._written = bytes(self._written), bytearray()
-            self._writer.write(whole)
-            await self._writer.drain()
-        return await self._reader.read(max_bytes)
+        if self._written and self._transport is not None:
+            self._transport.write(bytes(self._written))
+            self._written.clear()
+        if not self._came and not self._ended:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        if not self._came and self._error is not None:
+            raise self._error
+        came = bytes(self._came[:max_bytes])
+        del self._came[:max_bytes]
+        return came
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._written += buffer
 
+    def give_up(self, error: Exception) -> None:
+        """Have the read under way raise."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
     def close(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._writer.close()
+        self._ended = True
+        if self._transport is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._transport.abort()
 
     async def aclose(self) -> None:
         self.close()
 
     def get_extra_info(self, info: str) -> Any:
-        return self._writer.get_extra_info("socket") if info == "socket" else None
+        return self._transport.get_extra_info("socket") if info == "socket" and self._transport is not None else None
+
+    # ---- what the event loop calls -------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended, self._error = True, error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class AsyncConnection:
     """The same on an event loop: for one task at a time."""
 
-    def __init__(self, url: str, headers: list[tuple[bytes, bytes]], context: ssl.SSLContext | None) -> None:
+    def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""
-        self._url, self._context = url, context
-        at = httpcore.URL(url)
-        self._origin, host = at.origin, at.host.decode("ascii")
-        self._address = host.strip("[]"), self._origin.port
-        shown = host if at.port is None else f"{host}:{at.port}"
-        self._headers = [(b"host", shown.encode("ascii")), *headers]
+        self._address = address
         self._stream: _AsyncStream | None = None
         self._connection: httpcore.AsyncHTTP11Connection | None = None
+        self._until = 0.0  # when the request under way is given up
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def send(self, wanted: Send) -> Answer | Lost:
         """Send a request and return what came of it."""
+        loop = asyncio.get_running_loop()
+        self._until = loop.time() + wanted.seconds
         whole = sent = False
         try:
-            async with asyncio.timeout(wanted.seconds):
-                if self._connection is None or self._stream is None or self._stream.ended or not self._connection.is_idle():
-                    await self._connect()
-                assert self._connection is not None
-                headers = [*self._headers, (b"content-type", wanted.content_type.encode()), (b"content-length", str(len(wanted.body)).encode())]
-                sent = True
-                request = httpcore.Request(wanted.method, self._url + wanted.path, headers=headers, content=wanted.body)
-                response = await self._connection.handle_async_request(request)
-                body = bytearray()
-                async for chunk in response.aiter_stream():
-                    body += chunk
-                    if len(body) > LARGEST:
-                        return Lost(f"the answer has more than {LARGEST} bytes")
-                await response.aclose()
+            connection = self._connection
+            if connection is None or self._stream is None or self._stream.spent or not connection.is_idle():
+                connection = await self._connect(wanted.seconds)
+            self._set_alarm(loop)
+            sent = True
+            response = await connection.handle_async_request(self._address.request(wanted, wanted.seconds))
+            body = bytearray()
+            async for chunk in response.aiter_stream():
+                body += chunk
+                if len(body) > LARGEST:
+                    return Lost(f"the answer has more than {LARGEST} bytes")
+            await response.aclose()
             whole = True
             return answer(response.status, response.headers, bytes(body))
         except _NETWORK as error:
@@ -201,17 +256,36 @@ class AsyncConnection:
         """Close the connection; the next request opens another."""
         self._drop()
 
-    async def _connect(self) -> None:
+    async def _connect(self, seconds: float) -> httpcore.AsyncHTTP11Connection:
         self._drop()
-        host, port = self._address
-        reader, writer = await asyncio.open_connection(host, port, ssl=self._context)
-        self._stream = _AsyncStream(reader, writer)
-        self._connection = httpcore.AsyncHTTP11Connection(self._origin, self._stream, keepalive_expiry=None)
+        address = self._address
+        async with asyncio.timeout(seconds):
+            _, self._stream = await asyncio.get_running_loop().create_connection(_AsyncStream, address.host, address.port, ssl=address.context)
+        self._connection = httpcore.AsyncHTTP11Connection(address.origin, self._stream, keepalive_expiry=None)
+        return self._connection
 
     def _drop(self) -> None:
         stream, self._stream, self._connection = self._stream, None, None
         if stream is not None:
             stream.close()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the request given up when its time is over. One alarm serves many requests: it is set again when it rings before their time."""
+        if self._alarm is None or self._alarm.when() > self._until:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = loop.call_at(self._until, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._alarm = None
+        if self._stream is not None:
+            if loop.time() >= self._until:
+                self._stream.give_up(TimeoutError())
+            else:
+                self._set_alarm(loop)
 
 
 _NETWORK = (TimeoutError, OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ConnectionNotAvailable)
@@ -219,10 +293,3 @@ _NETWORK = (TimeoutError, OSError, httpcore.NetworkError, httpcore.ProtocolError
 
 def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def lost(error: BaseException) -> Lost:
-    """Return what a failure of the network means. Raises other errors."""
-    if not isinstance(error, (*_NETWORK, httpcore.UnsupportedProtocol)):
-        raise error
-    return Lost(_cause(error), not isinstance(error, _BEFORE_SENT))

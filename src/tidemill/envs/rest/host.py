@@ -13,7 +13,7 @@ import msgspec
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
 from tidemill.envs.rest.calls import Answer, Breaker, Budget, Lost, Plan, Send, Terms, call
-from tidemill.envs.rest.connections import Connection
+from tidemill.envs.rest.connections import Address, Connection
 from tidemill.envs.rest.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
 START_SECONDS = 10.0  # for a server to say what it is, at the start
@@ -38,14 +38,15 @@ class Host:
         self.url, self.settings = settings.url, settings
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
         self.terms = Terms(settings.url, settings.deadline, min(settings.attempt, settings.deadline), self.breaker, self.budget)
-        self.headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
+        headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
         if settings.token:
-            self.headers.append((b"authorization", f"Bearer {settings.token}".encode("latin1")))
-        self.context: Any = None
+            headers.append((b"authorization", f"Bearer {settings.token}".encode("latin1")))
+        context: Any = None
         if settings.url.startswith("https:"):
             import httpx
 
-            self.context = httpx.create_ssl_context()
+            context = httpx.create_ssl_context()
+        self.address = Address(settings.url, headers, context)
         self._run = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class Host:
 
     def connection(self) -> Connection:
         """Return a blocking connection of one's own."""
-        return Connection(self.url, self.headers, self.context)
+        return Connection(self.address)
 
     def session_name(self) -> str:
         """Return a name that no other session has: of this process, and its number in it."""

@@ -170,7 +170,7 @@ class AsyncRemoteEnv(_Played):
     def __init__(self, host: Host) -> None:
         """Nothing is sent before the first reset."""
         super().__init__(host)
-        self._connection = AsyncConnection(host.url, host.headers, host.context)
+        self._connection = AsyncConnection(host.address)
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
