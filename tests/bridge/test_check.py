@@ -33,6 +33,15 @@ def verdicts(points):
     return found
 
 
+def seen(program, rare, **only):
+    """Check `program`; longer on a machine so busy that what is not `rare` was not seen in a moment."""
+    for seconds in (QUICK, 1.0, 5.0):
+        found = check_simulator(program, seconds, **only)
+        if verdicts(found)["not seen"] <= rare:
+            break
+    return found
+
+
 def scene_of(point):
     return next(points for points in SCENES.values() if point in points)
 
@@ -43,29 +52,30 @@ def test_every_point_belongs_to_a_scene():
 
 @pytest.mark.parametrize(("world", "layout"), [("reach", "0.3.2"), ("corridor", "0")])
 def test_worlds_in_python_pass(world, layout):
-    found = check_simulator(Program(str(WORLDS / f"{world}.py"), layout=layout), QUICK)
+    found = seen(Program(str(WORLDS / f"{world}.py"), layout=layout), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
 
 @pytest.mark.parametrize(("world", "layout"), [("reach", "0"), ("corridor", "0.3.2")])
 def test_worlds_in_c_pass(world, layout, native: Build):
-    found = check_simulator(Program(str(native(world)), layout=layout), QUICK)
+    found = seen(Program(str(native(world)), layout=layout), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
 
 @pytest.mark.parametrize(("world", "layout"), [("Reach", "0.3.2"), ("Corridor", "0")])
 def test_worlds_in_csharp_pass(world, layout, csharp: Path):
-    found = check_simulator(Program(str(csharp / f"{world}.exe"), layout=layout), QUICK)
+    found = seen(Program(str(csharp / f"{world}.exe"), layout=layout), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
 
 def test_a_sound_simulator_of_another_make_passes():
-    found = check_simulator(broken("nothing"), QUICK)
+    never = {"late groups", "side channel", "query"}
+    found = seen(broken("nothing"), never)
     assert not [point for point in found if point.verdict == "fail"]
-    assert verdicts(found)["not seen"] == {"late groups", "side channel", "query"}
+    assert verdicts(found)["not seen"] == never
 
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point != "query"])
@@ -90,7 +100,7 @@ def test_a_broken_simulator_is_caught_at_its_point_and_at_no_other(point, monkey
 )
 def test_what_is_seen_is_told(kind, point, verdict, what):
     program = Program(str(HERE / "simulators.py"), (kind,), "0.3.2", 3.0 if kind == "frozen" else 10.0)
-    (found,) = check_simulator(program, QUICK, only=[point])
+    (found,) = seen(program, set(), only=[point])
     assert (found.verdict, what in found.what) == (verdict, True), found
 
 

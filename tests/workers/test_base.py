@@ -281,4 +281,22 @@ def test_a_sleep_that_nobody_ended_is_counted_as_a_rescue(life: Life) -> None:
     life.worker._poll = poll  # type: ignore[method-assign]
     life.worker.run()
     assert life.worker.rescues == 1
-    assert waits[0] == base.LOOK_AGAIN
+    assert waits[:2] == [base.LOOK_AGAIN, base.RING_LATE]
+
+
+def test_a_bell_that_is_rung_just_after_a_sleep_is_no_rescue(life: Life) -> None:
+    waits: list[float] = []
+
+    class Late(type(life.worker.context.endpoints.bell)):  # type: ignore[misc]
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            if len(waits) > 2:
+                life.worker.state = State.COMPLETED
+            return len(waits) == 2
+
+    life.worker.context.endpoints.bell = Late()
+    life.turns(Configure(FACTS), Start())
+    polls = iter([0, 1, 0, 0, 0, 0])
+    life.worker._poll = lambda: PollResult(next(polls), 0)  # type: ignore[method-assign]
+    life.worker.run()
+    assert life.worker.rescues == 0 and waits[:2] == [base.LOOK_AGAIN, base.RING_LATE]

@@ -34,6 +34,7 @@ from tidemill.core.clock import Clock
 from tidemill.core.errors import TidemillError
 
 LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
+RING_LATE = 0.05  # seconds: so late after the work that it tells of a bell may be rung, on cores that are busy
 HEARTBEAT = 0.25  # seconds between statistics that nothing else prompts
 ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000  # characters of a failure's text and of its traceback that are reported
 
@@ -125,8 +126,8 @@ class Worker(WorkerHandle):
         rung = True
         while living := [worker for worker in together if not worker.ended]:
             if sum(worker.turn() for worker in living):
-                if not rung:
-                    self.rescues += 1
+                if not rung:  # a bell is rung after what it tells of: whoever rings may just be about to
+                    self.rescues += not self.context.endpoints.bell.wait(RING_LATE)
                 idle_since, rung = None, True
             elif not all(worker.ended for worker in living):
                 now = monotonic()

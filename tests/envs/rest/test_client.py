@@ -257,6 +257,24 @@ def test_closing_does_not_wait_for_a_call_under_way(form):
         assert not [thread for thread in threading.enumerate() if thread.name.startswith(server.url) and thread.is_alive()]
 
 
+def test_nobody_keeps_sessions_open_once_the_last_one_is_closed():
+    def keepers():
+        return {thread for thread in threading.enumerate() if thread.name == "rest keeper"}
+
+    before = keepers()
+    with serving(idle_seconds=3600) as server:
+        first, second = (client(server).build(1, seed) for seed in (1, 2))
+        for environment in (first, second):
+            Driver(environment).tick()
+        (keeper,) = keepers() - before
+        first.close()
+        assert keeper.is_alive()
+        second.close()
+        keeper.join(20)
+        assert not keeper.is_alive()
+        rows(client(server).build(1, 3), 2)  # and a session after that is kept again, and let go
+
+
 def test_sessions_that_wait_are_kept_from_being_closed_as_idle():
     with serving(idle_seconds=0.4) as server:
         env = RemoteEnv(client(server).host())

@@ -51,7 +51,7 @@ class Host:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._heard: dict[str, float] = {}  # sessions: when each was last heard of
-        self._keeper: threading.Thread | None = None
+        self._done: threading.Event | None = None  # set when there are no sessions any more, for whoever keeps them open; None: nobody does
         self.description = self._ask()
         self.content_type = "application/msgpack" if "msgpack" in self.description.encodings else "application/json"
         self.spaces: Spaces = self.description.spaces(self.url)
@@ -87,29 +87,27 @@ class Host:
             if session not in self._heard:
                 self.budget.hold(len(self._heard) + 1)
             self._heard[session] = monotonic()
-            if self._keeper is None and self.description.idle_seconds > 0:
-                self._keeper = threading.Thread(
-                    target=_keep, args=(weakref.ref(self), self.description.idle_seconds / 4), name="rest keeper", daemon=True
-                )
-                self._keeper.start()
+            if self._done is None and self.description.idle_seconds > 0:
+                self._done = threading.Event()
+                args = weakref.ref(self), self._done, self.description.idle_seconds / 4
+                threading.Thread(target=_keep, args=args, name="rest keeper", daemon=True).start()
 
     def forget(self, session: str) -> None:
         """The session is over."""
         with self._lock:
             self._heard.pop(session, None)
+            if self._done is not None and not self._heard:
+                self._done.set()
+                self._done = None
 
-    def keep(self, connection: Connection) -> bool:
-        """Tell the server of the sessions that wait. False when there are no sessions at all."""
+    def keep(self, connection: Connection) -> None:
+        """Tell the server of the sessions that wait."""
         since = monotonic() - self.description.idle_seconds / 4
         with self._lock:
             waiting = tuple(name for name, heard in self._heard.items() if heard < since)
-            if not self._heard:
-                self._keeper = None
-                return False
         if waiting:
             body = encode(SessionsCall(sessions=waiting), self.content_type)
             connection.send(Send("POST", f"{PREFIX}/keep", body, self.content_type, min(5.0, self.description.idle_seconds / 4)))
-        return True
 
     def _ask(self) -> Description:
         """Return the server's description. Raises `ConfigError` that says what the URL is instead."""
@@ -156,17 +154,12 @@ def _read_description(url: str, said: Answer) -> Description:
         raise ConfigError(f'url = "{url}": the server does not say what it is as docs/rest.md asks: {error}') from None
 
 
-def _keep(host: "weakref.ref[Host]", every: float) -> None:
-    """Keep the sessions of a host open, as long as there is one that has any."""
-    rest, connection = threading.Event(), None
-    while True:
-        rest.wait(every)
-        alive = host()
-        if alive is None:
-            break
+def _keep(host: "weakref.ref[Host]", done: threading.Event, every: float) -> None:
+    """Keep the sessions of a host open until they are done."""
+    connection = None
+    while not done.wait(every) and (alive := host()) is not None:
         connection = connection or alive.connection()
-        if not alive.keep(connection):
-            break
+        alive.keep(connection)
         del alive
     if connection is not None:
         connection.hang_up()
