@@ -1,10 +1,10 @@
 """A run is trained again from its journal, to the same weights."""
 
 import json
-import math
 import struct
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -60,20 +60,43 @@ def test_a_resumed_run_is_trained_again_as_a_whole(tmp_path: Path, keep: bool) -
 def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
     run(tmp_path / "run")
     path = journal_path(tmp_path / "run", "policy")
-    data = bytearray(path.read_bytes())
-    reader = JournalReader(path)
-    for record in reader.records():
-        if record is None:
-            break
-    offset, first = reader._file.tell(), reader.consume()
+    whole, reader = path.read_bytes(), JournalReader(path)
+    begin = whole.index(b"\n") + 1
+    assert next(reader.records()) is None
+    end, first = reader._file.tell(), reader.consume()
     reader.close()
     assert first is not None
-    names, seats = [*reader._schema], int(first["on_reset"].sum())
-    place = offset - seats * sum(math.prod(f.shape) * np.dtype(f.dtype).itemsize for f in reader._schema.values())
-    assert names[0] == "obs"
-    data[place + 3] ^= 1  # of the first observation
-    path.write_bytes(data)
+    first["obs"][0, first["on_reset"][0].nonzero()[0][0]] += 1.0
+    journal = JournalWriter(path, reader.offered(), reader.facts, end=begin)
+    journal.arrival(first)
+    assert journal.sync() == end
+    journal.close()
+    path.write_bytes(path.read_bytes() + whole[end:])
     assert not retrain(tmp_path / "run").same
+
+
+def test_a_byte_that_was_changed_is_never_read_as_something_else(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    path = journal_path(tmp_path / "run", "policy")
+    whole = path.read_bytes()
+
+    def records() -> list[str]:
+        reader = JournalReader(path)
+        try:
+            return [repr(record) if record else repr(dict(reader.consume() or {})) for record in reader.records()]
+        finally:
+            reader.close()
+
+    true, begin = records(), whole.index(b"\n") + 1
+    damaged = 0
+    for at in [*range(begin, begin + 300), *range(begin + 300, len(whole), 97)]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        try:
+            assert (found := records()) == true[: len(found)] and len(found) < len(true)  # what seemed to be longer than the file
+        except CheckpointError as error:
+            assert "damaged" in str(error)
+            damaged += 1
+    assert damaged > 300
 
 
 def test_a_journal_whose_last_record_is_torn_is_read_up_to_it(tmp_path: Path) -> None:
@@ -81,7 +104,7 @@ def test_a_journal_whose_last_record_is_torn_is_read_up_to_it(tmp_path: Path) ->
     path = journal_path(tmp_path / "run", "policy")
     whole = path.read_bytes()
     count = len(list(JournalReader(path).records()))
-    for cut in (1, 5, 8):
+    for cut in (1, 5, 12):
         path.write_bytes(whole[:-cut])
         assert len(list(JournalReader(path).records())) == count - 1
     path.write_bytes(whole + b"?")
@@ -93,7 +116,8 @@ def test_a_journal_that_goes_further_than_the_checkpoint_is_compared_where_that_
     run(tmp_path / "run")
     before = retrain(tmp_path / "run")
     path = journal_path(tmp_path / "run", "policy")
-    path.write_bytes(path.read_bytes() + b"T" + struct.pack("<d", 1.0))
+    record = b"T" + struct.pack("<d", 1.0)
+    path.write_bytes(path.read_bytes() + record + struct.pack("<I", crc32(record)))
     further = retrain(tmp_path / "run")
     assert (further.updates, further.compared, further.same) == (before.updates + 1, before.updates, True)
     assert before.same and not all(np.array_equal(before.parameters[n], further.parameters[n]) for n in before.parameters)

@@ -1,8 +1,9 @@
 """The journal of a limited run: what came, in the order in which it was stored, and where between it was trained.
 
 A header (a line of JSON) and records: an arrival (its channel, which seats have something in it, and their rows as they came: what was observed, the
-version that acted, the loss of a step), a training task (its progress), and a memory that began empty after a resume. Whoever feeds these to the same
-buffer and algorithm gets the same weights, since all that a buffer draws depends on what it was given (see `run.retrain`).
+version that acted, the loss of a step), a training task (its progress), and a memory that began empty after a resume; each with its CRC-32 behind
+it. Whoever feeds these to the same buffer and algorithm gets the same weights, since all that a buffer draws depends on what it was given (see
+`run.retrain`).
 """
 
 import json
@@ -10,9 +11,10 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -27,6 +29,7 @@ MOST = 1 << 34
 _ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
 _ARRIVED, _PROGRESS = struct.Struct("<HI"), struct.Struct("<d")  # channel and number of seats; progress
 _SEAT = np.dtype("<u4")
+_SUM = struct.Struct("<I")
 
 
 def journal_path(folder: Path, policy: str) -> Path:
@@ -71,20 +74,24 @@ class JournalWriter:
 
     def sync(self) -> int:
         """Have all of it on the disk, and return its length."""
-        self._write(b"", sync=True)
-        return self._file.tell()
+        with self._named():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return self._file.tell()
 
     def close(self) -> None:
         """Write what is left, if that can be: a checkpoint has had it on the disk before, and whoever resumes goes on from there."""
         with suppress(OSError):
             self._file.close()
 
-    def _write(self, record: bytes, sync: bool = False) -> None:
+    def _write(self, record: bytes) -> None:
+        with self._named():
+            self._file.write(record + _SUM.pack(crc32(record)))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            self._file.write(record)
-            if sync:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+            yield
         except OSError as error:
             raise CheckpointError(
                 f"the journal {self._path} cannot be written any further: {error.strerror}; free the disk and resume, or train with journal = False"
@@ -156,24 +163,34 @@ class JournalReader(SampleConsumer):
     def records(self) -> Iterator[Task | Emptied | None]:
         """Yield the records in order. None stands for an arrival: it is there for `consume` then. A last one that is torn is left out."""
         while tag := self._file.read(1):
-            if tag == _EMPTIED:
-                yield Emptied()
-            elif tag == _TASK:
-                if len(data := self._file.read(_PROGRESS.size)) < _PROGRESS.size:
-                    return
-                yield Task(*_PROGRESS.unpack(data))
+            at, self._sum = self._file.tell() - 1, crc32(tag)
+            found: Task | Emptied | Sample | None = Emptied()
+            if tag == _TASK:
+                found = None if (data := self._take(_PROGRESS.size)) is None else Task(*_PROGRESS.unpack(data))
             elif tag == _ARRIVAL:
-                sample = self._read()
-                if sample is None:
-                    return
-                self._waiting.append(sample)
+                found = self._read()
+            elif tag != _EMPTIED:
+                raise CheckpointError(f"the journal is damaged: there is no record {tag!r} (at byte {at:,})")
+            told = self._sum
+            if found is None or (data := self._take(_SUM.size)) is None:
+                return
+            if _SUM.unpack(data) != (told,):
+                raise CheckpointError(f"the journal is damaged: its record at byte {at:,} is not what was written")
+            if isinstance(found, Sample):
+                self._waiting.append(found)
                 yield None
             else:
-                raise CheckpointError(f"the journal is damaged: there is no record {tag!r} (at byte {self._file.tell() - 1:,})")
+                yield found
+
+    def _take(self, size: int) -> bytes | None:
+        """Return the next bytes, which the check sum has, too; None where the file ends before."""
+        if size > self._left or len(data := self._file.read(size)) < size:
+            return None
+        self._sum = crc32(data, self._sum)
+        return data
 
     def _read(self) -> Sample | None:
-        data = self._file.read(_ARRIVED.size)
-        if len(data) < _ARRIVED.size:
+        if (data := self._take(_ARRIVED.size)) is None:
             return None
         channel, count = _ARRIVED.unpack(data)
         if channel >= len(self._leads):
@@ -181,7 +198,7 @@ class JournalReader(SampleConsumer):
         lead = self._leads[channel]
         if count > lead[1]:
             raise CheckpointError(f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of {count}")
-        if len(data := self._file.read(count * _SEAT.itemsize)) < count * _SEAT.itemsize:
+        if (data := self._take(count * _SEAT.itemsize)) is None:
             return None
         seats = np.frombuffer(data, _SEAT)
         if count and int(seats.max()) >= lead[1]:
@@ -189,8 +206,7 @@ class JournalReader(SampleConsumer):
         sample = Sample()
         sample.channel, sample.bootstrap = channel, 0
         for name, field in self._schema.items():
-            size = count * field.nbytes
-            if size > self._left or len(data := self._file.read(size)) < size:
+            if (data := self._take(count * field.nbytes)) is None:
                 return None
             sample[name] = np.full((*lead, *field.shape), FILLER.get(name, 0), field.dtype)
             sample[name][0, seats] = np.frombuffer(data, field.dtype).reshape(count, *field.shape)
