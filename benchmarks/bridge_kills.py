@@ -89,7 +89,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between kills, on average")
-    parser.add_argument("--world", default=reach.__file__)
+    parser.add_argument("--world", default=reach.__file__, type=lambda path: str(Path(path).resolve()))  # as its command line has it
     given = parser.parse_args()
     seconds = 60 * given.minutes
     environment = SimulatorEnvironment(path=given.world, restarts=1_000_000)
