@@ -349,4 +349,4 @@ def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(monkeypatc
         world_of(Fat(), agents=(spec(samples=None),), lanes=300_000).begin()
     found = re.search(r"environments: ([\d.]+) GB = ring 1 x 300,000 lanes x ([\d,]+) bytes", str(caught.value))
     assert found is not None, caught.value
-    assert 90_000 < int(found[2].replace(",", "")) < 120_000
+    assert 50_000 < int(found[2].replace(",", "")) < 200_000  # some of it may lie where freed memory was
