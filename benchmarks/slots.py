@@ -1,6 +1,6 @@
 """What slots and the limiter cost.
 
-    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--jitter 0] [--slack N] [--switch 0.005] [--apart]
+    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--jitter 0] [--slack N] [--switch 0.005] [--apart] [--every-core]
 
 1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4 steps (MLP 64 x 64, batches of 64), all in threads of one
    process: committed steps per second, as a share of what as many bare threads reach that do nothing but step (and reset) the same environment.
@@ -9,7 +9,8 @@
    workers' clocks (shares of the last quarter of a second).
 
 `--jitter` varies each sleep, by so large a share of it at most. Steps that all take the same time are the hardest: slots that waited for a task
-together come back together. Actor and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`.
+together come back together. Actor and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`, and their thread and the
+environments' keep to one core (`Actors.one_core`), unless `--every-core`.
 `--switch` is Python's switch interval (5 ms unless told): how long a thread that computes may keep others that want Python's lock waiting.
 """
 
@@ -129,7 +130,7 @@ def bare(slots, seconds, wait, jitter=0.0):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, apart=False, jitter=0.0):
+def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, apart=False, jitter=0.0, one_core=True):
     """Return the committed steps/s of a run, and its last record."""
     environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait, "jitter": jitter}, threads=threads)
     experiment = Experiment(
@@ -137,7 +138,12 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, ap
         policies={"policy": policy},
         workers={
             "actor": Actors(
-                environment=Slots(environment=environment), lanes=1, ring=slots, flush_requests=flush, agents=(AgentSpec(mode="stepwise"),)
+                environment=Slots(environment=environment),
+                lanes=1,
+                ring=slots,
+                one_core=one_core,
+                flush_requests=flush,
+                agents=(AgentSpec(mode="stepwise"),),
             ),
             "trainer": Trainer(
                 algorithm=algorithm, buffer=Replay(capacity=100_000, warm_up=64), batch_size=64, ratio="1/4", slack=slack, database_seconds=None
@@ -165,6 +171,7 @@ def main():
     parser.add_argument("--slack", type=int)
     parser.add_argument("--jitter", type=float, default=0.0)
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--every-core", action="store_true")
     given = parser.parse_args()
     sys.setswitchinterval(given.switch)
     dqn = QNetwork(), DQN()
@@ -172,14 +179,17 @@ def main():
     for _ in range(given.runs):
         one, (two, last) = (
             bare(given.slots, given.seconds, given.sleep, given.jitter),
-            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack, given.apart, given.jitter),
+            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack, given.apart, given.jitter, not given.every_core),
         )
         pairs.append((one, two))
         told = {name: round(value, 3) for name, value in last.items() if name.startswith("limiter")}
         print(f"bare {one:8.1f}/s  ours {two:8.1f}/s  {two / one:.3f}  {told}", flush=True)
     print(f"of bare threads: {statistics.median(two / one for one, two in pairs):.3f}")
     for threads in (0, 1):
-        runs = [ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush, None, given.apart) for _ in range(given.runs)]
+        runs = [
+            ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush, None, given.apart, 0.0, not given.every_core)
+            for _ in range(given.runs)
+        ]
         each, last = 1e6 / statistics.median(rate for rate, _ in runs), runs[-1][1]
         where = "in threads of their own" if threads else "in the actor's thread"
         spent = {

@@ -1,5 +1,6 @@
 """Slots: a lost step is voided and never made up, the environment is made anew, and one that keeps failing is left out."""
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import pytest
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.slots import Slots
 
@@ -40,6 +42,7 @@ class Fragile(EnvironmentConfig):
 class FragileEnvironment(Environment):
     def __init__(self, config: Fragile, number: int) -> None:
         self.config, self.number, self.sends, self.closed, self.options = config, number, -1, 0, None
+        self.cores = os.sched_getaffinity(0)
         spaces = SPACES if number != config.other else Spaces(Box((3,), "float32"), Discrete(2))
         self.agents, self.lanes = (AgentInfo("agent", spaces),), 1
 
@@ -167,6 +170,21 @@ def test_failures_in_a_row_wait_longer_each_time_and_differ_between_slots() -> N
         middle = min(10 * 2**number, 100)
         assert middle / 2 <= pause <= middle * 1.5
     assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_one_that_is_made_anew_has_every_core_for_what_it_starts() -> None:
+    every = os.sched_getaffinity(0)
+
+    def work() -> None:
+        keep_to(min(every))
+        driver = Driver(fails=((0, 1, "send"),))
+        assert [driver.step() for _ in range(3)] == [(0, 0), "voided", (1, 0)]
+        keep_to(None)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert Fragile.built[1].cores == every
 
 
 def test_another_environment_in_its_place_is_named() -> None:

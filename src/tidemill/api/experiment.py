@@ -85,8 +85,9 @@ class WorkerHandle(ABC):
 class WorkerConfig(Config):
     """Family of worker groups: `count` equal workers named ``group-0`` … of one kind.
 
-    one_core   keep each one's process on one core. For actors whose lanes wait in threads: they have Python's lock by turns all the same, and wake
-               one another several times quicker on one core. What computes outside of that lock loses its other cores
+    one_core   keep each one's process on one core (in threads: its thread, and those that step for it, one core for all). For actors whose lanes wait
+               in threads: they have Python's lock by turns all the same, and wake one another several times quicker on one core. What computes
+               outside of that lock loses its other cores
     """
 
     count: int = 1

@@ -31,8 +31,11 @@ _kept: set[int] = set()
 
 
 def keep_to(core: int | None) -> None:
-    """Keep this thread to one core, and what it starts; None ends that. Where something must not inherit it: `every_core`."""
+    """Keep this thread to one core, and what it starts; None ends that. Where something must not inherit it: `every_core`. Where the system cannot do
+    that, nothing happens."""
     global _every, _kept
+    if not hasattr(os, "sched_setaffinity"):
+        return
     if core is None:
         _kept = _every or set()
         keep()
@@ -51,9 +54,12 @@ def keep() -> None:
 @contextmanager
 def every_core() -> Iterator[None]:
     """Let this thread, and the threads and processes that it starts meanwhile, use every core that the process had."""
-    if _every is not None:
-        os.sched_setaffinity(0, _every)
+    if _every is None:
+        yield
+        return
+    own = os.sched_getaffinity(0)  # other threads of the process need not keep to a core
+    os.sched_setaffinity(0, _every)
     try:
         yield
     finally:
-        keep()
+        os.sched_setaffinity(0, own)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, EnvironmentConfig, Tick
+from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
@@ -218,7 +219,8 @@ class SlotEnvironment(Environment):
         self._since = monotonic() + (self._mending.pause or 0.0 if self._mending is not None else 0.0)
 
     def _remake(self, number: int) -> Environment:
-        made = self._config.environment.build(1, self._seed + 1_000_003 * number, self._render)
+        with every_core():  # a simulator that it starts is no part of this process
+            made = self._config.environment.build(1, self._seed + 1_000_003 * number, self._render)
         if made.agents != self.agents:
             made.close()
             raise EnvironmentFault("it came back with other spaces than it had: it is another environment, or another version of it, now")

@@ -1,5 +1,7 @@
-"""The threads launcher: every worker in a thread of this process, but for those that take turns in one (`Experiment.together`)."""
+"""The threads launcher: every worker in a thread of this process, but for those that take turns in one (`Experiment.together`). Those with `one_core`
+keep to one core with all threads that step for them."""
 
+import os
 import threading
 from collections.abc import Sequence
 from time import monotonic
@@ -7,6 +9,7 @@ from time import monotonic
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
+from tidemill.core.cores import keep_to
 from tidemill.core.threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
 
@@ -17,22 +20,24 @@ class ThreadsLauncher(Launcher):
     def __init__(self) -> None:
         self._threads: dict[str, threading.Thread] = {}
         self._links: list[LocalLink] = []
+        self._core = _any_core()
 
     def launch(self, job: Job) -> dict[str, Link]:
         limit_threads(1)
-        experiment = job.experiment
+        experiment, configs = job.experiment, dict(job.experiment.members())
         groups = experiment.processes()
         ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges(), groups)
         links: dict[str, Link] = {}
         workers: dict[str, WorkerHandle] = {}
-        for name, config in experiment.members():
+        for name, config in configs.items():
             endpoints, link = ends[name]
             links[name] = link
             self._links.append(link)
             self._bell = link.bell
             workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
         for names in groups:
-            lives = [workers[name] for name in names], [ends[name][1].peer for name in names]
+            core = self._core if any(configs[name].one_core for name in names) else None
+            lives = [workers[name] for name in names], [ends[name][1].peer for name in names], core
             self._threads |= dict.fromkeys(names, threading.Thread(target=_live, args=lives, name="+".join(names), daemon=True))
         for names in groups:
             self._threads[names[0]].start()
@@ -50,10 +55,19 @@ class ThreadsLauncher(Launcher):
         deadline = monotonic() + seconds
         for thread in self._threads.values():
             thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process
+        keep_to(None)
 
 
-def _live(workers: Sequence[WorkerHandle], links: Sequence[LocalLink]) -> None:
+def _any_core() -> int:
+    """Return the core for those that keep to one (the same for all: they have Python's lock by turns). Other runs do the same."""
+    free = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    return free[os.getpid() % len(free)]
+
+
+def _live(workers: Sequence[WorkerHandle], links: Sequence[LocalLink], core: int | None) -> None:
     """What each thread runs. Its ends of the links hang up with it, so that the runner notices however it ends."""
+    if core is not None:
+        keep_to(core)
     try:
         workers[0].run(*workers[1:])
     finally:
