@@ -113,6 +113,39 @@ def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(
     assert asked[0] == 6
 
 
+class Purse:
+    """Credits of whoever fills it."""
+
+    steps, finishing = 0, False
+
+    def left(self) -> int:
+        return self.steps
+
+    def take(self, steps: int) -> None:
+        self.steps -= steps
+
+
+def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = World(Actors(environment=Marked(), lanes=1, ring=2, agents=(AgentSpec(mode="stepwise"),)))
+    made.begin()
+    purse = Purse()
+    monkeypatch.setattr(made.actor._gang, "_credits", purse)
+    made.poll()  # resets need none
+    first, second = Marked.built
+    first.stalled, purse.steps = True, 1
+    made.poll()
+    made.drain()
+    assert purse.steps == 0  # the first is under way, the second waits
+    calls: list[str] = []
+    for name, environment, call in (("first received", first, "recv"), ("second sent", second, "send")):
+        own = getattr(environment, call)
+        monkeypatch.setattr(environment, call, lambda *given, name=name, own=own: (calls.append(name), own(*given)))
+    first.stalled, purse.steps = False, 1
+    first.bell()
+    made.poll()
+    assert calls == ["second sent", "first received"]
+
+
 def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:
     made = World(Actors(environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)))
     made.begin()

@@ -86,11 +86,11 @@ class QPolicy(Policy):
             out["action"][:n], out["value"][:n], out["log_prob"][:n] = best, value, 0
             if isinstance(deterministic, bool):
                 return
-        rows = np.arange(n) if deterministic is False else np.flatnonzero(~np.broadcast_to(deterministic, n))
+        rows: slice | Integers = slice(n) if deterministic is False else np.flatnonzero(~np.broadcast_to(deterministic, n))
         self._acting.draw_noise(self._rng)
         if deterministic is not False:
             inputs, forbidden = inputs[rows], None if forbidden is None else forbidden[rows]
-        if len(rows):
+        if len(inputs):
             best, value = self._best(inputs, forbidden)
             action, log_prob = self._explore(best, forbidden)
             out["action"][rows], out["value"][rows], out["log_prob"][rows] = action, value, log_prob

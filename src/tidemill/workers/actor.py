@@ -262,12 +262,11 @@ class ActorWorker(Worker):
     def _poll_gang(self, gang: Gang) -> PollResult:
         ticks, steps = gang.ticks, gang.steps
         for _ in range(MAX_POLL_STEPS):
-            with Together():  # who is woken finds the whole turn done
-                moved = gang.receive()
-                moved = gang.begin() or moved
-                moved = self._flush(self._config.flush_requests) or moved
-                moved = gang.send() or moved or self._flush(1)
-            if not moved:
+            with Together():  # who is woken finds all of it done
+                gang.begin()  # those that have waited for credits go before others are received
+                self._flush(self._config.flush_requests)
+                gang.send()
+            if not gang.receive() and not self._flush(1):
                 break
         if gang.ticks > ticks:
             self._report_episodes()
