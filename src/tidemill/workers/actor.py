@@ -261,17 +261,24 @@ class ActorWorker(Worker):
 
     def _poll_gang(self, gang: Gang) -> PollResult:
         ticks, steps = gang.ticks, gang.steps
+        with Together():
+            self._go_on(gang)  # who has waited for credits goes before others are received
         for _ in range(MAX_POLL_STEPS):
-            with Together():  # who is woken finds all of it done
-                gang.begin()  # those that have waited for credits go before others are received
-                self._flush(self._config.flush_requests)
-                gang.send()
-            if not gang.receive() and not self._flush(1):
+            with Together():  # who is woken finds the whole turn done
+                moved = gang.receive()
+                moved = self._go_on(gang) or moved
+            if not moved:
                 break
         if gang.ticks > ticks:
             self._report_episodes()
         self._health.look()
         return PollResult(gang.steps - steps, gang.ticks - ticks)
+
+    def _go_on(self, gang: Gang) -> bool:
+        """Send on their way all that may go on. False when nothing could be done."""
+        moved = gang.begin()
+        moved = self._flush(self._config.flush_requests) or moved
+        return gang.send() or moved or self._flush(1)
 
     def _flush(self, least: int) -> bool:
         """Flush where at least `least` requests are buffered. True when anything was sent."""

@@ -34,7 +34,7 @@ class _Member(NamedTuple):
 
 
 class Gang:
-    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A turn is `begin`, the flush of requests, `send`, `receive`.
+    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A turn is `receive`, `begin`, the flush of requests, `send`.
 
     max_steps  the step limit of an episode in env steps, 0 for none: the lane is cut (truncated) when it is reached
     credits    what steps need; None: nobody limits them

@@ -20,6 +20,7 @@ from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
+from tidemill.core.rings import Together
 from tidemill.core.schema import Arrays
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
@@ -202,10 +203,11 @@ class LimitedTrainerWorker(TrainerWorker):
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
-            moved, ran = self._receive(), 0
-            if self._phase_end is not None and self.counters.steps >= self._phase_end:
-                self._end_phase()
-            granted = 0 if exact and limiter.owed else self._grant()
+            with Together():  # an actor is woken once, and finds its credits
+                moved, ran = self._receive(), 0
+                if self._phase_end is not None and self.counters.steps >= self._phase_end:
+                    self._end_phase()
+                granted = 0 if exact and limiter.owed else self._grant()
             until = monotonic() + TURN
             while not granted and self._due() and (not ran or monotonic() < until):  # what was granted is to be sent first
                 self._run_task()
