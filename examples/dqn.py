@@ -1,12 +1,12 @@
 """Deep Q-learning from a replay memory, with so many updates for each step that is stored (Mnih et al. 2015, Hessel et al. 2018).
 
-tidemill train examples/dqn.py:experiment    # CartPole: double, 3-step returns
-tidemill train examples/dqn.py:rainbow       # CartPole: with priorities, noise in place of ε, and distributions of returns besides
+tidemill train examples/dqn.py:experiment    # CartPole: double, 3-step returns, priorities
+tidemill train examples/dqn.py:rainbow       # CartPole: with a duelling head, noise in place of ε, and distributions of returns besides
 
 The first one is what `tidemill train CartPole-v1 --algorithm dqn` does.
 """
 
-from tidemill import DQN, Actors, AgentSpec, Experiment, Gymnasium, Limits, PrioritisedReplay, QNetwork, Replay, Trainer
+from tidemill import DQN, Actors, AgentSpec, Experiment, Gymnasium, Limits, PrioritisedReplay, QNetwork, Trainer
 
 
 def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, steps: int) -> Experiment:
@@ -19,21 +19,16 @@ def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, st
 
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
-GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.005, epsilon_end=0.04, epsilon_updates=4_000)
+GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.01, epsilon_end=0.01, epsilon_updates=4_000)
+REPLAY = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)  # β stays as it is
 
 
 def experiment() -> Experiment:
-    replay = Replay(capacity=100_000, warm_up=1_000, steps=3)
-    return of(
-        "dqn",
-        CARTPOLE,
-        QNetwork(hidden=(128, 128), duelling=False),
-        Trainer(algorithm=GENTLY, buffer=replay, batch_size=64, ratio="1/2"),
-        100_000,
-    )
+    network = QNetwork(hidden=(128, 128), duelling=False)
+    return of("dqn", CARTPOLE, network, Trainer(algorithm=GENTLY, buffer=REPLAY, batch_size=64, ratio="1/2"), 100_000)
 
 
 def rainbow() -> Experiment:
-    replay = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=50_000)
+    algorithm, replay = GENTLY.replace(target_rate=0.005), REPLAY.replace(beta_updates=50_000)
     network = QNetwork(hidden=(128, 128), noise=0.5, atoms=51, least_return=0, greatest_return=100)
-    return of("rainbow", CARTPOLE, network, Trainer(algorithm=GENTLY, buffer=replay, batch_size=64, ratio="1/2"), 100_000)
+    return of("rainbow", CARTPOLE, network, Trainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2"), 100_000)

@@ -54,6 +54,11 @@ def test_dqn_learns_cartpole(tmp_path):
     assert policy.act(np.zeros(4, np.float32)) in (0, 1)
 
 
+def test_the_example_is_what_the_command_does():
+    example, command = load_attribute(f"{EXAMPLES / 'dqn.py'}:experiment", "experiment")(), preset("CartPole-v1", "dqn")
+    assert (example.workers, example.policies, example.limits) == (command.workers, command.policies, command.limits)
+
+
 def test_sac_learns_to_swing_the_pendulum(tmp_path):
     experiment = load_attribute(f"{EXAMPLES / 'sac.py'}:experiment", "experiment")()
     _, metrics = train(experiment, tmp_path / "run", 3_500, window=4)
