@@ -1,6 +1,8 @@
 """The bench runs, and tells what it should. No timing decides anything here."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +213,29 @@ def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_end
     (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)"))
     with pytest.raises(RunError, match=r"180 s after it was told .* does not return"):
         bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
+    await_end(tmp_path)
+
+
+EXPERIMENT = """
+
+def made():
+    from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Trainer
+
+    actors = Actors(environment=Gymnasium(make=f"{__file__}:Broken"), lanes=1, agents=(AgentSpec(sample_steps=8),))
+    return Experiment(name="made", policies={"policy": ActorCritic()}, workers={"actor": actors, "trainer": Trainer(algorithm=PPO())})
+"""
+
+
+@pytest.mark.parametrize("step", ["__import__('time').sleep(600)", "return self.observation_space.sample(), 1.0, False, False, {}"])
+def test_what_a_killed_bench_has_started_ends(tmp_path: Path, step: str) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', step) + EXPERIMENT)
+    words = ["bench", f"{tmp_path}/broken.py:made", "--layout", "given", "--seconds", "60"]
+    main = subprocess.Popen([sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
+    copies = psutil.Process(main.pid).children()
+    main.kill()
+    main.wait()
+    wait_until(lambda: not any(lives(copy.pid) for copy in copies), 30, "those that measure bare costs have ended")
     await_end(tmp_path)
 
 

@@ -129,7 +129,7 @@ class _Copies:
     """A reference process per core, doing what they are told at the same time."""
 
     def __init__(self, experiment: Experiment, source: Path | None, cores: int) -> None:
-        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None})
+        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None, "runner": os.getpid()})
         self._cores = cores
         self._processes: list[subprocess.Popen[str]] = []
         self._logs: list[IO[str]] = []  # one each: they may raise at the same time
