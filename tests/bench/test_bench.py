@@ -27,6 +27,7 @@ from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.run.session import Result
 
 
 def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:
@@ -92,6 +93,17 @@ def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
     (trainer,) = found.workers
     assert (trainer.name, trainer.kind) == ("trainer-0", "trainer")
     assert trainer.shares["wait"] == pytest.approx((0.2 + 3 * 0.6) / 4)
+
+
+def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(seconds: float) -> dict[str, float]:
+        return {"step": 100 * seconds, "dropped": 0, "time/seconds": seconds}
+
+    records = [record(1), {"step": 150, "eval/return/mean": 9.0}, record(2), record(3), {"step": 300, "eval/return/mean": 9.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    monkeypatch.setattr(measure, "train", lambda *_, **__: Result(tmp_path, {"status": "completed"}))
+    found = measure.run_for(experiment(Gymnasium(id="CartPole-v1")), None, 4.0)
+    assert (found.steps_per_second, found.updates) == (100, 2)
 
 
 def test_shares_of_workers_in_one_process_are_its_own() -> None:

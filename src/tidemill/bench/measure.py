@@ -204,7 +204,7 @@ def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
         result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
         if result.summary["status"] == "interrupted":
             raise Interrupted(result.summary["reason"])
-        records = read_metrics(result.folder)
+        records = [r for r in read_metrics(result.folder) if "time/seconds" in r]  # updates: evaluations have records of their own
     steady = [r for r in records if r["time/seconds"] >= warm]
     return run_of(experiment, steady if len(steady) > 1 else records)
 
