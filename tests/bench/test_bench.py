@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, Impala, PolicyWorkers, Scripted, Trainer
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
-from tidemill.bench import measure
+from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
 from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, notes_of, run_of
 from tidemill.bench.reference import Network, Plain, log_prob_entropy, torch_step
@@ -269,6 +270,26 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Pat
     for place, why in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "there is no folder")):
         result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--json", str(place)])
         assert result.exit_code == 1 and why in result.output
+
+
+def test_figures_are_in_their_file_before_tables_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen_enough(_: Any) -> Any:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(measure, "bench", lambda *_: SimpleNamespace(plain=lambda: {"bound": 5}))
+    monkeypatch.setattr(table, "tables", seen_enough)
+    CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given", "--json", str(tmp_path / "x.json")])
+    assert json.loads((tmp_path / "x.json").read_bytes()) == {"bound": 5}
+
+
+def test_a_bench_that_a_signal_ends_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any, **__: Any) -> Result:
+        return Result(Path(), {"status": "interrupted", "reason": "SIGTERM"})
+
+    monkeypatch.setattr(measure, "train", ended)
+    monkeypatch.setattr(measure, "bench", lambda *given: measure.run_for(*given[:3]))
+    result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given"])
+    assert result.exit_code == 143 and "interrupted by SIGTERM: nothing was measured" in result.output
 
 
 def test_a_bound_of_cores_beside_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
