@@ -136,9 +136,16 @@ def prepare(name: str) -> Path:
 
 def command(words: list[str], deadline: float, **environment: str) -> str:
     """Run a command in a session of its own and return its standard output. Raises `Failed`; at the deadline all its processes are killed."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, tempfile.TemporaryFile("w+") as errors:
+    # What it leaves in its temporary folder when it is killed goes with ours; its last processes may still write there.
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd=folder, env={**os.environ, **environment}
+            words,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": folder, **environment},
         )
         try:
             output, _ = child.communicate(timeout=deadline)
@@ -245,14 +252,15 @@ def minutes(seconds: float) -> str:
 
 
 class Store:
-    """The runs of one work, in one JSON file that is written after each. Runs of other lengths are not mixed: they are dropped."""
+    """The runs of one work, in one JSON file that is written after each. Runs of other lengths, or of another machine, are not mixed: they are
+    dropped."""
 
     def __init__(self, file: Path, seconds: float, keep: bool) -> None:
         self.file = file
         self.data: dict[str, Any] = {"seconds": seconds, "machine": machine(), "runs": {}}
         if file.exists():
             old = json.loads(file.read_text())
-            if keep and old["seconds"] == seconds:
+            if keep and (old["seconds"], old["machine"]) == (seconds, self.data["machine"]):
                 self.data = old
 
     def has(self, system: str, number: int) -> bool:
@@ -389,7 +397,15 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
     for place, line in zip(places, lines, strict=True):
         axes.plot(line.speeds, [place] * len(line.speeds), "o", ms=3.2, mfc="white", mec="#343a40", mew=0.8, zorder=3)
         end = max([line.median, *line.speeds], default=0)
-        axes.text(end + 0.012 * widest, place, figure(line.median) if line.speeds else "failed", va="center", fontsize=9, color="#212529")
+        axes.text(
+            end + 0.012 * widest,
+            place,
+            figure(line.median) if line.speeds else "failed",
+            va="center",
+            fontsize=9,
+            color="#212529",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
     if bounds:
         bound = statistics.median(bounds)
         axes.axvline(bound, color="#c92a2a", lw=1.2, ls=(0, (4, 3)), zorder=1)
@@ -406,9 +422,9 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#adb5bd")
     axes.set_title(work.title, fontsize=11, loc="left", pad=16 if bounds else 8)
-    axes.set_xlabel(
-        f"{work.unit}, median of {max((len(line.speeds) for line in lines), default=0)} alternating runs of {data['seconds']:g} s", fontsize=9
-    )
+    counts = sorted({len(line.speeds) for line in lines}) or [0]
+    runs = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    axes.set_xlabel(f"{work.unit}, median of {runs} alternating runs of {data['seconds']:g} s", fontsize=9)
     paper.savefig(file, dpi=130)
 
 
@@ -525,8 +541,8 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.works if name not in WORKS]:
         parser.error(f"there is no work {', '.join(unknown)}: choose from {', '.join(WORKS)}")
-    if given.runs < 1 or given.seconds <= 0:
-        parser.error("--runs and --seconds must be above 0")
+    if given.runs < 1 or not 0 < given.seconds < 86400:
+        parser.error("--runs and --seconds must be above 0, and a run shorter than a day")
     works, systems, runs, seconds = given.works or list(WORKS), tuple(given.systems or SYSTEMS), given.runs, given.seconds
     if given.quick:
         works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 3.0
@@ -539,6 +555,7 @@ def main() -> None:
         chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
         scripts = not given.works and not given.quick
         foretell(stores, chosen, runs, docs if scripts else None, given.keep)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run in hand ends with us, as at Ctrl-C
         try:
             for name, store in stores.items():
                 measure(WORKS[name], runs, store.data["seconds"], chosen[name], store)

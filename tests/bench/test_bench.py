@@ -1,7 +1,10 @@
 """The bench runs, and tells what it should. No timing decides anything here."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from typer.testing import CliRunner
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, Impala, PolicyWorkers, Scripted, Trainer
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
-from tidemill.bench import measure
+from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
 from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, notes_of, run_of
 from tidemill.bench.reference import Network, Plain, log_prob_entropy, torch_step
@@ -25,6 +28,7 @@ from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.run.session import Result
 
 
 def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:
@@ -90,6 +94,17 @@ def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
     (trainer,) = found.workers
     assert (trainer.name, trainer.kind) == ("trainer-0", "trainer")
     assert trainer.shares["wait"] == pytest.approx((0.2 + 3 * 0.6) / 4)
+
+
+def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(seconds: float) -> dict[str, float]:
+        return {"step": 100 * seconds, "dropped": 0, "time/seconds": seconds}
+
+    records = [record(1), {"step": 150, "eval/return/mean": 9.0}, record(2), record(3), {"step": 300, "eval/return/mean": 9.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    monkeypatch.setattr(measure, "train", lambda *_, **__: Result(tmp_path, {"status": "completed"}))
+    found = measure.run_for(experiment(Gymnasium(id="CartPole-v1")), None, 4.0)
+    assert (found.steps_per_second, found.updates) == (100, 2)
 
 
 def test_shares_of_workers_in_one_process_are_its_own() -> None:
@@ -214,6 +229,29 @@ def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_end
     await_end(tmp_path)
 
 
+EXPERIMENT = """
+
+def made():
+    from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Trainer
+
+    actors = Actors(environment=Gymnasium(make=f"{__file__}:Broken"), lanes=1, agents=(AgentSpec(sample_steps=8),))
+    return Experiment(name="made", policies={"policy": ActorCritic()}, workers={"actor": actors, "trainer": Trainer(algorithm=PPO())})
+"""
+
+
+@pytest.mark.parametrize("step", ["__import__('time').sleep(600)", "return self.observation_space.sample(), 1.0, False, False, {}"])
+def test_what_a_killed_bench_has_started_ends(tmp_path: Path, step: str) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', step) + EXPERIMENT)
+    words = ["bench", f"{tmp_path}/broken.py:made", "--layout", "given", "--seconds", "60"]
+    main = subprocess.Popen([sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
+    copies = psutil.Process(main.pid).children()
+    main.kill()
+    main.wait()
+    wait_until(lambda: not any(lives(copy.pid) for copy in copies), 30, "those that measure bare costs have ended")
+    await_end(tmp_path)
+
+
 def await_end(folder: Path) -> None:
     """Wait until all that `BROKEN` has started there is gone."""
     servers = [int(line) for line in (folder / "servers").read_text().split()]
@@ -232,6 +270,26 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Pat
     for place, why in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "there is no folder")):
         result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--json", str(place)])
         assert result.exit_code == 1 and why in result.output
+
+
+def test_figures_are_in_their_file_before_tables_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen_enough(_: Any) -> Any:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(measure, "bench", lambda *_: SimpleNamespace(plain=lambda: {"bound": 5}))
+    monkeypatch.setattr(table, "tables", seen_enough)
+    CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given", "--json", str(tmp_path / "x.json")])
+    assert json.loads((tmp_path / "x.json").read_bytes()) == {"bound": 5}
+
+
+def test_a_bench_that_a_signal_ends_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any, **__: Any) -> Result:
+        return Result(Path(), {"status": "interrupted", "reason": "SIGTERM"})
+
+    monkeypatch.setattr(measure, "train", ended)
+    monkeypatch.setattr(measure, "bench", lambda *given: measure.run_for(*given[:3]))
+    result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given"])
+    assert result.exit_code == 143 and "interrupted by SIGTERM: nothing was measured" in result.output
 
 
 def test_a_bound_of_cores_beside_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,11 @@ def test_a_command_past_its_deadline_is_killed() -> None:
         compare.command([sys.executable, "-c", "import sys; print('sorry', file=sys.stderr); sys.exit(3)"], 60)
 
 
+def test_what_a_command_leaves_in_its_temporary_folder_goes() -> None:
+    left = compare.command([sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"], 60)
+    assert not Path(left.strip()).exists() and not Path(left.strip()).parent.exists()
+
+
 def store_of(folder: Path, seconds: float = 20.0, keep: bool = True) -> Any:
     return compare.Store(folder / "cartpole.json", seconds, keep)
 
@@ -106,6 +111,9 @@ def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(tmp_pa
     assert asked == [("stable_baselines3", 2), ("cleanrl_style", 2)]
     compare.measure(work, 1, 10.0, ("tidemill",), store_of(tmp_path, 10.0))  # of another length
     assert asked[2:] == [("tidemill", 1)]
+    monkeypatch.setattr(compare, "machine", lambda: {"processor": "another", "cores": 2, "gpu": False})
+    compare.measure(work, 1, 10.0, ("tidemill",), store_of(tmp_path, 10.0))
+    assert asked[3:] == [("tidemill", 1)]
 
 
 def test_a_system_that_cannot_be_installed_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

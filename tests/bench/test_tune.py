@@ -14,8 +14,9 @@ from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium,
 from tidemill.bench import tune as tuning
 from tidemill.bench.measure import Run
 from tidemill.bench.tune import candidates, check_out, literal_of, source_text, table, tune, undivided, write
+from tidemill.cli import measuring
 from tidemill.cli.main import app
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.source import load_attribute
 from tidemill.run.layout import Costs, Layout, apply, layout_of, why_given
 
@@ -117,11 +118,35 @@ def test_what_cannot_be_tuned_says_why(pretend: list[tuple[Layout, float]], monk
         _ = tune(made).best
 
     def interrupted(*_: Any) -> Run:
-        raise RunError("interrupted by SIGINT: nothing was measured")
+        raise Interrupted("SIGTERM")
 
     monkeypatch.setattr(tuning, "run_for", interrupted)
-    with pytest.raises(RunError, match="interrupted by SIGINT"):
+    with pytest.raises(RunError, match="interrupted by SIGTERM: nothing was measured"):
         tune(made)
+
+
+@pytest.mark.parametrize("ended", [Interrupted("Ctrl-C"), KeyboardInterrupt()])
+@pytest.mark.parametrize("runs", [3, 11])  # amid the coarse runs, amid the longer ones
+def test_a_search_that_a_signal_ends_keeps_what_has_run(
+    pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: BaseException, runs: int
+) -> None:
+    run_for = tuning.run_for
+
+    def interrupted(made: Experiment, source: Path | None, seconds: float) -> Run:
+        if len(pretend) == runs:
+            raise ended
+        return run_for(made, source, seconds)
+
+    monkeypatch.setattr(tuning, "run_for", interrupted)
+    monkeypatch.setattr(measuring, "experiment_from", lambda *_: (experiment(), None))
+    out = tmp_path / "tuned.py"
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["tune", "small", "--out", str(out)])
+    assert result.exit_code == 130 and f"Ctrl-C ended the search: {runs} of" in result.output
+    tried = {str(layout) for layout, _ in pretend}
+    assert result.output.partition("fastest: --layout ")[2].splitlines()[0] in tried
+    text = out.read_text()
+    assert sum(layout in text for layout in tried) == text.count("  actors=") >= 2 and "until Ctrl-C ended the search" in text
+    assert layout_of(load_attribute(f"{out}:experiment", "experiment")()).rows == 64 * 64
 
 
 def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(pretend: list[tuple[Layout, float]], tmp_path: Path) -> None:

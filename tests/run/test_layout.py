@@ -336,6 +336,36 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(measured) == 4
 
 
+@pytest.mark.parametrize(
+    ("setting", "file"),
+    [
+        ({"make": "{folder}/games.py:Game"}, "games.py"),
+        ({"make": "games:Game"}, "games.py"),
+        ({"id": "games:Game-v0"}, "games.py"),
+        ({"make": "arcade.inner.pinball:Game"}, "arcade/inner/pinball.py"),
+        ({"make": "arcade.inner:Game"}, "arcade/inner/__init__.py"),
+    ],
+)
+def test_costs_of_code_that_has_changed_are_measured_anew(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, str], file: str
+) -> None:
+    code = tmp_path / file
+    code.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "arcade").mkdir(exist_ok=True)
+    (tmp_path / "arcade" / "__init__.py").write_text("raise RuntimeError('nothing is run to see whether it has changed')")
+    code.write_text("1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    measured: list[Experiment] = []
+    monkeypatch.setattr(arranging, "probe", lambda made, source: measured.append(made) or CARTPOLE)
+    made = experiment(environment=Gymnasium(**{name: value.format(folder=tmp_path) for name, value in setting.items()}))
+    costs_of(made, None)
+    costs_of(made, None)
+    assert len(measured) == 1
+    code.write_text("2")
+    costs_of(made, None)
+    assert len(measured) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"env": 0}', b'{"env": 1e-5}', b"nan", b"x" * 100_000])
 def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)

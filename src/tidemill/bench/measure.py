@@ -13,7 +13,7 @@ from pathlib import Path
 from select import select
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
@@ -21,7 +21,7 @@ from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
 from tidemill.run.folder import versions
@@ -129,20 +129,22 @@ class _Copies:
     """A reference process per core, doing what they are told at the same time."""
 
     def __init__(self, experiment: Experiment, source: Path | None, cores: int) -> None:
-        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None})
+        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None, "runner": os.getpid()})
         self._cores = cores
         self._processes: list[subprocess.Popen[str]] = []
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by __exit__
+        self._logs: list[IO[str]] = []  # one each: they may raise at the same time
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> "_Copies":
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         for _ in range(self._cores):
+            log = tempfile.TemporaryFile("w+", errors="replace")
+            self._logs.append(log)
             process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.bench.reference"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._log,
+                stderr=log,
                 text=True,
                 env={**os.environ, **threads},
                 start_new_session=True,  # so that what its environment starts ends with it
@@ -159,7 +161,8 @@ class _Copies:
         for process in self._processes:
             kill_session(process.pid)
             process.communicate()
-        self._log.close()
+        for log in self._logs:
+            log.close()
 
     def round(self, seconds: float) -> dict[str, list[dict[str, float]]]:
         """Let all copies do each part for `seconds`; return part → their answers."""
@@ -174,7 +177,7 @@ class _Copies:
                 process.stdin.flush()
             except BrokenPipeError:
                 pass  # it died: it will not answer
-        for process in self._processes:
+        for process, log in zip(self._processes, self._logs, strict=True):
             assert process.stdout is not None
             if not select([process.stdout], [], [], max(deadline - monotonic(), 0))[0]:
                 raise RunError(
@@ -183,8 +186,8 @@ class _Copies:
                 )
             text = process.stdout.readline()
             if not text:
-                self._log.seek(0)
-                (*_, why) = ["no word of why", *filter(None, map(str.strip, self._log))]  # of a traceback: what was raised
+                log.seek(0)
+                (*_, why) = ["no word of why", *filter(None, map(str.strip, log))]  # of a traceback: what was raised
                 raise RunError(f"the process that measures bare costs ended with status {process.wait()}: {why[:500]}")
             answers.append(json.loads(text))
             if "error" in answers[-1]:
@@ -193,14 +196,15 @@ class _Copies:
 
 
 def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
-    """Run `experiment`, changed in nothing but its limits, for `seconds` after a start-up, and return what it reached."""
+    """Run `experiment`, changed in nothing but its limits, for `seconds` after a start-up, and return what it reached. Raises `Interrupted` when a
+    signal ends it."""
     warm = min(2.0, seconds / 5)
     limited = experiment.replace(limits=Limits(seconds=seconds + warm))
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
         if result.summary["status"] == "interrupted":
-            raise RunError(f"interrupted by {result.summary['reason']}: nothing was measured")
-        records = read_metrics(result.folder)
+            raise Interrupted(result.summary["reason"])
+        records = [r for r in read_metrics(result.folder) if "time/seconds" in r]  # updates: evaluations have records of their own
     steady = [r for r in records if r["time/seconds"] >= warm]
     return run_of(experiment, steady if len(steady) > 1 else records)
 

@@ -19,10 +19,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import cycle
 from math import log, pi, sqrt
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import perf_counter, process_time
 from typing import Any
 
@@ -42,6 +43,7 @@ from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.trainable import TrainablePolicy
+from tidemill.run.probe import end_session, end_with
 from tidemill.workers.actor import INLINE, match_agents
 from tidemill.workers.frames import seen_by
 from tidemill.workers.policy import PolicyWorkers
@@ -498,6 +500,7 @@ def main() -> None:
     limit_threads(1)
     torch.manual_seed(0)
     order = json.loads(sys.stdin.readline())
+    Thread(target=end_with, args=(order["runner"],), daemon=True).start()
     try:
         if order["source"] is not None:
             load_file(Path(order["source"]), "experiment file")
@@ -514,4 +517,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # whoever asked is gone
+        main()
+    end_session()

@@ -22,7 +22,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.bench.measure import MOST_DROPPED, run_for
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.run.arrange import costs_of, processor
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer_config import Trainer
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A search: its trials in the order in which they were found, what is under way, and how much of all is done."""
+    """A search: its trials in the order in which they were found, what is under way, how much of all is done, and the signal that ended it early."""
 
     experiment: Experiment
     costs: Costs
@@ -62,12 +62,17 @@ class Tuning:
     now: str = ""
     done: int = 0
     runs: int = 0
+    interrupted: str = ""
+
+    @property
+    def ran(self) -> list[Trial]:
+        """Those that have run well."""
+        return [trial for trial in self.trials if trial.speed and not trial.failed]
 
     @property
     def best(self) -> Trial:
         """The fastest, of those that ran longer if any did. Raises `RunError` when none ran at all."""
-        ran = [trial for trial in self.trials if not trial.failed]
-        if not ran:
+        if not (ran := self.ran):
             raise RunError(f"no layout of {self.experiment.name} could be run; {self.trials[0].layout}: {self.trials[0].failed}")
         return max([trial for trial in ran if trial.fine] or ran, key=lambda trial: trial.speed)
 
@@ -79,7 +84,7 @@ def tune(
     tell: Callable[[Tuning], None] = lambda _: None,
 ) -> Tuning:
     """Search the fastest layout of `experiment`; each run takes `seconds`, or half of that, and its start: longer ones where updates are so slow that
-    few would be seen. `tell` hears of every change.
+    few would be seen. `tell` hears of every change. A signal ends the search, with what has run by then: `Interrupted` when that is nothing.
 
     Raises `ConfigError` for an experiment that has more than one group of actors and one of trainers.
     """
@@ -102,17 +107,30 @@ def tune(
         tell(tuning)
         try:
             found = run_for(apply(experiment, trial.layout), source, length)
+        except Interrupted:
+            raise
         except TidemillError as error:
-            if str(error).startswith("interrupted by"):
-                raise
-            trial.failed = str(error).splitlines()[0]
-            return 0.0
-        finally:
-            tuning.done += 1
-        if found.dropped >= MOST_DROPPED:
-            trial.failed = f"{found.dropped:.0%} of its steps were dropped as too old"
-        return found.steps_per_second
+            trial.failed, speed = str(error).splitlines()[0], 0.0
+        else:
+            speed = found.steps_per_second
+            if found.dropped >= MOST_DROPPED:
+                trial.failed = f"{found.dropped:.0%} of its steps were dropped as too old"
+        tuning.done += 1
+        return speed
 
+    try:
+        _search(tuning, run, seconds)
+    except (Interrupted, KeyboardInterrupt) as signal:
+        if not tuning.ran:
+            raise
+        tuning.interrupted = signal.reason if isinstance(signal, Interrupted) else "Ctrl-C"
+    tuning.now = ""
+    tell(tuning)
+    return tuning
+
+
+def _search(tuning: Tuning, run: Callable[[Trial, float, str], float], seconds: float) -> None:
+    """Run every layout for half of `seconds`, then the best few again."""
     for trial in tuning.trials:
         trial.coarse = run(trial, seconds / 2, f"coarse, {seconds / 2:.3g} s")
     able = [trial for trial in tuning.trials if not trial.failed]
@@ -123,9 +141,6 @@ def tune(
         for trial in finalists[:: -1 if turn % 2 else 1]:
             if not trial.failed:
                 trial.fine.append(run(trial, seconds, f"turn {turn + 1} of {TURNS}, {seconds:.3g} s"))
-    tuning.now = ""
-    tell(tuning)
-    return tuning
 
 
 def undivided(experiment: Experiment) -> Experiment:
@@ -207,9 +222,7 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
         raise ConfigError("the experiment holds a number that no literal says (infinite, or none); it cannot be written as a file")
     given = next((trial for trial in tuning.trials if "given" in trial.marks and trial.speed and trial is not best), None)
     gain = f", {best.speed / given.speed:.2f} times what it makes as it was given" if given else ""
-    figures = "\n".join(
-        f"    {trial.speed:12,.0f}  {trial.layout}" for trial in sorted(tuning.trials, key=lambda trial: -trial.speed) if not trial.failed
-    )
+    figures = "\n".join(f"    {trial.speed:12,.0f}  {trial.layout}" for trial in sorted(tuning.ran, key=lambda trial: -trial.speed))
     load, imports = "", ""
     if source is not None:
         path = os.path.relpath(source.resolve(), out.resolve().parent)
@@ -224,7 +237,7 @@ Machine: {processor()}, {tuning.cores} core{"s" * (tuning.cores > 1)}, Python {p
 Costs: {tuning.costs.words(best.layout.lanes)}
 Layout: {best.layout.words()}
 {note}
-Env steps/s of all that was tried:
+Env steps/s of all that was tried{f" until {tuning.interrupted} ended the search" * bool(tuning.interrupted)}:
 
 {figures}
 """

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import Interrupted, TidemillError
 
 P = ParamSpec("P")
 
@@ -21,6 +21,11 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             function(*args, **kwargs)
+        except Interrupted as error:
+            from tidemill.run.interrupts import exit_status
+
+            print(error, file=sys.stderr)
+            raise typer.Exit(exit_status(error.reason)) from None
         except TidemillError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None

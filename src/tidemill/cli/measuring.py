@@ -37,13 +37,14 @@ def bench(
     if arranged.told:
         print(arranged.told, file=sys.stderr)
     found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
-    for part in tables(found):
-        Console().print(part)
-    if json_file is not None:
-        try:
+    try:
+        if json_file is not None:  # first: whoever reads the tables may have seen enough (head)
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"--json {json_file}: cannot be written: {error.strerror}") from error
+    finally:
+        for part in tables(found):
+            Console().print(part)
 
 
 @friendly
@@ -55,12 +56,14 @@ def tune(
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
-    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here."""
+    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here. Ctrl-C ends the
+    search, with the fastest of what has run by then."""
     from rich.live import Live
 
     from tidemill.bench.tune import Tuning, check_out, table, write
     from tidemill.bench.tune import tune as search
     from tidemill.run.folder import command
+    from tidemill.run.interrupts import exit_status
 
     experiment, source = experiment_from(what, env_arg, set_)
     if out is not None:
@@ -80,3 +83,6 @@ def tune(
     if out is not None:
         write(found, out, source)
         print(f"written to {out}; train with it: {command()} train {out}:experiment")
+    if found.interrupted:
+        print(f"{found.interrupted} ended the search: {found.done} of {found.runs} runs were finished", file=sys.stderr)
+        raise typer.Exit(exit_status(found.interrupted))

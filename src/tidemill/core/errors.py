@@ -18,6 +18,7 @@ TidemillError
 │   ├── PeerLost       the other end of the bridge died or closed
 │   └── RecordingError a recording of an exchange that is torn, or none at all
 └── RunError           a run that cannot start or ended in failure
+    └── Interrupted    a measurement that a signal ended
 """
 
 from collections.abc import Iterable
@@ -94,6 +95,14 @@ class RecordingError(SimulatorError):
 
 class RunError(TidemillError):
     """A run cannot start, or ended in failure."""
+
+
+class Interrupted(RunError):
+    """A signal ended what was to be measured. `reason` is what messages call it: "Ctrl-C", "SIGTERM"."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"interrupted by {reason}: nothing was measured")
+        self.reason = reason
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -71,6 +71,34 @@ def named_files(config: Any) -> list[str]:
     return list(found)
 
 
+def named_modules(config: Any) -> list[str]:
+    """Return the files of the modules that settings called ``make`` and ``id`` name (``module:NAME``) in an encoded configuration, where they are
+    found without running anything: a package is its ``__init__.py``, or what of it is named."""
+    found: dict[str, None] = {}
+    if isinstance(config, Mapping):
+        for name in (config.get("make"), config.get("id")):
+            module = name.partition(":")[0] if isinstance(name, str) and ":" in name else ""
+            if all(part.isidentifier() for part in module.split(".")):
+                found.update(dict.fromkeys(_module_file(module)))
+    if isinstance(config, (Mapping, list)):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            found.update(dict.fromkeys(named_modules(value)))
+    return list(found)
+
+
+def _module_file(name: str) -> list[str]:
+    package, _, rest = name.partition(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return []
+    inner = Path(spec.origin).parent.joinpath(*rest.split(".")) if rest else None
+    places = [Path(spec.origin)] if inner is None else [inner.with_suffix(".py"), inner / "__init__.py", Path(spec.origin)]
+    return [str(place) for place in places if place.is_file()][:1]
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file, as hex digits."""
     return sha256(path.read_bytes()).hexdigest()

@@ -22,7 +22,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import file_digest, named_files
+from tidemill.core.source import file_digest, named_files, named_modules
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, of_layout, parse, why_given
 from tidemill.run.probe import SECONDS, Order, read_answer
@@ -112,7 +112,8 @@ def cache() -> Path:
 def _key(experiment: Experiment, source: Path | None) -> str:
     """Return a name for all that the costs depend on."""
     content = encode(experiment)
-    files = {name: file_digest(Path(name)) for name in (*named_files(content), *([str(source)] if source else [])) if Path(name).is_file()}
+    names = (*named_files(content), *named_modules(content), *([str(source)] if source else []))
+    files = {name: file_digest(Path(name)) for name in names if Path(name).is_file()}
     about = {
         "format": FORMAT,
         "policies": content["policies"],
@@ -121,7 +122,7 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "processor": processor(),
         "cores": cores(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium")},
+        "packages": {name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium", "ale-py", "mujoco")},
     }
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 

@@ -362,7 +362,7 @@ def main() -> None:
     os.dup2(2, 1)  # what an environment prints is no answer
     limit_threads(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    Thread(target=_end_with, args=(order.runner,), daemon=True).start()
+    Thread(target=end_with, args=(order.runner,), daemon=True).start()
     try:
         if order.source is not None:
             load_file(Path(order.source), "experiment file")
@@ -378,13 +378,18 @@ def main() -> None:
     os._exit(0)  # at once, whatever an environment has left running
 
 
-def _end_with(runner: int) -> None:
+def end_with(runner: int) -> None:
     """Wait until whoever started this is gone; end what was begun for it."""
     while os.getppid() == runner:
         sleep(0.2)
-    if os.getsid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # with what the environment has started
+    end_session()
     os._exit(1)
+
+
+def end_session() -> None:
+    """End this process with what the environment has started, where it leads a session of its own."""
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
