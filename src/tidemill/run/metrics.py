@@ -2,6 +2,7 @@
 
 One line per record, such as ``{"step": 4096, "update": 2, "return/mean": 21.5, "loss/policy": -0.01}``. `step` counts env steps. JSON has no NaN
 and no infinity, so both are written as null, and read back as NaN. A record goes to the file in one write: a kill tears at most the last line.
+TensorBoard gets what is newest, ten times a second at most.
 """
 
 import contextlib
