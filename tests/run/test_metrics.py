@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import RunError
+from tidemill.run import metrics
 from tidemill.run.metrics import MetricsWriter, read_metrics
 
 
@@ -87,9 +88,21 @@ def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [10, 20]
 
 
-def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "EVENTS_EVERY", 0.0)
     write(tmp_path, 10, 20)
     assert events(tmp_path) == [(10, "update", 1.0), (20, "update", 2.0), (10, "return/mean", 10.5), (20, "return/mean", 20.5)]
+
+
+def test_of_a_burst_of_records_tensorboard_gets_the_newest_of_each_name_and_the_file_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "EVENTS_EVERY", math.inf)
+    writer = MetricsWriter(tmp_path)
+    for step in (1, 2, 3):
+        writer.write({"step": step, "a": step + 0.5, **({"b": step + 0.25} if step == 2 else {})})
+    assert events(tmp_path) == [(1, "a", 1.5)]  # the first one at once
+    writer.close()
+    assert events(tmp_path) == [(1, "a", 1.5), (3, "a", 3.5), (2, "b", 2.25)]
+    assert steps(tmp_path) == [1, 2, 3]
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
@@ -151,12 +164,13 @@ def test_where_both_are_lost_neither_is_said_to_have_all(tmp_path: Path, monkeyp
     writer = MetricsWriter(tmp_path)
     monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
     monkeypatch.setattr(os, "pwrite", full)
-    writer.write({"step": 1})
+    writer.write({"step": 1, "a": 1.0})
     writer.close()
     assert "TensorBoard events stop here" in caplog.text and "has all metrics" not in caplog.text
 
 
-def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:
+def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "EVENTS_EVERY", 0.0)
     write(tmp_path, 10, 20, 30)
     for path in tmp_path.glob("events*"):
         path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))  # file names carry the second; lives are read in their order

@@ -3,6 +3,7 @@
 import errno
 import math
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.run.watching import EXPERIMENTS
 from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
+from tidemill.launchers.threads import ThreadsLauncher
+from tidemill.run import controller, session
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Rate
@@ -81,6 +84,28 @@ def test_a_run_that_reached_its_mark_goes_on_without_it(tmp_path: Path, capsys: 
     assert result.summary["env_steps"] >= steps and "env steps" in result.summary["reason"]
     again = resume(folder, launch="inline", limits={"steps": steps * 10, "mean_return": 1.0}, quiet=True)  # a new mark counts
     assert again.summary["reason"].startswith("mean return")
+
+
+def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing_they_say_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[tuple[int, float]] = []
+
+    class Listening(ThreadsLauncher):
+        def wait(self, seconds: float, least: float = 0.0) -> None:
+            records = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n")
+            before = monotonic()
+            super().wait(seconds, least)
+            assert monotonic() - before >= least
+            waits.append((records, least))
+
+    monkeypatch.setitem(session.LAUNCHERS, "threads", Listening)
+    made = experiments.cartpole().replace(limits=Limits(updates=50))
+    train(made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
+    assert [record["update"] for record in read_metrics(tmp_path / "run")] == list(range(1, 51))
+    assert {least for records, least in waits if records == 0} == {0.0}
+    assert {least for records, least in waits if 0 < records < 50} == {controller.UNHEARD}
+    assert waits[-1][1] == 0.0
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:

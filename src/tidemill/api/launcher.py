@@ -30,8 +30,9 @@ class Launcher(ABC):
         """Start every worker and return the runner's end of its control link, by worker name."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Let the workers work until one has something to say, at most `seconds`."""
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        """Let the workers work until one has something to say, at most `seconds`. Where they work by themselves, leave them alone for `least` seconds
+        before that: what they say meanwhile is heard at once, for less than it would cost to be woken by each word."""
 
     @abstractmethod
     def obituary(self, worker: str) -> str:

@@ -29,7 +29,7 @@ class InlineLauncher(Launcher):
             self._workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
         return links
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, least: float = 0.0) -> None:
         if not sum(worker.turn() for worker in self._workers.values()):
             sleep(min(seconds, _NAP))
 

@@ -146,7 +146,8 @@ class ProcessesLauncher(Launcher):
             pass  # it died at once: the link says so
         return process
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        sleep(least)
         self._bell.wait(seconds)
 
     def obituary(self, worker: str) -> str:

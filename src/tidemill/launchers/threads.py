@@ -4,7 +4,7 @@ keep to one core with all threads that step for them."""
 import os
 import threading
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, sleep
 
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
@@ -43,7 +43,8 @@ class ThreadsLauncher(Launcher):
             self._threads[names[0]].start()
         return links
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        sleep(least)
         self._bell.wait(seconds)
 
     def obituary(self, worker: str) -> str:

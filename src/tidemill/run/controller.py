@@ -37,6 +37,7 @@ from tidemill.run.stall import SILENT, explain_stall
 READY_DEADLINE = 120.0  # seconds from launch to every worker READY
 EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
+UNHEARD = 0.05  # seconds that workers are left alone at a time, once they update: being woken by each word costs more than to read it
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
 
@@ -231,7 +232,7 @@ class Controller:
             if deadline is not None and monotonic() > deadline:
                 late = ", ".join(name for name, member in self.members.items() if member.config.limited and member.state not in ENDED)
                 raise RunError(f"{late} did not finish within {EXIT_DEADLINE + self._farewell:.0f} s after it was told to ({self.reason})")
-            self._hear()
+            self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
             self._look_for_stall()
 
     def _left(self, name: str) -> bool:
@@ -241,8 +242,8 @@ class Controller:
         finished = any(m.state is State.COMPLETED for n, m in self.members.items() if n.rpartition("-")[0] == group)
         return finished and monotonic() - self.members[name].heard > SILENT
 
-    def _hear(self) -> None:
-        self._launcher.wait(0.1)
+    def _hear(self, least: float = 0.0) -> None:
+        self._launcher.wait(0.1, least)
         for name, member in self.members.items():
             messages = member.link.receive()
             if messages is None:

@@ -2,6 +2,7 @@
 
 One line per record, such as ``{"step": 4096, "update": 2, "return/mean": 21.5, "loss/policy": -0.01}``. `step` counts env steps. JSON has no NaN
 and no infinity, so both are written as null, and read back as NaN. A record goes to the file in one write: a kill tears at most the last line.
+TensorBoard gets what is newest, ten times a second at most.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import msgspec
 from tidemill.core.errors import RunError
 
 FILE = "metrics.jsonl"
+EVENTS_EVERY = 0.1  # seconds: TensorBoard itself shows a thousand points of a curve, and one record's event is 0.15 ms of a core
 
 log = logging.getLogger(__name__)
 
@@ -69,20 +71,30 @@ class MetricsWriter:
 
 
 class _Events:
-    """TensorBoard events, written without a thread. The library is imported at the first record, when the workers are already running."""
+    """TensorBoard events, written without a thread: of each name what is newest, every `EVENTS_EVERY` seconds. The library is imported at the first
+    record, when the workers are already running."""
 
     def __init__(self, folder: Path, resume_at: int | None) -> None:
         self._path = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._resume_at = resume_at
         self._writer: Any = None
-        self._failed = False
+        self._failed, self._whole = False, True
+        self._newest: dict[str, tuple[int, float]] = {}  # step and value of each name that was told since the last event
+        self._written = -math.inf
 
     def write(self, record: Mapping[str, float], whole: bool) -> None:
-        """Write the record's numbers as scalars at its step. After a failure, which is logged, nothing more is written.
+        """Take the record's numbers for scalars at its step. After a failure, which is logged, nothing more is written.
 
         whole   metrics.jsonl has all records so far
         """
-        if self._failed:
+        self._whole, step = whole, int(record["step"])
+        self._newest |= {k: (step, v) for k, v in record.items() if k != "step" and math.isfinite(v)}
+        if time.monotonic() - self._written >= EVENTS_EVERY:
+            self._write_newest()
+
+    def _write_newest(self) -> None:
+        newest, self._newest = self._newest, {}
+        if self._failed or not newest:
             return
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -93,12 +105,14 @@ class _Events:
                 self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
                 if self._resume_at is not None:  # TensorBoard hides what earlier files hold from this step on
                     self._put(Event(wall_time=time.time(), step=self._resume_at + 1, session_log=SessionLog(status=SessionLog.START)))
-            values = [Summary.Value(tag=k, simple_value=v) for k, v in record.items() if k != "step" and math.isfinite(v)]
-            self._put(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
+            for step in sorted({step for step, _ in newest.values()}):
+                values = [Summary.Value(tag=name, simple_value=value) for name, (at, value) in newest.items() if at == step]
+                self._put(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
             self._writer.flush()
+            self._written = time.monotonic()
         except (OSError, ImportError) as error:
             self._failed = True
-            log.warning("TensorBoard events stop here (%s)%s", error, f"; {FILE} has all metrics" if whole else "")
+            log.warning("TensorBoard events stop here (%s)%s", error, f"; {FILE} has all metrics" if self._whole else "")
 
     def _open(self) -> Any:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -109,6 +123,7 @@ class _Events:
         self._writer.write(event.SerializeToString())
 
     def close(self) -> None:
+        self._write_newest()
         if self._writer is not None:
             with contextlib.suppress(OSError):  # the failure was told when it began
                 self._writer.close()
