@@ -248,7 +248,7 @@ def test_an_exact_run_fails_with_its_first_quarantined_slot(tmp_path: Path) -> N
 
 def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path) -> None:
     made = limited.experiment(slots=1, kwargs={"hangs": (20,)}, max_no_progress_s=0.3)
-    with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s, with 1 in flight"):
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s \(max_no_progress_s\), with 1 in flight"):
         failed(made, tmp_path / "run")
     assert read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["steps"] == 19
 
