@@ -358,7 +358,7 @@ def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
         ({"slack": 2, "exact": True}, "leave it out"),
         ({"buffer": Queue()}, "needs a replay memory"),
         ({"batch_size": None}, "batch_size says how many"),
-        ({"count": 2}, "goes with one trainer"),
+        ({"count": 2}, "goes with one trainer.*set it to 1.*without a ratio.*Actors"),
         ({"max_no_progress_s": 0}, "max_no_progress_s"),
     ],
 )
@@ -374,8 +374,8 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
         ({"lanes": 3, "threads": 0, "slack": 2}, "slack = 2 can deadlock"),
         ({"exact": True, "actors": 2}, "exact = True needs one actor"),
         ({"exact": True, "lanes": 2}, "exact = True needs one actor"),
-        ({"environment": Scripted(agents=2)}, "goes with environments of one agent"),
-        ({"environment": Scripted(same_step=True)}, "sends one row in a tick"),
+        ({"environment": Scripted(agents=2)}, "goes with environments of one agent.*without a ratio.*take an environment of one"),
+        ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
     ],
 )
 def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
