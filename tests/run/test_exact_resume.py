@@ -33,8 +33,10 @@ from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.source import load_file
+from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.workers.limited import LimitedTrainerWorker
+from tidemill.workers.trainer import TrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -231,6 +233,42 @@ def test_iterations_change_nothing(tmp_path: Path) -> None:
         made = dqn(environment=SCRIPTED, iteration_steps=each, evaluation_steps=3 if each else 0)
         train(made, launch="inline", run_dir=tmp_path / str(each), source=FILE, quiet=True)
     assert not differences(result(tmp_path / "7"), result(tmp_path / "None"))
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is_played_twice(tmp_path: Path, finish: bool) -> None:
+    """Also at the limit, that of the last iteration."""
+    made = dqn(environment=SCRIPTED, iteration_steps=10, evaluation_steps=20, finish_episodes=finish, slots=2)
+    save, evaluated = TrainerWorker._save, []
+
+    def save_and_copy(worker: TrainerWorker, final: bool = False) -> None:
+        save(worker, final)
+        if isinstance(worker, LimitedTrainerWorker) and worker._iteration_end is None:
+            evaluated.append(tmp_path / f"evaluated-{worker.counters.steps}")
+            shutil.copytree(tmp_path / "run", evaluated[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainerWorker, "_save", save_and_copy)
+        images = killed_at_every_row(made, tmp_path / "run")
+    whole, told = result(tmp_path / "run"), evaluations(tmp_path / "run")
+    assert len(told) >= 2 and told[0]["evaluation_return"] != told[1]["evaluation_return"]
+    assert finish or [each["step"] for each in told] == [10, 20, 30]
+    due = [image for image in images if "iteration_end" in read_newest(image / "checkpoints" / "policy")[2]]
+    assert len(due) >= len(told) == len(evaluated)
+    for image in due:
+        resume(image, launch="inline", quiet=True)
+        assert (evaluations(image), differences(result(image), whole)) == (told, []), image.name
+    for image, own in list(zip(evaluated, told, strict=True))[:-1]:  # what it came to was not written yet
+        resume(image, launch="inline", quiet=True)
+        assert (evaluations(image), differences(result(image), whole)) == ([each for each in told if each is not own], []), image.name
+    with pytest.raises(TidemillError, match="already reached its limit"):
+        resume(tmp_path / "run", launch="inline", quiet=True)
+
+
+def evaluations(folder: Path) -> list[dict[str, float]]:
+    """What the iterations of a run came to."""
+    names = ("step", "iteration/number", "iteration/evaluation_return", "iteration/evaluation_episodes")
+    return [{name.rpartition("/")[2]: told[name] for name in names} for told in read_metrics(folder) if "iteration/number" in told]
 
 
 def test_latencies_change_nothing_in_a_run_that_is_resumed(tmp_path: Path) -> None:

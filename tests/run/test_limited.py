@@ -248,7 +248,7 @@ def test_an_exact_run_fails_with_its_first_quarantined_slot(tmp_path: Path) -> N
 
 def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path) -> None:
     made = limited.experiment(slots=1, kwargs={"hangs": (20,)}, max_no_progress_s=0.3)
-    with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s, with 1 in flight"):
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s \(max_no_progress_s\), with 1 in flight"):
         failed(made, tmp_path / "run")
     assert read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["steps"] == 19
 
@@ -358,7 +358,7 @@ def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
         ({"slack": 2, "exact": True}, "leave it out"),
         ({"buffer": Queue()}, "needs a replay memory"),
         ({"batch_size": None}, "batch_size says how many"),
-        ({"count": 2}, "goes with one trainer"),
+        ({"count": 2}, "goes with one trainer.*set it to 1.*without a ratio.*Actors"),
         ({"max_no_progress_s": 0}, "max_no_progress_s"),
     ],
 )
@@ -374,8 +374,8 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
         ({"lanes": 3, "threads": 0, "slack": 2}, "slack = 2 can deadlock"),
         ({"exact": True, "actors": 2}, "exact = True needs one actor"),
         ({"exact": True, "lanes": 2}, "exact = True needs one actor"),
-        ({"environment": Scripted(agents=2)}, "goes with environments of one agent"),
-        ({"environment": Scripted(same_step=True)}, "sends one row in a tick"),
+        ({"environment": Scripted(agents=2)}, "goes with environments of one agent.*without a ratio.*take an environment of one"),
+        ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
     ],
 )
 def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:

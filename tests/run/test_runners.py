@@ -140,10 +140,22 @@ def test_a_resumed_run_ends_the_iteration_that_it_was_finishing(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LimitedTrainerWorker, "_finish_episodes", stop)
         train(made, launch="inline", run_dir=folder, source=FILE, quiet=True)
-    assert read_newest(folder / "checkpoints" / "policy")[2]["finishing"] == 30
+    assert read_newest(folder / "checkpoints" / "policy")[2]["iteration_end"] == 30
     resume(folder, launch="inline", quiet=True)
     told = [record for record in read_metrics(folder) if "iteration/number" in record]
     assert [(record["iteration/number"], record["step"]) for record in told[:1]] == [(1, 30)] and told[1]["step"] >= 60
+
+
+def test_an_evaluation_that_was_due_when_a_run_was_stopped_is_played_by_the_resumed_one(tmp_path: Path) -> None:
+    made = limited.experiment(slots=3, threads=0, steps=20, iteration_steps=20, evaluation_steps=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LimitedTrainerWorker, "_end_iteration", lambda worker, steps: iter([worker.exit("stopped")][1:]))
+        train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    assert not [record for record in read_metrics(tmp_path / "run") if "iteration/number" in record]
+    resume(tmp_path / "run", launch="inline", quiet=True)
+    assert [record["step"] for record in read_metrics(tmp_path / "run") if "iteration/evaluation_steps" in record] == [20]
+    with pytest.raises(TidemillError, match="already reached its limit of 20 steps"):
+        resume(tmp_path / "run", launch="inline", quiet=True)
 
 
 def test_episodes_can_be_awaited_only_where_lanes_begin_alone(tmp_path: Path) -> None:

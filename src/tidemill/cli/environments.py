@@ -38,13 +38,16 @@ def serve_env(
     max_sessions: Annotated[int, typer.Option(help="Most environments at a time.")] = 256,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 1 << 20,
     idle_seconds: Annotated[float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")] = 300.0,
+    left_seconds: Annotated[
+        float, typer.Option(help="While all sessions are taken, one whose client hung up, and asked nothing for so long, gives way to a new one.")
+    ] = 10.0,
     fault: Annotated[list[str] | None, typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable.")] = None,
     env_arg: EnvArg = None,
 ) -> None:
     """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or elsewhere, until Ctrl-C."""
     from tidemill.cli.remote import serve
 
-    serve(what, settings(env_arg), host, port, token, max_sessions, max_body_bytes, idle_seconds, pairs("--fault", fault or []))
+    serve(what, settings(env_arg), host, port, token, max_sessions, max_body_bytes, idle_seconds, left_seconds, pairs("--fault", fault or []))
 
 
 @friendly

@@ -19,6 +19,7 @@ def serve(
     max_sessions: int,
     max_body_bytes: int,
     idle_seconds: float,
+    left_seconds: float,
     faults: Mapping[str, str],
 ) -> None:
     """Serve the environment that `what` names until Ctrl-C, then print what was done. Raises `ConfigError`."""
@@ -34,7 +35,7 @@ def serve(
     except ImportError as error:
         raise ConfigError(f'serving environments needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
     dice = Dice(Faults.from_words(dict(faults))) if faults else None
-    sessions = Sessions(environment.make_one, environment.name, max_sessions, idle_seconds)
+    sessions = Sessions(environment.make_one, environment.name, max_sessions, idle_seconds, left_seconds)
     server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -109,8 +109,8 @@ def resume(
         folder.lock()
         try:
             folder.tidy()
-            name, progress = _go_on_from(folder, experiment)
-            _refuse_reached(folder, experiment, progress)
+            name, progress, unfinished = _go_on_from(folder, experiment)
+            _refuse_reached(folder, experiment, progress, unfinished)
             folder.write(CONFIG, encode(experiment))
             folder.write_source(source, encode(experiment))
         except OSError as error:
@@ -133,9 +133,10 @@ def _trained(experiment: Experiment) -> list[str]:
     return [port.stream for config in experiment.workers.values() for port in config.ports() if port.role == "publish"]
 
 
-def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress]:
-    """Return the newest good checkpoint's name and how far the run was then. Damaged ones are renamed, so that they are never counted again."""
-    progress, name = Progress(), ""
+def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progress, bool]:
+    """Return the newest good checkpoint's name, how far the run was then, and whether its last iteration or phase was still to be ended. Damaged
+    ones are renamed, so that they are never counted again."""
+    progress, name, unfinished = Progress(), "", False
     for policy in _trained(experiment):
         if not folder.has_checkpoints([policy]):
             raise CheckpointError(
@@ -155,13 +156,13 @@ def _go_on_from(folder: RunFolder, experiment: Experiment) -> tuple[str, Progres
             progress.seconds = max(progress.seconds, float(facts["seconds"]))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
-        name = path.name
+        name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts
     with suppress(RunError):  # no metrics: the run ended before its first update
         before = [r for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates]
         progress.episodes = max((int(r.get("episodes", 0)) for r in before), default=0)
         stage = max((int(r.get("curriculum/stage", 1)) for r in before), default=1)
         progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
-    return name, progress
+    return name, progress, unfinished
 
 
 def _drop_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
@@ -186,14 +187,14 @@ def _drop_reached_mark(folder: RunFolder, experiment: Experiment, given: Collect
     return experiment.replace(limits=without)
 
 
-def _refuse_reached(folder: RunFolder, experiment: Experiment, progress: Progress) -> None:
+def _refuse_reached(folder: RunFolder, experiment: Experiment, progress: Progress, unfinished: bool) -> None:
     for setting, option, done in (
         ("steps", "--max-steps N", progress.steps),
         ("updates", "limits={'updates': N} (Python)", progress.updates),
         ("seconds", "limits={'seconds': N} (Python)", progress.seconds),
     ):
         limit = getattr(experiment.limits, setting)
-        if limit is not None and done >= limit:
+        if limit is not None and done >= limit and not (setting == "steps" and unfinished):
             raise RunError(
                 f"{folder.path} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go further with a higher one: {option}"
             )

@@ -63,11 +63,11 @@ class LimitedTrainerWorker(TrainerWorker):
         self._open: OpenEpisodes | None = None  # of an exact run
         self._goes_on = False  # its slots go on where they were at the checkpoint
         self._journal: JournalWriter | None = None
-        self._iteration_end: int | None = None
+        self._iteration_end: int | None = None  # of the iteration that is not evaluated yet; None: it is over, and the next one not begun
         self._phase_end: int | None = None
         self._unfinished: Unfinished | None = None  # where phases end with episodes
         self._finishing = False  # the phase is over but for open episodes
-        self._finish_at: int | None = None  # the end of the iteration that a resumed run was finishing
+        self._was_finishing = False  # where a resumed run goes on
         self._episodes: list[float] = []  # returns of those that ended in this iteration
 
     def _configure(self, facts: Facts) -> Facts:
@@ -93,8 +93,7 @@ class LimitedTrainerWorker(TrainerWorker):
         if self._buffer.sampleable:
             self.limiter.sampleable()
         self._begin_phase()
-        if self._finish_at is not None and config.iteration_steps is not None:
-            self._iteration_end = self._phase_end = self._finish_at
+        if self._was_finishing and self._phase_end is not None and self.counters.steps >= self._phase_end:
             self._finish_episodes()
         return told
 
@@ -102,8 +101,8 @@ class LimitedTrainerWorker(TrainerWorker):
         """Grant up to the end of the iteration, or the limit of steps. Where the lanes of a target step together it may be passed by some."""
         each, ends = self._config.iteration_steps, [self.context.experiment.limits.steps]
         if each is not None:
-            ends.append((self.counters.steps // each + 1) * each)
-            self._iteration_end = ends[-1]
+            self._iteration_end = self._iteration_end or (self.counters.steps // each + 1) * each
+            ends.append(self._iteration_end)
         together = any(share.lanes > 1 for share in self._actors.values())
         self._phase_end = min((end for end in ends if end is not None), default=None)
         self.limiter.begin_phase(None if together else self._phase_end)
@@ -127,7 +126,11 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _awaits_episodes(self) -> bool:
         """True when the phase does not end yet, since episodes are open."""
-        return self._unfinished is not None and self._reason is None and any(flags.any() for flags in self._unfinished.open)
+        return self._reason is None and self._any_open()
+
+    def _any_open(self) -> bool:
+        """True when episodes that a phase ends with are open."""
+        return self._unfinished is not None and any(flags.any() for flags in self._unfinished.open)
 
     def _steps_done(self) -> bool:
         return super()._steps_done() and not self._awaits_episodes()
@@ -262,6 +265,7 @@ class LimitedTrainerWorker(TrainerWorker):
         told |= {"training_return": sum(returns) / len(returns)} if returns else {}
         self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **beyond, **evaluated}.items()}))
         self._episodes = []
+        self._iteration_end, self._saved = None, (-1, -1)  # a checkpoint from before the evaluation may be there
         TrainerWorker._save(self)
         self._cut_at = None
         self._begin_phase()
@@ -365,7 +369,8 @@ class LimitedTrainerWorker(TrainerWorker):
             self._summarise()
             TrainerWorker._save(self, final=True)
             raise RunError(
-                f"no step was stored for {limit:g} s, with {self.limiter.in_flight} in flight; look at what the slots' environments wait for, or set "
+                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight; the actors' notices say what "
+                "their slots fail with, if they do (a server that is gone, say: tidemill doctor env URL). Mend that and resume, or set "
                 "max_no_progress_s higher"
             )
 
@@ -431,8 +436,10 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _kept_facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
-        if self._finishing:
-            facts["finishing"] = self._iteration_end
+        if self._iteration_end is not None and self.counters.steps >= self._iteration_end:
+            facts["iteration_end"] = self._iteration_end
+        if self._finishing and ("iteration_end" in facts or self._any_open()):
+            facts["finishing"] = True
         return facts if self._journal is None else {**facts, "journal": self._journal.sync()}
 
     def _kept_folders(self) -> dict[str, Callable[[Path], None]]:
@@ -449,7 +456,9 @@ class LimitedTrainerWorker(TrainerWorker):
             if self._unfinished is not None:
                 for flags, slot in zip(self._unfinished.open, self._open.slots, strict=True):
                     flags[:] = slot.open and slot.steps > 0
-        self._finish_at = facts.get("finishing")
+        end, each = facts.get("iteration_end"), self._config.iteration_steps
+        self._iteration_end = end if end is not None and each is not None and end % each == 0 else None
+        self._was_finishing = facts.get("finishing", False)
         if Fraction(facts["ratio"]) != self._ratio:
             self.report(Notice(f"ratio was {facts['ratio']} and is {self._ratio}: steps that are stored from now on owe by the new one"))
             if counts.waived is not None:

@@ -34,13 +34,14 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
         return
     if len(environment.agents) > 1:
         raise ConfigError(
-            f'agent spec "{stepwise[0].match}": mode = "stepwise" goes with environments of one agent, and this one has {len(environment.agents)}; '
-            'take mode = "fixed" or "full"'
+            f'agent spec "{stepwise[0].match}": mode = "stepwise" goes with environments of one agent, and this one has {len(environment.agents)}: a '
+            "ratio counts steps of the environment, and none says how many transitions of several agents are one. Train several agents by an "
+            'algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or "full", or take an environment of one agent'
         )
     if environment.same_step:
         raise ConfigError(
             f'agent spec "{stepwise[0].match}": mode = "stepwise" sends one row in a tick, and this environment ends an episode and begins the next '
-            "within one; take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
+            "within one, which are two; take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
         )
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:

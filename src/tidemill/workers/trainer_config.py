@@ -124,7 +124,10 @@ class Trainer(WorkerConfig):
         if self.batch_size is None:
             raise ConfigError(f'ratio = "{self.ratio}": batch_size says how many transitions a training task draws; set it, to 32 or 256, say')
         if self.count > 1:
-            raise ConfigError(f'ratio = "{self.ratio}" goes with one trainer, whose memory holds all steps, not count = {self.count}; set it to 1')
+            raise ConfigError(
+                f'ratio = "{self.ratio}" goes with one trainer, whose memory holds all steps, not count = {self.count}; set it to 1. Algorithms '
+                "without a ratio (PPO, IMPALA) may have several; cores that are left gather for the one with Actors(count=…)"
+            )
         if self.exact and self.slack is not None:
             raise ConfigError(f"slack = {self.slack}: with exact = True it is the number of slots; leave it out")
         if self.slack is not None:

@@ -52,8 +52,9 @@ class Script:
 
 
 @contextmanager
-def serving(make=Ledger, faults=None, token=None, limit=64, idle_seconds=300.0, max_body_bytes=1 << 20):
-    server = Server(Sessions(make, "Ledger", limit, idle_seconds), token=token, faults=faults, max_body_bytes=max_body_bytes).start()
+def serving(make=Ledger, faults=None, token=None, limit=64, idle_seconds=300.0, left_seconds=10.0, max_body_bytes=1 << 20):
+    sessions = Sessions(make, "Ledger", limit, idle_seconds, left_seconds)
+    server = Server(sessions, token=token, faults=faults, max_body_bytes=max_body_bytes).start()
     try:
         yield server
     finally:

@@ -6,18 +6,19 @@ import socket
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import gymnasium
 import httpx
 import numpy as np
 import pytest
-from tests.envs.rest.served import Ledger, applied, serving
+from tests.envs.rest.served import Ledger, Script, applied, serving
 
 from tidemill.core.errors import ConfigError
 from tidemill.envs.rest.faults import Dice, Faults
 from tidemill.envs.rest.server import Server
-from tidemill.envs.rest.sessions import Sessions
+from tidemill.envs.rest.sessions import Caller, Refused, Sessions
+from tidemill.envs.rest.wire import ResetCall, SessionsCall, StepCall
 
 HTTP = httpx.Client(verify=False, timeout=20)  # one: each makes an SSL context, which takes longer than all else here
 
@@ -92,6 +93,60 @@ def test_idle_sessions_are_closed_and_kept_ones_are_not():
             assert post(server, "keep", sessions=["kept"]).json() == {"sessions": ["kept"]}
         assert step(server, 1, "idle").json()["error"] == "unknown_session"
         assert step(server, 1, "kept").status_code == 200
+
+
+def table(limit, left_seconds, make=Ledger):
+    """Sessions without a server."""
+    sessions = Sessions(make, "Ledger", limit, left_seconds=left_seconds)
+
+    def begin(name, caller):
+        return sessions.reset(ResetCall(session=name, episode=0, seed=1, options=None), caller)
+
+    return sessions, begin
+
+
+def test_the_session_that_was_left_longest_gives_way_where_all_are_taken():
+    closed_ones = []
+
+    class Told(Ledger):
+        def close(self):
+            closed_ones.append(self.seeded)
+
+    sessions, begin = table(3, 0.0, Told)
+    here, first, then = Caller(), Caller(), Caller()
+    begin("here", here), begin("first", first), begin("then", then)
+    closed_ones.clear()
+    first.gone = then.gone = True
+    begin("other", here)
+    assert closed_ones == [1]
+    with pytest.raises(Refused, match=r"no session 'first'.* gave way"):
+        sessions.step(StepCall(session="first", episode=0, step=1, action=0), here)
+    for name in ("here", "other", "then"):  # which has another caller from now on
+        sessions.step(StepCall(session=name, episode=0, step=1, action=0), here)
+    with pytest.raises(Refused, match="all 3 sessions are taken"):
+        begin("more", here)
+
+
+def test_a_session_that_was_left_stays_for_a_while():
+    sessions, begin = table(2, 1000.0)
+    gone, here = Caller(), Caller()
+    begin("left", gone), begin("other", here)
+    gone.gone = True
+    with pytest.raises(Refused, match="give way 1000 s after"):
+        begin("more", here)
+    sessions.step(StepCall(session="left", episode=0, step=1, action=0), here)
+
+
+def test_a_session_that_is_kept_is_not_left_though_its_own_connection_is_closed():
+    sessions, begin = table(1, 0.0)
+    gone, keeper = Caller(), Caller()
+    begin("kept", gone)
+    sessions.keep(SessionsCall(sessions=("kept",)), keeper)
+    gone.gone = True
+    with pytest.raises(Refused):
+        begin("other", keeper)
+    keeper.gone = True
+    begin("other", Caller())
 
 
 def test_an_environment_that_raises_is_named_and_its_session_is_gone():
@@ -269,8 +324,9 @@ def connected(server):
 
 def closed(connection, drip=b""):
     """True once the server has closed it, sent a byte now and then."""
+    until = time.monotonic() + 20
     try:
-        while True:
+        while time.monotonic() < until:
             connection.sendall(drip)
             connection.settimeout(0.05)
             with suppress(TimeoutError):
@@ -278,6 +334,7 @@ def closed(connection, drip=b""):
                     return True
     except OSError:
         return True
+    return False
 
 
 @pytest.mark.parametrize("drip", [b"", b"a"])
@@ -316,6 +373,72 @@ def test_a_connection_on_which_nothing_is_asked_is_closed_with_the_idle_sessions
     with serving(idle_seconds=0.4) as server, connected(server) as idle:
         idle.sendall(b"GET /v1/counts HTTP/1.1\r\nhost: h\r\n\r\n")
         assert idle.recv(65536).startswith(b"HTTP/1.1 200") and closed(idle)
+
+
+def ask(connection, path, **body):
+    """Send a call without waiting for its answer."""
+    said = json.dumps(body).encode()
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {len(said)}\r\n\r\n"
+    connection.sendall(head.encode() + said)
+
+
+def served(connection, path="keep", **body):
+    ask(connection, path, **(body or {"sessions": []}))
+    return connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_is_gone_frees_its_session_and_one_that_was_hung_up_on_keeps_it():
+    with serving(limit=1, left_seconds=0.0) as server, ExitStack() as stack:
+        with connected(server) as killed:
+            assert served(killed, "reset", session="killed", episode=0)
+        until = time.monotonic() + 20
+        while reset(server, "next").status_code == 429 and time.monotonic() < until:
+            time.sleep(0.01)
+        post(server, "close", sessions=["next"])
+        idle = stack.enter_context(connected(server))
+        assert served(idle, "reset", session="idle", episode=0)
+        for _ in range(18):
+            assert served(stack.enter_context(connected(server)))
+        assert closed(idle)
+        assert reset(server, "another").status_code == 429
+        assert step(server, 1, "idle").status_code == 200
+
+
+def test_connections_on_which_nothing_is_asked_make_room_for_others():
+    stepping, go_on = threading.Event(), threading.Event()
+
+    class Hanging(Ledger):
+        def step(self, action):
+            stepping.set()
+            assert go_on.wait(60)
+            return super().step(action)
+
+    faults = Script({})
+    with serving(Hanging, faults, limit=1) as server, ExitStack() as stack:
+        busy = stack.enter_context(connected(server))
+        assert served(busy, "reset", session="s", episode=0)
+        ask(busy, "step", session="s", episode=0, step=1, action=1)
+        assert stepping.wait(20)
+        known = stack.enter_context(connected(server))
+        assert served(known)
+        strangers = [stack.enter_context(connected(server)) for _ in range(80)]
+        strangers[-1].sendall(b"POST /v1")
+        assert served(stack.enter_context(connected(server))) and closed(strangers[0])
+        assert served(known)  # strangers give way first
+        for _ in range(18):
+            assert served(stack.enter_context(connected(server)))
+        assert closed(known)
+        others = []
+        for number in range(17):
+            others.append(stack.enter_context(connected(server)))
+            ask(others[-1], "step", session="s", episode=0, step=1, action=1)
+            until = time.monotonic() + 20
+            while faults.calls < number + 3 and time.monotonic() < until:
+                time.sleep(0.001)
+        assert closed(stack.enter_context(connected(server)))
+        go_on.set()
+        for connection in (busy, *others):  # nobody gives way who waits for an answer
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_an_environment_may_take_longer_than_a_request_does(monkeypatch):

@@ -18,7 +18,7 @@ import msgspec
 
 from tidemill.core.errors import ConfigError
 from tidemill.envs.rest.faults import Fault, Faults
-from tidemill.envs.rest.sessions import Refused, Sessions, refusal
+from tidemill.envs.rest.sessions import Caller, Refused, Sessions, refusal
 from tidemill.envs.rest.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, StepCall, decode, encode
 
 HEADER_BYTES = 16 * 1024
@@ -35,6 +35,37 @@ class _Request:
     path: str
     headers: dict[bytes, bytes]
     body: bytes
+
+
+class _Line(Caller):
+    """A connection, as the server looks after it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.until = time.monotonic() + FIRST_SECONDS
+        """When what is waited for must be there."""
+        self.known = False
+        """A request of it was let in, with the token if there is one."""
+        self.idle_since = time.monotonic()
+        """Since when nothing was asked of a known one, infinite while something is; when an unknown one was opened."""
+        self.hung_up = False
+        """It was closed from this side."""
+
+    def receive(self) -> bytes:
+        """Return what has come. Raises `OSError` when the other end has closed it."""
+        came = self.socket.recv(65536)
+        if not came:
+            raise ConnectionError("closed")
+        if self.known:
+            self.idle_since = math.inf
+        self.until = min(self.until, time.monotonic() + REQUEST_SECONDS)
+        return came
+
+    def hang_up(self) -> None:
+        """Close it from this side. Whoever waits for it is woken."""
+        self.hung_up = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class Server:
@@ -61,12 +92,12 @@ class Server:
         self._authorization = None if token is None else f"Bearer {token}".encode()
         self._max_body = max_body_bytes
         self._waiting = min(WAITING_SECONDS, sessions.idle_seconds or WAITING_SECONDS)
-        self._connections: dict[socket.socket, float] = {}  # when what each waits for must be there
+        self._lines: set[_Line] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._down = False
         self._listener: socket.socket | None = None
-        self._posts: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
+        self._posts: dict[str, tuple[type[Any], Callable[[Any, Caller], Any]]] = {
             f"{PREFIX}/reset": (ResetCall, sessions.reset),
             f"{PREFIX}/step": (StepCall, sessions.step),
             f"{PREFIX}/close": (SessionsCall, sessions.close),
@@ -122,12 +153,13 @@ class Server:
     def _hang_up(self) -> None:
         with self._lock:
             listener, self._listener, self._down = self._listener, None, True
-            connections = list(self._connections)
-        for each in (*connections, *([listener] if listener is not None else [])):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            lines = list(self._lines)
         if listener is not None:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+        for line in lines:
+            line.hang_up()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -138,12 +170,25 @@ class Server:
                     return
                 self._closed.wait(0.05)  # out of file descriptors, say: it passes
                 continue
+            line = _Line(connection)
             with self._lock:
-                if self._down or len(self._connections) >= 2 * self.sessions.limit + 16:
+                if self._down or not self._make_room():
                     connection.close()
                     continue
-                self._connections[connection] = time.monotonic() + FIRST_SECONDS
-            threading.Thread(target=self._serve, args=(connection,), name="serve-env connection", daemon=True).start()
+                self._lines.add(line)
+            threading.Thread(target=self._serve, args=(line,), name="serve-env connection", daemon=True).start()
+
+    def _make_room(self) -> bool:
+        """Make room for one connection more, and return whether there is: one that has asked for nothing yet gives way, else one on which nothing was
+        asked for longest. Only for who holds the lock."""
+        if len(self._lines) < 2 * self.sessions.limit + 16:
+            return True
+        idle = [line for line in self._lines if line.idle_since < math.inf]
+        if idle:
+            line = min(idle, key=lambda line: (line.known, line.idle_since))
+            self._lines.remove(line)
+            line.hang_up()
+        return bool(idle)
 
     def _look_after(self) -> None:
         while not self._closed.wait(min(1.0, self.sessions.idle_seconds / 4 or 1.0)):
@@ -151,40 +196,41 @@ class Server:
                 self.sessions.close_idle()
             now = time.monotonic()
             with self._lock:
-                late = [connection for connection, until in self._connections.items() if until < now]
-            for connection in late:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # whoever waits for it is woken
+                late = [line for line in self._lines if line.until < now]
+            for line in late:
+                line.hang_up()
 
     def _restarts(self, plan: Faults) -> None:
         while not self._closed.wait(plan.restart_every):
             self.restart(plan.restart_seconds)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, line: _Line) -> None:
         """Answer the requests of one connection, one after the other, until either side ends it."""
         state = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wait = FIRST_SECONDS
-            while self._exchange(state, connection, wait):
+            while self._exchange(state, line, wait):
                 state.start_next_cycle()
                 wait = self._waiting
-        except (OSError, h11.ProtocolError):
+        except OSError:
+            line.gone = not line.hung_up
+        except h11.ProtocolError:
             pass
         finally:
             with self._lock:
-                del self._connections[connection]
-            connection.close()
+                self._lines.discard(line)
+            line.socket.close()
 
-    def _exchange(self, state: h11.Connection, connection: socket.socket, wait: float) -> bool:
+    def _exchange(self, state: h11.Connection, line: _Line, wait: float) -> bool:
         """Receive a request, for which to wait so many seconds, and answer it. True when another one may follow."""
         fault = _NOTHING
         try:
-            request = self._receive(state, connection, wait)
+            request = self._receive(state, line, wait)
             if request is None:
                 return False
-            self._connections[connection] = math.inf  # environments take their time
-            encoding, answer, fault = self._answer(request)
+            line.until = math.inf  # environments take their time
+            encoding, answer, fault = self._answer(request, line)
             status, retry_after = 200, 0.0
         except Refused as refused:
             if refused.status == 0:  # a connection that is closed on purpose
@@ -208,32 +254,35 @@ class Server:
             self._closed.wait(self.faults.faults.stall_seconds)
         elif fault.kind == "reply_lost":
             return False
-        self._connections[connection] = time.monotonic() + REQUEST_SECONDS
+        line.until = time.monotonic() + REQUEST_SECONDS
         if fault.kind == "reply_torn":
-            connection.sendall(said[: len(said) // 2])
+            line.socket.sendall(said[: len(said) // 2])
             return False
         elif fault.kind == "reply_repeated":
             said += said
-        connection.sendall(said)
+        line.socket.sendall(said)
         return more
 
-    def _receive(self, state: h11.Connection, connection: socket.socket, wait: float) -> _Request | None:
-        """Return the next request, None when the client has gone or was too slow. Raises `Refused` for one without the token, or too large."""
+    def _receive(self, state: h11.Connection, line: _Line, wait: float) -> _Request | None:
+        """Return the next request, None when there can be none. Raises `Refused` for one without the token, or too large, and `OSError` when the
+        client has gone or was too slow."""
         request: h11.Request | None = None
-        body, until = bytearray(), time.monotonic() + wait
-        self._connections[connection] = until
+        body, now = bytearray(), time.monotonic()
+        line.until = now + wait
+        if line.known:
+            line.idle_since = now
         while True:
             event = state.next_event()
             if event is h11.NEED_DATA:
                 if state.they_are_waiting_for_100_continue:
-                    connection.sendall(state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-                state.receive_data(connection.recv(65536))
-                until = self._connections[connection] = min(until, time.monotonic() + REQUEST_SECONDS)
+                    line.socket.sendall(state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                state.receive_data(line.receive())
             elif isinstance(event, h11.Request):
                 request = event
                 said = dict(event.headers).get(b"authorization", b"")
                 if self._authorization is not None and not secrets.compare_digest(said, self._authorization):
                     raise refusal(401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN")
+                line.known, line.idle_since = True, math.inf
                 if int(dict(event.headers).get(b"content-length", b"0")) > self._max_body:
                     raise self._too_large()
             elif isinstance(event, h11.Data):
@@ -249,7 +298,7 @@ class Server:
     def _too_large(self) -> Refused:
         return refusal(413, "too_large", f"the body has more than {self._max_body} bytes (--max-body-bytes)")
 
-    def _answer(self, request: _Request) -> tuple[str, Any, Fault]:
+    def _answer(self, request: _Request, line: _Line) -> tuple[str, Any, Fault]:
         """Return encoding, answer, and what is to go wrong with it. Raises `Refused`."""
         if request.path in (f"{PREFIX}/environment", f"{PREFIX}/counts"):
             if request.method != "GET":
@@ -274,7 +323,7 @@ class Server:
         if self.faults is not None and kind in (ResetCall, StepCall):
             fault = self.faults.draw(request.path)
             self._before(fault, call.session)
-        return encoding, act(call), fault
+        return encoding, act(call, line), fault
 
     def _before(self, fault: Fault, session: str) -> None:
         """What goes wrong before anything is applied."""

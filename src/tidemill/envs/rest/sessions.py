@@ -43,9 +43,17 @@ def refusal(status: int, error: str, message: str, episode: int | None = None, s
     return Refused(status, Problem(error=error, message=message, episode=episode, step=step))
 
 
+class Caller:
+    """Who calls: a connection, say."""
+
+    gone = False
+    """It has hung up: it cannot call any more, and the same client only as another caller."""
+
+
 class _Session:
-    def __init__(self) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.lock = threading.Lock()
+        self.caller = caller  # the last one that named it
         self.env: Any = None
         self.episode, self.step = -1, 0
         self.over = self.closed = False
@@ -63,16 +71,19 @@ class _Session:
 class Sessions:
     """Up to `limit` sessions, each an environment of its own that `make` returned. Called from many threads; calls of one session take turns.
 
-    applied   steps that environments took since the server was made, restarts included: what clients' counts are held against
+    idle_seconds   a session that is not heard of for so long is closed; 0: never
+    left_seconds   while all sessions are taken, one whose caller is gone, and that was not heard of for so long, gives way to a new one
     """
 
-    def __init__(self, make: Callable[[], Any], name: str, limit: int = 64, idle_seconds: float = 300.0) -> None:
+    def __init__(self, make: Callable[[], Any], name: str, limit: int = 64, idle_seconds: float = 300.0, left_seconds: float = 10.0) -> None:
         """Make one environment to learn its spaces, and close it. Raises `ConfigError`."""
         if limit < 1:
             raise ConfigError(f"max_sessions = {limit} must be at least 1")
         if idle_seconds < 0:
             raise ConfigError(f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more")
-        self._make, self.name, self.limit, self.idle_seconds = make, name, limit, idle_seconds
+        if left_seconds < 0:
+            raise ConfigError(f"left_seconds = {left_seconds:g} must be 0 (sessions that were left give way at once) or more")
+        self._make, self.name, self.limit, self.idle_seconds, self._left_seconds = make, name, limit, idle_seconds, left_seconds
         env = make()
         self.spaces = Spaces(
             from_gymnasium(env.observation_space, f"{name}: observation_space"), from_gymnasium(env.action_space, f"{name}: action_space")
@@ -113,9 +124,9 @@ class Sessions:
         with self._lock:
             self._counts.refused += 1
 
-    def reset(self, call: ResetCall) -> Result:
+    def reset(self, call: ResetCall, caller: Caller) -> Result:
         """Begin an episode; episode 0 opens the session. Raises `Refused`."""
-        with self._taken(call.session, opens=call.episode == 0) as session:
+        with self._taken(call.session, caller, opens=call.episode == 0) as session:
             if call.episode == session.episode and session.step == 0 and session.reply is not None:
                 return self._again(session.reply)
             if call.episode <= session.episode:
@@ -132,9 +143,9 @@ class Sessions:
             session.episode, session.step, session.over = call.episode, 0, False
             return self._reply(call.session, session, observation, info, "resets")
 
-    def step(self, call: StepCall) -> Result:
+    def step(self, call: StepCall, caller: Caller) -> Result:
         """Apply a step, once. Raises `Refused`."""
-        with self._taken(call.session, opens=False) as session:
+        with self._taken(call.session, caller, opens=False) as session:
             if (call.episode, call.step) == (session.episode, session.step) and call.step > 0 and session.reply is not None:
                 return self._again(session.reply)
             if (call.episode, call.step) != (session.episode, session.step + 1) or session.over:
@@ -153,16 +164,16 @@ class Sessions:
             session.over = terminated or truncated
             return self._reply(call.session, session, observation, info, "applied", reward, terminated, truncated)
 
-    def close(self, call: SessionsCall) -> Kept:
+    def close(self, call: SessionsCall, caller: Caller) -> Kept:
         """End sessions. Raises `Refused` when one is busy for too long."""
         return Kept(sessions=tuple(name for name in call.sessions if self._end(name)))
 
-    def keep(self, call: SessionsCall) -> Kept:
-        """Keep sessions from being closed as idle."""
+    def keep(self, call: SessionsCall, caller: Caller) -> Kept:
+        """Keep sessions from being closed as idle, and have them be this caller's."""
         with self._lock:
             here = tuple(name for name in call.sessions if name in self._open)
             for name in here:
-                self._open[name].used = time.monotonic()
+                self._open[name].used, self._open[name].caller = time.monotonic(), caller
         return Kept(sessions=here)
 
     def close_idle(self) -> None:
@@ -187,8 +198,9 @@ class Sessions:
                 self._end(each, max(0.0, until - time.monotonic()))
 
     @contextmanager
-    def _taken(self, name: str, opens: bool) -> Any:
+    def _taken(self, name: str, caller: Caller, opens: bool) -> Any:
         """Hold a session, which nobody else does meanwhile."""
+        left = None
         with self._lock:
             session = self._open.get(name)
             if session is None:
@@ -196,14 +208,15 @@ class Sessions:
                     raise refusal(
                         404,
                         "unknown_session",
-                        f"there is no session {name!r}; it was closed, or the server started anew. Reset a new one to episode 0",
+                        f"there is no session {name!r}; it was closed, or was left and gave way to another, or the server started anew. "
+                        "Reset a new one to episode 0",
                     )
-                if len(self._open) >= self.limit:
-                    why = f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions)"
-                    raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
-                session = self._open[name] = _Session()
+                left = self._make_room()
+                session = self._open[name] = _Session(caller)
                 self._counts.opened += 1
-            session.used = time.monotonic()
+            session.used, session.caller = time.monotonic(), caller
+        if left is not None:
+            self._shut(left)
         if not session.lock.acquire(timeout=BUSY_SECONDS):
             raise refusal(503, "busy", f"session {name!r} is still at the call before")
         try:
@@ -215,6 +228,20 @@ class Sessions:
             if session.closed:
                 session.shut()
             session.lock.release()
+
+    def _make_room(self) -> _Session | None:
+        """Make room for one session more. Return the one that gave way, which is to be shut. Raises `Refused`. Only for who holds the lock."""
+        if len(self._open) < self.limit:
+            return None
+        since = time.monotonic() - self._left_seconds
+        left = [(one.used, name) for name, one in self._open.items() if one.caller.gone and one.used <= since and not one.lock.locked()]
+        if not left:
+            why = (
+                f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions); those of "
+                f"clients that hung up give way {self._left_seconds:g} s after their last call"
+            )
+            raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
+        return self._open.pop(min(left)[1])
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
         """Call the environment. One that raises, or answers what cannot be sent, is done with, and so is its session."""
@@ -261,9 +288,15 @@ class Sessions:
             session = self._open.pop(name, None)
         if session is None:
             return False
+        if not self._shut(session, seconds):
+            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment closed when that ends")
+        return True
+
+    def _shut(self, session: _Session, seconds: float = 0.0) -> bool:
+        """Shut a session that is not in the table any more. False when it is still at a call after so long: then it is shut when that ends."""
         session.closed = True
         if not session.lock.acquire(timeout=seconds):
-            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment closed when that ends")
+            return False
         try:
             session.shut()
         finally:
