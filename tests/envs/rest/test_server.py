@@ -324,7 +324,7 @@ def connected(server):
 
 def closed(connection, drip=b""):
     """True once the server has closed it, sent a byte now and then."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     try:
         while time.monotonic() < until:
             connection.sendall(drip)
