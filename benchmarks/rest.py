@@ -1,13 +1,14 @@
 """CartPole over the reference server on loopback: what part of the bare client's and server's speed does a whole run reach?
 
-    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop] [--kinds bare,slots,lanes] [--fault latency=0.002]
+    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop] [--kinds bare,httpx,slots,lanes] [--fault latency=0.002]
 
 Bare: a process with as many sessions, each of which a thread (form "threads") or a task of one event loop ("loop") steps by `RemoteEnv` or
-`AsyncRemoteEnv` with fixed actions, and resets when it must. Slots: a run of one actor of as many slots (`Slots(environment=Rest(...))`, stepwise)
-and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes, each tick waiting for all. All
-by the server's own count of applied steps over `seconds`, after the start. The server keeps to the last core, bare clients and actors to the
-first, the trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what the server did: where other programs share the
-cores they say more than the speed. They alternate; medians.
+`AsyncRemoteEnv` with fixed actions, and resets when it must. Httpx: the same by a plain script, which writes the protocol's messages itself, in
+MessagePack, all sessions on one `httpx.Client` or `httpx.AsyncClient`; it tries nothing again and checks nothing. Slots: a run of one actor of as
+many slots (`Slots(environment=Rest(...))`, stepwise) and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the
+sessions as lanes, each tick waiting for all. All by the server's own count of applied steps over `seconds`, after the start. The server keeps to one
+core, bare clients and actors to another, the trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what the server
+did: where other programs share the cores they say more than the speed. They alternate; medians.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 import tidemill
@@ -33,13 +35,15 @@ STARTUP = 2.0
 
 
 CORES = sorted(os.sched_getaffinity(0))
+OURS = CORES[os.getpid() % len(CORES)]  # of actors: as the launcher chooses it
+THEIRS = CORES[(os.getpid() + 1) % len(CORES)]  # of the server
 
 
 def serve(faults):
-    """Start a server on the last core; return its process and URL."""
+    """Start a server on a core that no actor keeps to; return its process and URL."""
     command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "CartPole-v1", "--port", "0"]
     command += [word for fault in faults for word in ("--fault", fault)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, CORES[-1:]))
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, [THEIRS]))
     return server, re.search(r"http://\S+", server.stdout.readline())[0]
 
 
@@ -63,45 +67,104 @@ def rate(url, seconds, server):
     return steps / elapsed, sum(spent.values()), own
 
 
-def play(url, form, slots):
-    """Step as many sessions until the process is ended: what is bare."""
+def bare_sessions(url, form):
+    """Return what makes sessions by their number, each as its `reset` and `step`."""
     from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 
-    os.sched_setaffinity(0, CORES[:1])
-    host = Rest(url=url).host()
+    host, kind = Rest(url=url).host(), AsyncRemoteEnv if form == "loop" else RemoteEnv
 
-    def session():
-        env, over, at = RemoteEnv(host), True, 0
+    def session(number):
+        env = kind(host)
+        return env.reset, env.step
+
+    return session
+
+
+def plain_sessions(url, form):
+    """The same, as a script on httpx has it."""
+    import httpx
+    import msgspec
+
+    kind = httpx.AsyncClient if form == "loop" else httpx.Client
+    headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    client = kind(base_url=url, headers=headers, limits=limits, timeout=30.0, trust_env=False)
+
+    def read(answer):
+        answer.raise_for_status()
+        told = msgspec.msgpack.decode(answer.content)
+        array = told["observation"]
+        return np.frombuffer(array["data"], array["dtype"]).reshape(array["shape"]), told.get("reward"), told["terminated"], told["truncated"]
+
+    def session(number):
+        at = {"session": f"plain.{os.getpid()}.{number}", "episode": -1, "step": 0}
+
+        def asked(action=None):
+            if action is not None:
+                at["step"] += 1
+                return msgspec.msgpack.encode({**at, "action": action})
+            at.update(episode=at["episode"] + 1, step=0)
+            return msgspec.msgpack.encode({"session": at["session"], "episode": at["episode"], "seed": None, "options": None})
+
+        async def reset():
+            return read(await client.post("/v1/reset", content=asked()))
+
+        async def step(action):
+            return read(await client.post("/v1/step", content=asked(action)))
+
+        if form == "loop":
+            return reset, step
+        return lambda: read(client.post("/v1/reset", content=asked())), lambda action: read(client.post("/v1/step", content=asked(action)))
+
+    return session
+
+
+SESSIONS = {"bare": bare_sessions, "httpx": plain_sessions}
+
+
+def play(url, kind, form, slots):
+    """Step as many sessions until the process is ended."""
+    made = SESSIONS[kind](url, form)
+
+    def session(number):
+        reset, step = made(number)
+        over, at = True, 0
         while True:
-            over = env.reset() is None if over else any(env.step(at % 2)[2:4])
+            over = reset() is None if over else any(step(at % 2)[2:4])
             at += 1
 
     async def sessions():
-        async def one():
-            env, over, at = AsyncRemoteEnv(host), True, 0
+        async def one(number):
+            reset, step = made(number)
+            over, at = True, 0
             while True:
-                over = await env.reset() is None if over else any((await env.step(at % 2))[2:4])
+                over = await reset() is None if over else any((await step(at % 2))[2:4])
                 at += 1
 
-        await asyncio.gather(*(one() for _ in range(slots)))
+        await asyncio.gather(*(one(number) for number in range(slots)))
 
     if form == "loop":
         asyncio.run(sessions())
-    threads = [threading.Thread(target=session, daemon=True) for _ in range(slots)]
+    threads = [threading.Thread(target=session, args=(number,), daemon=True) for number in range(slots)]
     for thread in threads:
         thread.start()
     threads[0].join()
 
 
-def bare(url, form, slots, seconds, server):
-    """Return steps/s of clients that do nothing else, in a process of their own."""
-    client = subprocess.Popen([sys.executable, __file__, "--play", url, "--forms", form, "--slots", str(slots)])
-    try:
-        time.sleep(STARTUP)
-        return rate(url, seconds, server)
-    finally:
-        client.kill()
-        client.wait()
+def client_of(kind):
+    """Return what measures clients that do nothing else, in a process of their own."""
+
+    def measure(url, form, slots, seconds, server):
+        command = [sys.executable, __file__, "--play", url, "--kinds", kind, "--forms", form, "--slots", str(slots)]
+        client = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, [OURS]))
+        try:
+            time.sleep(STARTUP)
+            return rate(url, seconds, server)
+        finally:
+            client.kill()
+            client.wait()
+
+    return measure
 
 
 def slots_of(url, form, slots, seconds):
@@ -151,7 +214,7 @@ def run_of(make):
     return measure
 
 
-KINDS = {"bare": bare, "slots": run_of(slots_of), "lanes": run_of(lanes_of)}
+KINDS = {"bare": client_of("bare"), "httpx": client_of("httpx"), "slots": run_of(slots_of), "lanes": run_of(lanes_of)}
 
 
 def main():
@@ -166,7 +229,7 @@ def main():
     parser.add_argument("--play", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.play:
-        play(given.play, given.forms, given.slots)
+        play(given.play, given.kinds, given.forms, given.slots)
         return
     server, url = serve(given.fault)
     found = {}

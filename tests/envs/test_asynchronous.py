@@ -10,10 +10,10 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.rings import Together, ring
+from tidemill.core.loops import Loop
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
-from tidemill.envs.tasks import Loop
+from tidemill.transports.local import LocalBell
 
 CARTPOLE = "CartPole-v1"
 
@@ -43,6 +43,8 @@ class Slow:
                     raise ZeroDivisionError("the pole is gone")
                 case "hang":
                     await asyncio.Event().wait()
+                case "exit":
+                    raise SystemExit(3)
                 case "cancel":
                     raise asyncio.CancelledError
         return self.env.step(action)
@@ -64,18 +66,17 @@ class Plain:
 @pytest.fixture(autouse=True)
 def the_loop_is_gone():
     yield
-    assert Loop._shared is None
+    assert Loop.own() is None
 
 
-def test_rows_are_those_of_serial_lanes_and_all_wait_in_one_thread():
+def test_rows_are_those_of_serial_lanes_and_all_wait_in_the_thread_that_plays_them():
     envs = [Slow(0.002) for _ in range(7)]
     drivers = [Driver(AsyncLanes(envs, "Slow", 4)), Driver(LaneLoop([gymnasium.make(CARTPOLE) for _ in range(7)], CARTPOLE, 4))]
     for _ in range(60):
         (left,), (right,) = (driver.tick() for driver in drivers)
         assert np.array_equal(left.tick.observation["obs"], right.tick.observation["obs"])
         assert np.array_equal(left.tick.reward, right.tick.reward) and np.array_equal(left.tick.done, right.tick.done)
-    (thread,) = set.union(*(env.threads for env in envs))
-    assert thread != threading.get_ident()
+    assert set.union(*(env.threads for env in envs)) == {threading.get_ident()}
     for driver in drivers:
         driver.environment.close()
         driver.environment.close()
@@ -83,16 +84,26 @@ def test_rows_are_those_of_serial_lanes_and_all_wait_in_one_thread():
 
 
 def test_hundreds_of_targets_wait_at_once_and_each_rings_when_it_is_ready():
-    targets, rings = [AsyncLanes([Slow(0.2)], "Slow", n) for n in range(200)], threading.Semaphore(0)
+    targets, bell, rung = [AsyncLanes([Slow(0.2)], "Slow", n) for n in range(200)], LocalBell(), []
     drivers = [Driver(target) for target in targets]
-    for target in targets:
-        target.on_ready(rings.release)
+
+    def waker(number):
+        def wake():
+            rung.append(number)
+            bell.ring()
+
+        return wake
+
+    for number, target in enumerate(targets):
+        target.on_ready(waker(number))
     since = time.monotonic()
     for reset in (True, False):
         for target in targets:
             target.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
-        for _ in targets:
-            assert rings.acquire(timeout=20)
+        while len(rung) < 200:
+            assert bell.wait(20)
+        assert sorted(rung) == list(range(200))
+        rung.clear()
         for target, driver in zip(targets, drivers, strict=True):
             assert target.ready()
             target.recv(driver.ticks)
@@ -136,43 +147,45 @@ def test_it_is_named_by_what_makes_it():
         Asynchronous(make="x:y", deadline=0)
 
 
-def test_the_loop_is_woken_once_for_what_is_sent_together_and_whoever_waits_once_for_what_came_together():
-    """Many targets on one loop, as the slots of an actor are: each hand-over costs a thread its turn."""
-    loop, told, rung, done = Loop.take(), [], [], threading.Event()
-    waking = loop.loop.call_soon_threadsafe
+def test_answers_that_came_meanwhile_ring_together():
+    """Many targets, as the slots of an actor are: whoever plays them finds all that has come."""
+    targets, bell, rung, begun = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)], LocalBell(), [], np.ones(1, np.bool_)
+    for number, target in enumerate(targets):
+        target.on_ready(lambda number=number: rung.append(number))
+        target.send([{"action": np.zeros(1, np.int64)}], begun)
+        assert rung == []
+    while not rung:
+        assert bell.wait(20)
+    assert rung == list(range(5)) and all(target.ready() for target in targets)
+    for target in targets:
+        target.close()
 
-    def counted(*arguments):
-        told.append(arguments)
-        return waking(*arguments)
 
-    loop.loop.call_soon_threadsafe = counted
-    targets = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)]
-    awake = []
+def test_whoever_only_looks_whether_it_is_ready_has_it_go_on():
+    target = AsyncLanes([Slow(0.001)], "slow", 0)
+    target.send([{"action": np.zeros(1, np.int64)}], np.ones(1, np.bool_))
+    until = time.monotonic() + 20
+    while not target.ready():
+        assert time.monotonic() < until
+    target.close()
 
-    def bell():
-        rung.append(len(awake))
-        if len(awake) == 5:
-            done.set()
 
-    def waker(number):
-        def wake():
-            awake.append(number)
-            ring(bell)
+def test_a_lane_that_wants_to_exit_is_its_player_s_to_tell():
+    driver = Driver(AsyncLanes([Slow(fault="exit")], "slow", 0))
+    driver.tick(), driver.tick(), driver.tick()
+    with pytest.raises(SystemExit):
+        driver.tick()
+    driver.environment.close()
 
-        return wake
 
-    try:
-        for number, target in enumerate(targets):
-            target.on_ready(waker(number))
-        actions = [{"action": np.zeros(1, np.int64)}]
-        with Together():
-            for target in targets:
-                target.send(actions, np.ones(1, np.bool_))
-            assert told == []
-        assert done.wait(20)
-        assert len(told) == 1
-        assert rung == [5]
-    finally:
-        for target in targets:
-            target.close()
-        loop.give_back()
+def test_another_thread_closes_what_is_played_here():
+    """As a slot does with an environment that failed, while its actor goes on with the others."""
+    env, bell = Slow(fault="hang"), LocalBell()
+    driver = Driver(AsyncLanes([env], "slow", 0))
+    driver.tick(), driver.tick(), driver.tick()
+    driver.environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
+    closing = threading.Thread(target=driver.environment.close)
+    closing.start()
+    while closing.is_alive() or Loop.own() is not None:
+        bell.wait(0.05)
+    assert env.closed == 1

@@ -129,7 +129,8 @@ class Environment(ABC):
         """Free everything. May be called twice."""
 
     def on_ready(self, wake: Callable[[], None]) -> None:
-        """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it."""
+        """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it. Those on an event
+        loop go on while the thread that sent waits at a `Bell`, or asks whether they are `ready`."""
 
     def seed(self, seed: int) -> None:
         """Seed lane i's next reset with ``seed + i``, so that its episode depends on that and on its actions alone. Exact runs call it before each

@@ -23,7 +23,7 @@ from contextlib import suppress
 from itertools import cycle
 from math import log, pi, sqrt
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from time import perf_counter, process_time
 from typing import Any
 
@@ -44,6 +44,7 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.run.probe import end_session, end_with
+from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import INLINE, match_agents
 from tidemill.workers.frames import seen_by
 from tidemill.workers.policy import PolicyWorkers
@@ -121,8 +122,8 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
     rng = np.random.default_rng(0)
     actions = cycle([[random_rows(a.spaces.action, "action", env.lanes, rng) for a in env.agents] for _ in range(POOL // 16)])
     ticks = [Tick.allocate(a.spaces.observation, env.lanes, env.info, env.same_step) for a in env.agents]
-    reset, ended, elsewhere, bell = np.ones(env.lanes, np.bool_), np.zeros((len(ticks), env.lanes), np.bool_), False, Event()
-    env.on_ready(bell.set)
+    reset, ended, elsewhere, bell = np.ones(env.lanes, np.bool_), np.zeros((len(ticks), env.lanes), np.bool_), False, LocalBell()
+    env.on_ready(bell.ring)
 
     def work() -> int:
         nonlocal elsewhere
@@ -132,7 +133,6 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
         elsewhere |= not env.ready()
         while not env.ready():
             bell.wait(0.1)
-            bell.clear()
         env.recv(ticks)
         for i, seen in enumerate(ticks):
             ended[i] |= (seen.done | seen.truncated) & ~seen.restarted

@@ -1,4 +1,4 @@
-"""Environments with `async def` reset and step: hundreds of them wait on one event loop, in one thread."""
+"""Environments with `async def` reset and step: hundreds of them wait on one event loop, in the thread of whoever plays them."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ class Asynchronous(EnvironmentConfig):
 
     make               "module:NAME" or "FILE.py:NAME": a class or function that returns one, with `observation_space`, `action_space`,
                        ``async def reset(self, *, seed=None, options=None)`` and ``async def step(self, action)``, and may have a `close`. All copies
-                       live on one event loop: what computes long without an await holds up the others
+                       live on the event loop of the actor's own thread: what computes long without an await holds up the others, and the actor
     kwargs             arguments of it
     max_episode_steps  a promise: no episode has more steps; 0 where that is not known
     deadline           seconds for a reset or a step, after which it is broken off
@@ -60,7 +60,7 @@ class Asynchronous(EnvironmentConfig):
 
 
 class AsyncLanes(LaneLoop):
-    """L environments with `async def` reset and step, each in a task of the process's event loop.
+    """L environments with `async def` reset and step, each in a task of the event loop of whoever plays them.
 
     deadline   seconds for each of their calls; None: they see to it themselves
     """

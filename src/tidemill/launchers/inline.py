@@ -1,7 +1,5 @@
 """The inline launcher: every worker in this thread, in turn. Deterministic: the debugger's launcher."""
 
-from time import sleep
-
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
@@ -21,7 +19,9 @@ class InlineLauncher(Launcher):
     def launch(self, job: Job) -> dict[str, Link]:
         limit_threads(1)
         experiment = job.experiment
-        ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
+        names = [name for name, _ in experiment.members()]
+        ends = local_endpoints(names, experiment.edges(), [names])
+        self._bell = ends[names[0]][0].bell
         links: dict[str, Link] = {}
         for name, config in experiment.members():
             endpoints, links[name] = ends[name]
@@ -31,7 +31,7 @@ class InlineLauncher(Launcher):
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         if not sum(worker.turn() for worker in self._workers.values()):
-            sleep(min(seconds, _NAP))
+            self._bell.wait(min(seconds, _NAP))
 
     def obituary(self, worker: str) -> str:
         return "it returned"

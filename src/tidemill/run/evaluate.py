@@ -4,7 +4,6 @@ Which episodes count is fixed before the first begins (so many per lane), never 
 """
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.streams.sources import Fixed
+from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import build_environment
 
@@ -65,9 +65,9 @@ class Player:
                     f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
                 )
         self._environment, self._max_steps = environment, max_episode_steps
-        self._bell = threading.Event()
+        self._bell = LocalBell()
         environment.bind(groups)
-        environment.on_ready(self._bell.set)
+        environment.on_ready(self._bell.ring)
         lanes = environment.lanes
         self._ticks = [
             Tick.allocate(policy.spaces.observation, lanes * len(group), environment.info, environment.same_step)
@@ -95,7 +95,6 @@ class Player:
             if monotonic() > deadline:
                 raise EnvironmentFault(f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its server is away")
             self._bell.wait(0.1)
-            self._bell.clear()
         environment.recv(self._ticks)
         self.steps += int(np.count_nonzero(~reset))
         if self._max_steps:

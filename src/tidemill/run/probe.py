@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread, get_native_id
+from threading import Thread, get_native_id
 from time import perf_counter, process_time, sleep
 from typing import Any
 
@@ -38,6 +38,7 @@ from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
 from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.run.layout import Costs
+from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import seen_by
 from tidemill.workers.trainer_config import Trainer
@@ -219,8 +220,8 @@ class Stepping:
         self._ticks = [Tick.allocate(s.observation, n, environment.info, environment.same_step) for s, n in zip(self._spaces, seats, strict=True)]
         self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
         self._ended = [np.ones(n, np.bool_) for n in seats]  # or not yet begun
-        self._bell, self._count = Event(), 0
-        environment.on_ready(self._bell.set)
+        self._bell, self._count = LocalBell(), 0
+        environment.on_ready(self._bell.ring)
 
     def tick(self) -> int:
         """Do one tick and return the env steps in it: those of resets are none."""
@@ -234,7 +235,6 @@ class Stepping:
         environment.send(actions, self._reset)
         while not environment.ready():
             self._bell.wait(0.1)
-            self._bell.clear()
         environment.recv(self._ticks)
         for ended, tick in zip(self._ended, self._ticks, strict=True):
             ends = tick.done | tick.truncated

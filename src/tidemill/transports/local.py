@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.core.loops import Loop
 from tidemill.core.memory import LocalSegment
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
@@ -17,14 +18,23 @@ class LocalBell(Bell):
     def __init__(self) -> None:
         self._silent = threading.Lock()
         self._silent.acquire()
+        self._loop: Loop | None = None  # of whoever waits
 
     def ring(self) -> None:
         if self._silent.locked():
             with suppress(RuntimeError):  # somebody else rang just now
                 self._silent.release()
+        if (loop := self._loop) is not None:
+            loop.wake()
 
     def wait(self, seconds: float) -> bool:
-        return self._silent.acquire(timeout=max(seconds, 0.0))
+        loop = Loop.own()
+        if loop is None:
+            return self._silent.acquire(timeout=max(seconds, 0.0))
+        self._loop = loop  # before a last look: who rings later wakes it
+        came = self._silent.acquire(blocking=False) or (loop.run(seconds) | self._silent.acquire(blocking=False))
+        self._loop = None
+        return came
 
 
 class LocalLink(Link):

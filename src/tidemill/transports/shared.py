@@ -10,6 +10,7 @@ import msgspec
 
 from tidemill.api.transport import Bell, Endpoints, Link
 from tidemill.core.errors import SchemaError
+from tidemill.core.loops import Loop
 from tidemill.core.memory import MemfdSegment
 from tidemill.core.rings import ring
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
@@ -25,10 +26,12 @@ class EventBell(Bell):
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._poll = select.poll()
+        self._also = [descriptor]
         self._poll.register(descriptor, select.POLLIN)
 
     def also(self, descriptor: int) -> None:
         """Wake, too, when `descriptor` becomes readable or hangs up."""
+        self._also.append(descriptor)
         self._poll.register(descriptor, select.POLLIN)
 
     def ring(self) -> None:
@@ -38,11 +41,15 @@ class EventBell(Bell):
         os.eventfd_write(self.descriptor, 1)
 
     def wait(self, seconds: float) -> bool:
+        came = False
+        if (loop := Loop.own()) is not None:
+            loop.watch(self._also)
+            came, seconds = loop.run(seconds), 0.0
         events = self._poll.poll(seconds * 1000)
         for descriptor, _ in events:
             if descriptor == self.descriptor:
                 os.eventfd_read(descriptor)  # readable, and only the owner reads: never blocks
-        return bool(events)
+        return came or bool(events)
 
 
 class SocketLink(Link):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock
+from tidemill.core.loops import turn
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
 from tidemill.workers.blocks import Seats
@@ -113,6 +114,7 @@ class Gang:
 
     def _look(self) -> None:
         """Find out who has answered."""
+        turn()
         rung = self._rung
         while rung:
             self._look_at(rung.popleft())

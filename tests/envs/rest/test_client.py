@@ -13,11 +13,11 @@ from tests.envs.driver import Driver
 from tests.envs.rest.served import Ledger, Script, applied, client, serving
 
 from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.loops import Loop
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
 from tidemill.envs.rest.connections import Address
 from tidemill.envs.rest.session import RemoteEnv
-from tidemill.envs.tasks import Loop
 
 FORMS = ("threads", "loop")
 HARMLESS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", "reply_repeated")
@@ -249,6 +249,7 @@ def test_closing_does_not_wait_for_a_call_under_way(form):
         driver.tick()
         environment.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
         while applied(server) < 2:
+            assert not environment.ready()
             time.sleep(0.005)
         since = time.monotonic()
         environment.close()
@@ -436,7 +437,7 @@ def test_the_event_loop_ends_with_its_last_environment():
         drivers = [Driver(environment) for environment in several]
         for driver in drivers:
             driver.tick()
-        assert sum(thread.name == "tidemill event loop" for thread in threading.enumerate()) == 1
+        assert Loop.own() is not None
         for environment in several:
             environment.close()
-        assert Loop._shared is None and server.sessions.counts().sessions == 0
+        assert Loop.own() is None and server.sessions.counts().sessions == 0

@@ -22,8 +22,8 @@ class Rest(EnvironmentConfig):
     url        of the server, "http://HOST:PORT" or "https://HOST/PATH"
     token      what the server asks for. "$NAME" is read from the environment variable NAME when the environment is made, so that the token itself is
                not saved with the run; unset it means none
-    form       "loop": all lanes of a process are tasks of one event loop, in one thread; "threads": each lane is a thread that waits for its server,
-               as quick where there are few of them and the actor keeps to one core (`Actors.one_core`)
+    form       "loop": all lanes of an actor are tasks of one event loop, in its own thread; "threads": each lane is a thread that waits for its
+               server, best where there are few of them and the actor keeps to one core (`Actors.one_core`)
     deadline   seconds for a call, retries and pauses included
     attempt    seconds for one try of it, where it may be tried again
     retries    of calls: at most this share of them are tried again (a few at a time always may be); 0: none but these

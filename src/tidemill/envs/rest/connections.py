@@ -215,6 +215,22 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self._waiting.set_result(None)
 
 
+class _Unlocked:
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class _OneTask(httpcore.AsyncHTTP11Connection):
+    """A connection of one task, which needs no lock against others: each time that one is taken costs a round of the loop, free as it is."""
+
+    def __init__(self, origin: httpcore.Origin, stream: httpcore.AsyncNetworkStream) -> None:
+        super().__init__(origin, stream, keepalive_expiry=None)
+        self._state_lock = _Unlocked()  # type: ignore[assignment]  # its own: where there is no such thing any more this does nothing
+
+
 class AsyncConnection:
     """The same on an event loop: for one task at a time."""
 
@@ -261,7 +277,7 @@ class AsyncConnection:
         address = self._address
         async with asyncio.timeout(seconds):
             _, self._stream = await asyncio.get_running_loop().create_connection(_AsyncStream, address.host, address.port, ssl=address.context)
-        self._connection = httpcore.AsyncHTTP11Connection(address.origin, self._stream, keepalive_expiry=None)
+        self._connection = _OneTask(address.origin, self._stream)
         return self._connection
 
     def _drop(self) -> None:

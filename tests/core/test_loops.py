@@ -1,0 +1,162 @@
+"""Loops of threads: they run while their thread waits at a bell, and what came while they stood still came in time."""
+
+import asyncio
+import os
+import socket
+import threading
+
+import pytest
+
+from tidemill.core import loops
+from tidemill.core.loops import Loop
+from tidemill.transports.local import LocalBell
+from tidemill.transports.shared import EventBell
+
+
+@pytest.fixture
+def loop():
+    taken = Loop.take()
+    yield taken
+    taken.give_back()
+    assert Loop.own() is None
+
+
+@pytest.fixture(params=["local", "event"])
+def bell(request):
+    if request.param == "local":
+        yield LocalBell()
+        return
+    descriptor = os.eventfd(0)
+    yield EventBell(descriptor)
+    os.close(descriptor)
+
+
+def test_whoever_waits_at_a_bell_runs_the_loop_until_it_is_rung(loop, bell):
+    done = asyncio.Event()
+    threads = []
+
+    async def work():
+        await asyncio.sleep(0)
+        threads.append(threading.get_ident())
+        done.set()
+        bell.ring()
+
+    loop.loop.create_task(work())
+    assert bell.wait(20) and done.is_set() and threads == [threading.get_ident()]
+    assert not bell.wait(0.01)  # that ring was heard
+
+
+def test_another_thread_s_ring_ends_the_wait_as_does_one_before_it(loop, bell):
+    bell.ring()
+    assert bell.wait(20)
+    assert not bell.wait(0.01)
+    ringer = threading.Timer(0.02, bell.ring)
+    ringer.start()
+    assert bell.wait(20)
+    ringer.join()
+    assert not bell.wait(0.01)
+
+
+def test_a_bell_s_further_descriptors_end_the_wait(loop):
+    descriptor = os.eventfd(0)
+    bell, (ours, theirs) = EventBell(descriptor), socket.socketpair()
+    bell.also(ours.fileno())
+    assert not bell.wait(0.01)
+    theirs.send(b"x")
+    assert bell.wait(20) and bell.wait(20)  # until it is read
+    ours.recv(1)
+    assert not bell.wait(0.01)
+    loop.loop.remove_reader(ours.fileno())
+    for each in (ours, theirs):
+        each.close()
+    os.close(descriptor)
+
+
+def test_one_turn_deals_with_all_that_has_come_and_never_waits(loop):
+    pairs, got = [socket.socketpair() for _ in range(5)], []
+
+    async def read(ours):
+        got.append(await loop.loop.sock_recv(ours, 1))
+
+    for ours, _ in pairs:
+        ours.setblocking(False)
+        loop.loop.create_task(read(ours))
+    loop.turn()
+    assert got == []
+    for _, theirs in pairs[1:]:
+        theirs.send(b"x")
+    loop.turn()
+    assert got == [b"x"] * 4
+    for pair in pairs:
+        for each in pair:
+            loop.loop.remove_reader(each.fileno())
+            each.close()
+
+
+def test_a_deadline_leaves_out_the_time_in_which_nobody_ran_the_loop(loop, monkeypatch):
+    now, (ours, theirs), got = [100.0], socket.socketpair(), []
+    monkeypatch.setattr(loops, "monotonic", lambda: now[0])
+    loop._left = now[0]
+    ours.setblocking(False)
+
+    async def read():
+        try:
+            async with asyncio.timeout(10):
+                got.append(await loop.loop.sock_recv(ours, 1))
+        except TimeoutError:
+            got.append("too late")
+
+    for away, sent, told in ((3600.0, b"x", [b"x"]), (0.5, b"", [b"x"])):
+        task = loop.loop.create_task(read())
+        loop.turn()
+        now[0] += away
+        if sent:
+            theirs.send(sent)
+        loop.turn()
+        assert got == told
+    for _ in range(20):  # short ones count
+        now[0] += 0.9
+        loop.turn()
+    assert got == [b"x", "too late"] and task.done()
+    for each in (ours, theirs):
+        each.close()
+
+
+def test_it_runs_within_a_notebook_s_loop(bell):
+    async def cell():
+        loop, ran = Loop.take(), []
+
+        async def work():
+            await asyncio.sleep(0)
+            ran.append(asyncio.get_running_loop() is loop.loop)
+            bell.ring()
+
+        loop.loop.create_task(work())
+        assert bell.wait(20)
+        loop.give_back()
+        assert ran == [True]
+        await asyncio.sleep(0)  # in the notebook's again
+
+    asyncio.run(cell())
+    assert Loop.own() is None
+
+
+def test_another_thread_has_work_done_and_gives_the_loop_back(bell):
+    loop, did = Loop.take(), []
+
+    async def work():
+        return threading.get_ident()
+
+    def other():
+        did.append(loop.do(work(), 20))
+        loop.give_back()
+        bell.ring()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    while thread.is_alive() or Loop.own() is not None:
+        bell.wait(0.05)
+    assert did == [threading.get_ident()]
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.do(work(), 20)
+    loop.wake(), loop.give_back()  # from whoever did not know
