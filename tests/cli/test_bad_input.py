@@ -233,7 +233,7 @@ NEVER_BEGAN = {
     ),
     "a replay larger than it may be": (
         ["CartPole-v1", "--algorithm", "dqn", "--set", "workers.trainer.buffer.max_bytes=1000000"],
-        ["100,000 rows takes 4.5 MB", "max_bytes allows 1,000,000 bytes", "obs 16", "at most"],
+        ["100,000 rows takes 5.3 MB", "max_bytes allows 1,000,000 bytes", "obs 16", "at most"],
     ),
     "a replay larger than the machine": (
         ["CartPole-v1", "--algorithm", "dqn", "--set", "workers.trainer.buffer.capacity=1000000000000"],
