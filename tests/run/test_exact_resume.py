@@ -146,14 +146,16 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
         ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
         ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 3, "inline"),
         ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 2, "inline"),
+        ({"environment": SCRIPTED, "iteration_steps": 10, "finish_episodes": True, "slots": 2, "steps": 35}, 1, "inline"),
     ],
-    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes"],
+    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes", "phases of two slots"],
 )
 def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any], every: int, launch: str) -> None:
     images = killed_at_every_row(dqn(**settings), tmp_path / "run", launch)
     whole = result(tmp_path / "run")
     assert len(images) > 30
-    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < 30]  # others have reached their limit
+    limit = settings.get("steps", 30)
+    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < limit]  # others have reached it
     for image in below[::every]:
         resume(image, launch=launch, quiet=True)
         assert not differences(result(image), whole), image.name

@@ -149,7 +149,7 @@ def test_a_resumed_run_ends_the_iteration_that_it_was_finishing(tmp_path: Path) 
 def test_an_evaluation_that_was_due_when_a_run_was_stopped_is_played_by_the_resumed_one(tmp_path: Path) -> None:
     made = limited.experiment(slots=3, threads=0, steps=20, iteration_steps=20, evaluation_steps=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LimitedTrainerWorker, "_end_iteration", lambda worker, steps: iter([worker.exit("stopped")][1:]))
+        patch.setattr(LimitedTrainerWorker, "_end_iteration", lambda worker: iter([worker.exit("stopped")][1:]))
         train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
     assert not [record for record in read_metrics(tmp_path / "run") if "iteration/number" in record]
     resume(tmp_path / "run", launch="inline", quiet=True)

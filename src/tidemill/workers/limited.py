@@ -210,7 +210,7 @@ class LimitedTrainerWorker(TrainerWorker):
                 moved, ran = self._receive(), 0
                 if self._phase_end is not None and self.counters.steps >= self._phase_end:
                     self._end_phase()
-                granted = 0 if exact and limiter.owed else self._grant()
+                granted = 0 if exact and (limiter.owed or self._iteration_over()) else self._grant()
             until = monotonic() + TURN
             while not granted and self._due() and (not ran or monotonic() < until):  # what was granted is to be sent first
                 self._run_task()
@@ -224,11 +224,9 @@ class LimitedTrainerWorker(TrainerWorker):
                 self._look_round()
             else:
                 self._look_for_progress()
-            if self._reason is None and self._iteration_end is not None and self.counters.steps >= self._iteration_end:
-                if self._quiet() and not self._awaits_episodes():
-                    yield from self._end_iteration(self._iteration_end)
-                    self._end_at_limits()
-            else:
+            if self._iteration_over():
+                yield from self._end_iteration()
+            if self._reason is not None or not self._iteration_reached():
                 self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
@@ -238,9 +236,18 @@ class LimitedTrainerWorker(TrainerWorker):
         Worker.exit(self, self._reason)
         yield PollResult(moved, 1)
 
-    def _end_iteration(self, steps: int) -> Iterator[PollResult]:
+    def _iteration_reached(self) -> bool:
+        return self._iteration_end is not None and self.counters.steps >= self._iteration_end
+
+    def _iteration_over(self) -> bool:
+        """True when it is to be evaluated now. In an exact run the actor is told of its last sample only after that, together with whether episodes
+        may begin again, on which the order of its slots depends."""
+        return self._reason is None and self._iteration_reached() and self._quiet() and not self._awaits_episodes()
+
+    def _end_iteration(self) -> Iterator[PollResult]:
         """Evaluate, save, tell; and begin the next iteration."""
-        assert self._config.iteration_steps is not None
+        steps = self._iteration_end
+        assert steps is not None and self._config.iteration_steps is not None
         number, returns = steps // self._config.iteration_steps, self._episodes
         evaluated: dict[str, float] = {}
         beyond = {"overshoot": float(self.counters.steps - steps)} if self._config.finish_episodes else {}
@@ -428,7 +435,7 @@ class LimitedTrainerWorker(TrainerWorker):
             return
         if self._finishing:
             self.limiter.begin_phase(None)
-        elif self._iteration_end is None or self.counters.steps < self._iteration_end:  # else the iteration is to end first
+        elif not self._iteration_reached():  # else the iteration is to end first
             self._begin_phase()
 
     def _kept_arrays(self) -> dict[str, Arrays]:
@@ -436,7 +443,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _kept_facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"limiter": vars(self.limiter.counts), "ratio": str(self._ratio)}
-        if self._iteration_end is not None and self.counters.steps >= self._iteration_end:
+        if self._iteration_reached():
             facts["iteration_end"] = self._iteration_end
         if self._finishing and ("iteration_end" in facts or self._any_open()):
             facts["finishing"] = True
