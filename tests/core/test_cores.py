@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tidemill.core.cores import _quotas, cores, every_core, keep, keep_to
+from tidemill.core.cores import _quotas, cores, every_core, keep_to, kept
 
 
 def test_a_quota_of_cores_counts(tmp_path: Path) -> None:
@@ -37,21 +37,19 @@ def test_a_thread_keeps_to_a_core_and_what_must_not_inherit_that_has_every_core(
     def mine() -> set[int]:
         return os.sched_getaffinity(0)
 
-    def another() -> set[int]:
-        keep()
-        return mine()
-
     def work() -> list[object]:
         seen: list[object] = []
         keep_to(core)
         seen.append(mine())
         with every_core():
-            seen += [mine(), in_a_thread(mine), in_a_thread(another)]
-        seen.append(mine())
+            move = kept()
+            with every_core():
+                seen += [mine(), in_a_thread(mine), in_a_thread(lambda: [move(), mine()][1])]
+        seen += [mine(), in_a_thread(mine)]
         keep_to(None)
-        return [*seen, mine(), in_a_thread(another)]
+        return [*seen, mine(), in_a_thread(mine)]
 
-    assert in_a_thread(work) == [{core}, every, every, {core}, {core}, every, every]
+    assert in_a_thread(work) == [{core}, every, every, {core}, {core}, {core}, every, every]
     with every_core():  # nobody keeps to anything
-        keep()
+        kept()()
         assert mine() == every

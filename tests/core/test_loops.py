@@ -160,3 +160,64 @@ def test_another_thread_has_work_done_and_gives_the_loop_back(bell):
     with pytest.raises(RuntimeError, match="closed"):
         loop.do(work(), 20)
     loop.wake(), loop.give_back()  # from whoever did not know
+
+
+def test_a_wait_after_a_long_stand_takes_no_longer_than_it_may(loop, monkeypatch):
+    monkeypatch.setattr(loops, "LONG", -1.0)  # however short it stood
+    monkeypatch.setattr(loop, "_left", loop._left - 1000.0)
+    alarms = []
+    call_later = loop.loop.call_later
+    monkeypatch.setattr(loop.loop, "call_later", lambda seconds, call: alarms.append(call_later(seconds, call)) or alarms[-1])
+    assert not loop.run(0.01)
+    assert alarms[0].when() <= loop.loop.time()
+
+
+def test_what_is_no_exception_in_a_callback_reaches_whoever_runs_the_loop(loop):
+    class Broken(BaseException):
+        pass
+
+    def broken():
+        raise Broken
+
+    loop.loop.call_soon(broken)
+    with pytest.raises(Broken):
+        loop.run(20)
+    assert not loop.run(0.0)  # and once
+
+
+def test_a_turn_that_was_ended_early_does_not_shorten_the_next_ones(loop):
+    rounds = []
+
+    async def count():
+        while True:
+            rounds.append(1)
+            await asyncio.sleep(0)
+
+    loop.turn()
+    loop.wake()  # ends the first round of the next turn
+    loop.turn()
+    task = loop.loop.create_task(count())
+    loop.turn()
+    assert len(rounds) == 2
+    task.cancel()
+
+
+def test_an_end_waits_for_no_generator_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(loops, "LONG", 0.01)
+    taken, began = Loop.take(), []
+
+    async def endless():
+        try:
+            yield 1
+        finally:
+            began.append(1)
+            await asyncio.sleep(3600)
+
+    generator = endless()
+
+    async def first():
+        return await anext(generator)
+
+    assert taken.do(first(), 20) == 1
+    taken.give_back()
+    assert began and Loop.own() is None and taken.loop.is_closed()

@@ -13,6 +13,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.loops import Loop
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
+from tidemill.run.interrupts import BrokenOff
 from tidemill.transports.local import LocalBell
 
 CARTPOLE = "CartPole-v1"
@@ -45,6 +46,8 @@ class Slow:
                     await asyncio.Event().wait()
                 case "exit":
                     raise SystemExit(3)
+                case "broken off":
+                    raise BrokenOff
                 case "cancel":
                     raise asyncio.CancelledError
         return self.env.step(action)
@@ -170,10 +173,11 @@ def test_whoever_only_looks_whether_it_is_ready_has_it_go_on():
     target.close()
 
 
-def test_a_lane_that_wants_to_exit_is_its_player_s_to_tell():
-    driver = Driver(AsyncLanes([Slow(fault="exit")], "slow", 0))
+@pytest.mark.parametrize(("fault", "error"), [("exit", SystemExit), ("broken off", BrokenOff)])
+def test_a_lane_that_wants_to_exit_or_meets_a_second_ctrl_c_is_its_player_s_to_tell(fault, error):
+    driver = Driver(AsyncLanes([Slow(fault=fault)], "slow", 0))
     driver.tick(), driver.tick(), driver.tick()
-    with pytest.raises(SystemExit):
+    with pytest.raises(error):
         driver.tick()
     driver.environment.close()
 

@@ -32,7 +32,6 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
-from tidemill.core.cores import keep
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
 from tidemill.run import layout as laying_out
@@ -524,7 +523,6 @@ def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(tmp_pa
     assert told["made"] == told["reset"] == {str(every)}  # where they may start what they need
     assert told["step"] <= {str([core]) for core in every}
     assert len(told["step"]) == (min(2, len(every)) if launch == "processes" else 1)  # threads of one process have Python's lock by turns
-    keep()
     assert sorted(os.sched_getaffinity(0)) == every  # the run is over
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Slots, TidemillError, Trainer, TrainRunner
+from tidemill import PPO, Actors, AsyncTrainRunner, Gymnasium, Limits, Slots, TidemillError, Trainer, TrainRunner
 from tidemill.api.algorithm import Sample
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
@@ -116,6 +116,15 @@ def test_a_run_that_ends_with_episodes_does_so_at_any_limit(tmp_path: Path, exac
         assert limit <= facts["steps"] == facts["limiter"]["committed"] == facts["limiter"]["started"]
         assert (np.load(path / "buffer" / "age.npy") <= 0).all()
         assert_every_episode_ended(path / "buffer")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_whose_updates_end_while_episodes_are_open_ends(tmp_path: Path, exact: bool) -> None:
+    for updates in range(20, 34):
+        made = limited.experiment(slots=5, threads=0, exact=exact, iteration_steps=20, finish_episodes=True, ratio="1")
+        made = made.replace(limits=Limits(updates=updates, seconds=60))
+        train(made, launch="inline", run_dir=tmp_path / str(updates), source=FILE, quiet=True)
+        assert read_newest(tmp_path / str(updates) / "checkpoints" / "policy")[2]["updates"] == updates
 
 
 def assert_every_episode_ended(memory: Path) -> None:

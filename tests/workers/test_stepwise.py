@@ -121,7 +121,7 @@ class Purse:
     def left(self) -> int:
         return self.steps
 
-    def take(self, steps: int) -> None:
+    def spend(self, steps: int) -> None:
         self.steps -= steps
 
 

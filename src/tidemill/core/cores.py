@@ -1,7 +1,8 @@
 """Cores: how many there are for us, and staying on one of them."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
@@ -26,40 +27,48 @@ def _quotas(own: Path, root: Path) -> list[int]:
     return found
 
 
-_every: set[int] | None = None  # the cores of this process, once it keeps to one of them
-_kept: set[int] = set()
+_every: set[int] | None = None  # the cores of this process, once threads of it keep to one of them
+
+
+class _Own(threading.local):
+    cores: set[int] | None = None
+
+
+_own = _Own()  # what a thread keeps to, where it may use every core for the moment
 
 
 def keep_to(core: int | None) -> None:
     """Keep this thread to one core, and what it starts; None ends that. Where something must not inherit it: `every_core`. Where the system cannot do
     that, nothing happens."""
-    global _every, _kept
+    global _every
     if not hasattr(os, "sched_setaffinity"):
         return
-    if core is None:
-        _kept = _every or set()
-        keep()
+    if core is not None:
+        _every = _every or os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core})
+    elif _every is not None:
+        os.sched_setaffinity(0, _every)
         _every = None
-    else:
-        _every, _kept = _every or os.sched_getaffinity(0), {core}
-        keep()
-
-
-def keep() -> None:
-    """Move this thread to the core that the process keeps to, if it keeps to one."""
-    if _every is not None:
-        os.sched_setaffinity(0, _kept)
 
 
 @contextmanager
 def every_core() -> Iterator[None]:
     """Let this thread, and the threads and processes that it starts meanwhile, use every core that the process had."""
-    if _every is None:
+    every = _every
+    if every is None or _own.cores is not None:
         yield
         return
-    own = os.sched_getaffinity(0)  # other threads of the process need not keep to a core
-    os.sched_setaffinity(0, _every)
+    _own.cores = os.sched_getaffinity(0)  # other threads of the process need not keep to a core
+    os.sched_setaffinity(0, every)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, _own.cores)
+        _own.cores = None
+
+
+def kept() -> Callable[[], None]:
+    """Return what moves another thread to the cores that this one keeps to, also while it may use every one: what is started to step for it, not to
+    live by itself."""
+    cores = _own.cores
+    return (lambda: None) if cores is None else lambda: os.sched_setaffinity(0, cores)

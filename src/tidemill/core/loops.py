@@ -6,14 +6,15 @@ it is wanted: no thread hands anything over to another, and all that came by one
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
 STOOD = 0.001  # seconds
 LONG = 1.0  # seconds: when nobody ran the loop for longer, that is no time for deadlines
+BUSY = 10.0  # seconds that another thread waits besides for the loop's own to run it
 
 T = TypeVar("T")
 
@@ -47,6 +48,9 @@ class Loop:
         self._watched: set[int] = set()
         self._left = monotonic()  # when it ran last
         self._late = False
+        self._raised: BaseException | None = None
+        self._second: asyncio.Handle | None = None
+        self.loop.set_exception_handler(self._take)
 
     @staticmethod
     def own() -> "Loop | None":
@@ -79,6 +83,7 @@ class Loop:
 
     def run(self, seconds: float) -> bool:
         """Run until somebody stops or wakes the loop. False when that took more than so many seconds."""
+        self._catch_up()
         self._late = False
         alarm = self.loop.call_later(seconds, self._give_up)
         self._run()
@@ -87,8 +92,11 @@ class Loop:
 
     def turn(self) -> None:
         """Read what has come, and let those go on who waited for it. Never waits."""
-        self.loop.call_soon(self.loop.call_soon, self.loop.stop)  # at the end of its second round
+        self._catch_up()
+        self.loop.call_soon(self._stop_next)
         self._run()
+        if self._second is not None:  # something else may have ended the first round
+            self._second.cancel()
 
     def go_on(self) -> None:
         """Give it a turn where it has had none for `STOOD` seconds: for those who look again and again, and wait at no bell."""
@@ -111,7 +119,7 @@ class Loop:
         if threading.get_ident() != self._thread:
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
             try:
-                return future.result(seconds)
+                return future.result(BUSY + seconds)
             except NotYet:
                 future.cancel()
                 raise TimeoutError from None
@@ -124,38 +132,71 @@ class Loop:
             self.run(left)
         return task.result()
 
+    def _stop_next(self) -> None:
+        """End the run with the round after this one."""
+        self._second = self.loop.call_soon(self.loop.stop)
+
+    def _take(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what a callback raised: what is no `Exception`, a second Ctrl-C say, is meant for whoever runs the loop."""
+        error = context.get("exception")
+        if error is None or isinstance(error, Exception):
+            loop.default_exception_handler(context)
+        else:
+            self._raised = error
+            loop.stop()
+
+    def _catch_up(self) -> None:
+        """Leave a long time in which the loop stood still out of its clock."""
+        now = monotonic()
+        if now - self._left > LONG:
+            self.loop.stood += now - self._left
+        self._left = now
+
     def _give_up(self) -> None:
         self._late = True
         self.loop.stop()
 
     def _run(self) -> None:
-        away = monotonic() - self._left
-        if away > LONG:
-            self.loop.stood += away
-        outer = asyncio._get_running_loop()  # a notebook's, say, in which all of this is a call
-        asyncio._set_running_loop(None)
-        try:
+        with _alone():
             self.loop.run_forever()
-        finally:
-            asyncio._set_running_loop(outer)
-            self._left = monotonic()
+        self._left = monotonic()
         if not self._holders:
             self._end()
+        if (raised := self._raised) is not None:
+            self._raised = None
+            raise raised
 
     def _end(self) -> None:
-        _of.loop = None
+        if _of.loop is self:  # else its thread is over, and another one has its number
+            _of.loop = None
         for descriptor in self._watched:
             self.loop.remove_reader(descriptor)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(None)
-        try:
-            with suppress(RuntimeError):  # stopped by a ring that came late
-                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        finally:
-            asyncio._set_running_loop(outer)
+        with _alone(), suppress(RuntimeError):  # stopped before that was complete
+            self.loop.stop()
+            self.loop.run_forever()  # a ring that came late, and the tasks' ends
+            self.loop.call_later(LONG, self.loop.stop)
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Set aside the loop in which all of this is a call, a notebook's say, with its task: a thread can run only one."""
+    if (outer := asyncio._get_running_loop()) is None:
+        yield
+        return
+    task = asyncio.current_task(outer)
+    if task is not None:
+        asyncio.tasks._leave_task(outer, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if task is not None:
+            asyncio.tasks._enter_task(outer, task)
 
 
 def turn() -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from tidemill.core.cores import keep
+from tidemill.core.cores import kept
 from tidemill.core.errors import ConfigError
 
 CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together; less than the controller gives an actor
@@ -38,6 +38,7 @@ class Crew:
         self._left: list[int] = []
         self._wake: Callable[[], None] | None = None
         self._closed = False
+        self._keep = kept()
         self._finished = _thread.allocate_lock()  # held while a tick is under way
         self._gates = [_thread.allocate_lock() for _ in range(count)]
         for gate in self._gates:
@@ -92,7 +93,7 @@ class Crew:
         return stuck
 
     def _work(self, number: int) -> None:
-        keep()
+        self._keep()
         opened, share, results = self._gates[number].acquire, self._shares[number], self._results
         while True:
             opened()

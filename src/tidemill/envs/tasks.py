@@ -74,7 +74,9 @@ class Tasks:
             if self._closed:
                 raise
             self._results[lane] = Raised(RuntimeError(f"what it awaits was cancelled (CancelledError) {error}".rstrip()))
-        except (Exception, SystemExit) as error:
+        except GeneratorExit:  # the loop is at its end
+            raise
+        except BaseException as error:  # a second Ctrl-C, too, is the actor's to tell
             self._results[lane] = Raised(error)
         finally:
             self._left -= 1

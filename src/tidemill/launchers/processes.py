@@ -194,7 +194,10 @@ class ProcessesLauncher(Launcher):
 
 
 class RunnerBell(EventBell):
-    """The runner's bell, also rung by links, and by the ends of processes."""
+    """The runner's bell, also rung by links, and by the ends of processes. Nobody plays an environment in the runner's thread."""
+
+    def wait(self, seconds: float) -> bool:
+        return self.hear(seconds)
 
     def forget(self, descriptor: int) -> None:
         """Be woken no more by a descriptor that has hung up, and would wake for ever."""

@@ -51,12 +51,9 @@ class Credits:
         """Return how many steps may start now."""
         return self._granted() - self._spent
 
-    def take(self, steps: int) -> bool:
-        """True when so many more steps may start now; they are spent then, all at once."""
-        if self._spent + steps > self._granted():
-            return False
+    def spend(self, steps: int) -> None:
+        """So many of those that are left start now."""
         self._spent += steps
-        return True
 
     def received(self) -> int:
         """Return how many of this actor's samples the trainer has dealt with: what they owed was trained, and the version after it is published."""

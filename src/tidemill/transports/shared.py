@@ -45,11 +45,15 @@ class EventBell(Bell):
         if (loop := Loop.own()) is not None:
             loop.watch(self._also)
             came, seconds = loop.run(seconds), 0.0
+        return self.hear(seconds) or came
+
+    def hear(self, seconds: float) -> bool:
+        """Wait likewise, but let a loop of this thread stand meanwhile."""
         events = self._poll.poll(seconds * 1000)
         for descriptor, _ in events:
             if descriptor == self.descriptor:
                 os.eventfd_read(descriptor)  # readable, and only the owner reads: never blocks
-        return came or bool(events)
+        return bool(events)
 
 
 class SocketLink(Link):

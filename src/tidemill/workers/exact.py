@@ -130,7 +130,7 @@ class ExactTarget(EnvTarget):
                 agent.get_action()
             self._ring.last = agent.chosen if agent.acts else None
             self.decided, self.turn = True, False
-        return not agent.acts or self._credits.take(1)
+        return not agent.acts or self._ring.may_step()
 
     # ---- after a resume ----------------------------------------------------------------------------------------------------------------------
 
@@ -231,6 +231,14 @@ class ExactRing(EnvRing):
     def _passed_over(self, target: ExactTarget) -> bool:
         """True when the target's next step would begin an episode, and none may begin."""
         return self._finishing and target.waits() and bool(target.agent.acts) and target.agent.begins(0)
+
+    def may_step(self) -> bool:
+        """Spend a credit. False without one, or where it came with another word on whether episodes may begin than was heard: others may go first
+        then."""
+        if self._credits.left() < 1 or self._credits.finishing != self._finishing:
+            return False
+        self._credits.spend(1)
+        return True
 
     def _begin(self, at: int) -> None:
         self.targets[self._at].turn = False

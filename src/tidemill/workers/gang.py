@@ -157,7 +157,7 @@ class Gang:
                 left = granted  # they are served as they came
         if numbers:
             if self._credits is not None:
-                self._credits.take(granted)
+                self._credits.spend(granted)
             numbers.sort()
             seats = self._seats(numbers)
             self._asked[self._agent.ask(seats if granted == len(seats) else seats[self._agent.act(seats)])] = numbers

@@ -125,8 +125,8 @@ class LimitedTrainerWorker(TrainerWorker):
             share.credits.finishing = True
 
     def _awaits_episodes(self) -> bool:
-        """True when the phase does not end yet, since episodes are open."""
-        return self._reason is None and self._any_open()
+        """True when the phase does not end yet, since episodes are open, and what they owe may be trained."""
+        return self._reason is None and self._updates_left() and self._any_open()
 
     def _any_open(self) -> bool:
         """True when episodes that a phase ends with are open."""
@@ -136,8 +136,11 @@ class LimitedTrainerWorker(TrainerWorker):
         return super()._steps_done() and not self._awaits_episodes()
 
     def _quiet(self) -> bool:
-        """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use."""
-        return not self._due() and all(share.outstanding < share.lanes for share in self._actors.values())
+        """True when nothing is owed and nothing in flight: a quiescent cut. A target of many lanes may hold fewer credits than it can use. Those of
+        open episodes that were cut by a resume are used in the next phase."""
+        return not self._due() and (
+            (self._finishing and not self._any_open()) or all(share.outstanding < share.lanes for share in self._actors.values())
+        )
 
     def _build_buffer(self, source: SampleConsumer, demand: Demand) -> Buffer:
         config, producers = self._config, [e.name.split("/")[2] for e in self.context.edges(f"samples/{self._config.samples}/")]
@@ -281,8 +284,11 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _due(self) -> bool:
         """True when a task is owed, and within the limit of updates."""
+        return self.limiter.owed > 0 and self._updates_left()
+
+    def _updates_left(self) -> bool:
         limit = self.context.experiment.limits.updates
-        return self.limiter.owed > 0 and (limit is None or self.counters.updates < limit)
+        return limit is None or self.counters.updates < limit
 
     def _receive(self) -> int:
         """Store what has come. Return how many samples that was."""
