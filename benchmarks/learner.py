@@ -74,6 +74,10 @@ def main() -> None:
     source, columns = learner._source(batch, [sample]), learner._columns(batch, _whole(_sums(batch)))
     order = np.random.default_rng(0).permutation(rows)[:size]
     inputs, action = ({k: v[:size] for k, v in part.items()} for part in (learner.policy.prepare(batch.observation), columns[0]))
+    if options.images:  # torch computes these
+        from tidemill.nets.torch_device import tensors
+
+        inputs, action = tensors(inputs), tensors(action)
     passes = options.epochs * rows / size  # minibatches' worth of work in an update
 
     def minibatch() -> None:
