@@ -1,5 +1,6 @@
 """Runs with a limiter: exact ratios, whatever launches them and however long environments and training take."""
 
+import re
 import sys
 import threading
 from fractions import Fraction
@@ -321,9 +322,20 @@ def test_a_ratio_that_changes_in_the_warm_up_owes_nothing_before_its_end(tmp_pat
     check_counts(read_newest(folder / "checkpoints" / "policy")[2], Fraction(2), 60)
 
 
+def test_a_run_that_stops_storing_steps_fails_with_the_first_and_the_last_that_its_slots_told(tmp_path: Path) -> None:
+    """One of two slots loses at least five of nine steps, and the other one hangs. The trainer that waits knows nothing of that."""
+    fails, hangs = tuple(range(20, 29)), tuple(range(29, 60))
+    made = faulty(slots=2, steps=100, fails=fails, hangs=hangs, failures=5, max_backoff_s=0.01, max_no_progress_s=0.5)
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s") as error:
+        failed(made, tmp_path / "run")
+    told = str(error.value).splitlines()[1:3]
+    assert told and all(re.search(r"(first|last): actor-0: slot \d.*: a step is lost: .*ConnectionError.*lost in step 2\d", line) for line in told)
+    assert any(re.search(r"slot \d is quarantined: it failed [5-9] times, at last: a step is lost", line) for line in told)
+
+
 def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> None:
     made = faulty(slots=2, steps=100, broken=True, failures=100_000, max_backoff_s=0.01, max_no_progress_s=0.5)
-    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d: a step is lost"):
         failed(made, tmp_path / "run")
 
 

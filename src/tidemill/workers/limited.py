@@ -19,7 +19,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.core.schema import Arrays
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
@@ -376,15 +376,15 @@ class LimitedTrainerWorker(TrainerWorker):
             self._write_cut()
 
     def _look_for_progress(self) -> None:
-        """Fail when nothing has come for long. Whoever knows why has said so: actors tell what their slots suffer from."""
+        """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
         limit = self._config.max_no_progress_s
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
             TrainerWorker._save(self, final=True)
-            raise RunError(
-                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight; the actors' notices say what "
-                "their slots fail with, if they do (a server that is gone, say: tidemill doctor env URL). Mend that and resume, or set "
-                "max_no_progress_s higher"
+            raise NoProgress(
+                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight: environments do not answer, or "
+                "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set max_no_progress_s higher",
+                limit,
             )
 
     def _alone_at_end(self) -> bool:
