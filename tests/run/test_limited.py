@@ -1,5 +1,6 @@
 """Runs with a limiter: exact ratios, whatever launches them and however long environments and training take."""
 
+import json
 import re
 import sys
 import threading
@@ -224,6 +225,10 @@ def test_lost_steps_are_voided_and_counted_and_no_transition_is_made_up(tmp_path
     facts = run(faulty(steps=100, slots=3, ratio="1", fails=fails, failures=100, exact=exact), tmp_path / "run", "threads")
     check_counts(facts, Fraction(1), 100)
     assert facts["limiter"]["voided"] == len(fails)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {name: summary[name] for name in ("started", "committed", "voided")} == {
+        name: facts["limiter"][name] for name in ("started", "committed", "voided")
+    }
     check_memory(facts, 3)
 
 

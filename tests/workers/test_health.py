@@ -44,7 +44,7 @@ def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_w
     with pytest.raises(EnvironmentFault, match=f"^1 of 3 slots are healthy, and min_healthy_slots = 2; {told}"):
         health.look()
     faults, quarantined = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}, {"slot/0/quarantined": 1.0, "slot/1/quarantined": 1.0}
-    assert health.stats() == {"slots/quarantined": 2.0, "slots/faults": 2.0, **faults, **quarantined}
+    assert health.stats() == {"slots/healthy": 1.0, "slots/quarantined": 2.0, "slots/faults": 2.0, **faults, **quarantined}
 
 
 def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: Any) -> None:

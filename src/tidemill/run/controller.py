@@ -297,6 +297,7 @@ class Controller:
                 group = name.rpartition("-")[0]
                 values = {f"{group}/{metric}" if metric in self._several else metric: value for metric, value in message.values.items()}
                 self._record({"step": float(message.step), **values})
+                self.progress.note_iteration(message.step, message.values)
                 if message.stage == self.progress.stage:  # else it was on its way when the stage changed
                     self.progress.measured |= values
                     self._advance()

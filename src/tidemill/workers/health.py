@@ -70,10 +70,15 @@ class Health:
             self._told_at = self._looked_at
 
     def stats(self) -> dict[str, float]:
-        """Return the faults of each slot that had any, which are in quarantine, and how many of both."""
+        """Return the faults of each slot that had any, which are in quarantine, how many of both there are, and how many are healthy."""
         if not self._slots:
             return {}
-        told = {"slots/quarantined": float(len(self._quarantined)), "slots/faults": float(sum(self._faults))}
+        quarantined = len(self._quarantined)
+        told = {
+            "slots/healthy": float(len(self._slots) - quarantined),
+            "slots/quarantined": float(quarantined),
+            "slots/faults": float(sum(self._faults)),
+        }
         faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
         return told | faults | {f"slot/{number}/quarantined": 1.0 for number in sorted(self._quarantined)}
 

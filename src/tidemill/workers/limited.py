@@ -56,7 +56,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._sums: dict[str, float] = {}  # of metrics since the last report
         self._means: dict[str, float] = {}  # of metrics in the last report
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
-        self._told_steps = 0
+        self._told_steps = self._told_voided = 0
         self._told_at = self._progress_at = 0.0
         self._published = 0  # version
         self._restored: Path | None = None
@@ -189,7 +189,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def start(self) -> None:
         self._progress_at = self._told_at = monotonic()
-        self._told_steps = self.counters.steps
+        self._told_steps, self._told_voided = self.counters.steps, self._counts.voided
         self._ages.publish(self._published)
         super().start()
 
@@ -417,12 +417,14 @@ class LimitedTrainerWorker(TrainerWorker):
             self._means = {name: total / self._tasks for name, total in self._sums.items()}
             if committed and flown:
                 told["limiter/balance"] = flown / committed / (float(self._ratio) * self._seconds / self._tasks)
+        voided = int(told["limiter/voided"])
         if self._tasks or (
-            committed and (self._means or self._config.measures() is not None)
+            (committed or voided > self._told_voided) and (self._means or self._config.measures() is not None)
         ):  # in the warm-up, too, unless nobody knew what is to come
             self._count_time()
             self._report_update({**self._means, **told})
-        self._sums, self._tasks, self._seconds, self._told_at, self._told_steps = {}, 0.0, 0.0, now, self.counters.steps
+        self._sums, self._tasks, self._seconds, self._told_at = {}, 0.0, 0.0, now
+        self._told_steps, self._told_voided = self.counters.steps, voided
 
     # ---- checkpoints: at a quiescent cut -----------------------------------------------------------------------------------------------------
 
