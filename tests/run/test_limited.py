@@ -1,11 +1,15 @@
 """Runs with a limiter: exact ratios, whatever launches them and however long environments and training take."""
 
+import json
+import re
 import sys
 import threading
+import time
 from fractions import Fraction
 from math import floor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,16 +18,21 @@ from tests.run.watching import wait_until
 from tidemill import AgentSpec, Gymnasium, Limits, Queue, Scripted, Slots, TidemillError, Trainer
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
+from tidemill.api.control import Notice, State, Status
 from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Job
 from tidemill.api.stream import Offered
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_attribute, load_file
+from tidemill.launchers.inline import InlineLauncher
 from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
+from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
+from tidemill.run.progress import Member
 from tidemill.run.session import resume, train
 from tidemill.workers.base import Worker
 
@@ -218,11 +227,17 @@ def check_memory(facts: dict[str, Any], slots: int) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_lost_steps_are_voided_and_counted_and_no_transition_is_made_up(tmp_path: Path, exact: bool) -> None:
+def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(tmp_path: Path, exact: bool, capsys: pytest.CaptureFixture[str]) -> None:
     fails = (3, 4, 20, 33, 34, 50, 51, 52)
     facts = run(faulty(steps=100, slots=3, ratio="1", fails=fails, failures=100, exact=exact), tmp_path / "run", "threads")
     check_counts(facts, Fraction(1), 100)
     assert facts["limiter"]["voided"] == len(fails)
+    told = re.findall(r"slot \d: a step is lost.*?(?: \(and (\d+) more\))?$", capsys.readouterr().err, re.MULTILINE)
+    assert sum(1 + int(more or 0) for more in told) == len(fails)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {name: summary[name] for name in ("started", "committed", "voided")} == {
+        name: facts["limiter"][name] for name in ("started", "committed", "voided")
+    }
     check_memory(facts, 3)
 
 
@@ -321,9 +336,37 @@ def test_a_ratio_that_changes_in_the_warm_up_owes_nothing_before_its_end(tmp_pat
     check_counts(read_newest(folder / "checkpoints" / "policy")[2], Fraction(2), 60)
 
 
+def test_a_run_that_stops_storing_steps_fails_with_the_first_and_the_last_that_its_slots_told(tmp_path: Path) -> None:
+    """One of two slots loses at least five of nine steps, and the other one hangs. The trainer that waits knows nothing of that."""
+    fails, hangs = tuple(range(20, 29)), tuple(range(29, 60))
+    made = faulty(slots=2, steps=100, fails=fails, hangs=hangs, failures=5, max_backoff_s=0.01, max_no_progress_s=0.5)
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s") as error:
+        failed(made, tmp_path / "run")
+    told = str(error.value).splitlines()[1:3]
+    assert told and all(re.search(r"(first|last): actor-0: slot \d.*: a step is lost: .*ConnectionError.*lost in step 2\d", line) for line in told)
+    assert any(re.search(r"slot \d is quarantined: it failed [5-9] times, at last: a step is lost", line) for line in told)
+
+
+def test_what_was_told_long_before_a_worker_waited_or_by_itself_is_no_cause() -> None:
+    controller = Controller(Job(limited.experiment(), None, "", ""), InlineLauncher(), lambda _: None, lambda _: None)
+    controller.members = {name: Member(Mock(), Mock()) for name in ("actor-0", "actor-1", "trainer-0")}
+    for name, ago in (("actor-0", 5000.0), ("actor-1", 500.0), ("trainer-0", 400.0), ("actor-0", 300.0)):
+        controller._take(name, controller.members[name], Notice(f"told {ago:.0f} s ago"))
+        controller._told[-1] = (time.monotonic() - ago, *controller._told[-1][1:])
+    for waited, told in (
+        (600.0, "\nMeanwhile, first: actor-1: told 500 s ago\nand last: actor-0: told 300 s ago"),
+        (350.0, "\nMeanwhile, first: actor-0: told 300 s ago"),
+        (100.0, ""),
+        (0.0, ""),
+    ):
+        with pytest.raises(TidemillError) as error:
+            controller._take("trainer-0", controller.members["trainer-0"], Status(State.FAILED, error="nothing comes", waited=waited))
+        assert str(error.value) == f"trainer-0: nothing comes{'.' * bool(told)}{told}"
+
+
 def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> None:
     made = faulty(slots=2, steps=100, broken=True, failures=100_000, max_backoff_s=0.01, max_no_progress_s=0.5)
-    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
+    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d: a step is lost"):
         failed(made, tmp_path / "run")
 
 

@@ -5,13 +5,16 @@ import io
 
 from rich.console import Console
 
-from tidemill.run.live import LiveView, PlainView, Snapshot, WorkerView, evaluations_of, make_view, picture
+from tidemill.run.live import LimiterView, LiveView, PlainView, Snapshot, WorkerView, evaluations_of, make_view, picture
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
 START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, None, 0, 0, None, 0, (ACTOR,))
 LATER = dataclasses.replace(
     START, seconds=3725.0, steps=150_000, steps_per_second=96_513.2, mean_return=123.45, episodes=1711, updates=20, lag=1.04, dropped=3
 )
+
+LIMITER = LimiterView(12_345, 3_086, 2, 1.25, 341.0, balance=36.44, healthy=31, slots=32)
+ITERATION = {"number": 3.0, "step": 30_000.0, "training_return": 100.24, "training_episodes": 21.0, "evaluation_episodes": 1.0}
 
 
 class Terminal(io.StringIO):
@@ -86,6 +89,46 @@ def test_evaluations_are_told_and_shown() -> None:
     assert text(view._console).strip().endswith("dropped 3  " + "  ".join(f"{name} {value}" for name, value in told.items()))
     lines = frame(snapshot).splitlines()
     assert len(lines) < 20 and all(any(name in line and value in line for line in lines) for name, value in told.items())
+
+
+def test_a_run_with_a_ratio_has_a_line_of_its_limiter() -> None:
+    view = PlainView(console())
+    view.show(dataclasses.replace(LATER, limiters={"trainer-0": LIMITER}))
+    told = "committed 12,345  tasks 3,086  debt 2  gather waited 1.2 s  train waited 341 s  N* 36.4  healthy 31 of 32"
+    assert text(view._console).splitlines()[1].strip() == told
+    view = PlainView(console())
+    view.show(dataclasses.replace(LATER, limiters={"a-0": LIMITER, "b-0": LimiterView(1, 0, 0, 0.0, 0.0)}))
+    assert [line.split()[:4] for line in text(view._console).splitlines()[1:]] == [
+        [*["trainer", "a-0", "committed", "12,345"]],
+        [*["trainer", "b-0", "committed", "1"]],
+    ]
+    assert text(view._console).endswith("N* –\n")
+
+
+def test_a_frame_shows_the_limiter_and_fits_narrow_terminals() -> None:
+    snapshot = dataclasses.replace(LATER, memory="memory: " + "x" * 90, workers=(ACTOR,) * 40, limiters={"trainer-0": LIMITER})
+    for width, height, tables in ((100, 20, 2), (80, 24, 2), (40, 24, 4)):
+        lines = frame(snapshot, width, height).splitlines()
+        assert len(lines) < height and max(map(len, lines)) <= width
+        assert all(any(value in line for line in lines) for value in LIMITER.figures().values())
+        assert lines.index("") == 3 and lines[4 + 2 * tables] == ""
+
+
+def test_each_iteration_that_ends_is_told_once_in_a_line() -> None:
+    both = [ITERATION, {**ITERATION, "number": 4.0, "step": 40_000.0, "evaluation_return": 1234.56}]
+    told = [
+        "iteration 3 at 30,000 steps: evaluation – (1 episode), training 100.2 (21 episodes)",
+        "iteration 4 at 40,000 steps: evaluation 1,234.6 (1 episode), training 100.2 (21 episodes)",
+    ]
+    plain, live = PlainView(console()), LiveView(console(Terminal(), force_terminal=True, _environ={"TERM": "xterm"}))
+    for view in (plain, live):
+        with view:
+            for count in (0, 1, 1, 2, 2):
+                view.show(dataclasses.replace(LATER, iterations=both[:count]))
+        assert [text(view._console).count(line) for line in told] == [1, 1]
+    without = {name: value for name, value in ITERATION.items() if not name.startswith("evaluation")}
+    plain.show(dataclasses.replace(LATER, iterations=[*both, without]))
+    assert text(plain._console).endswith("steps: training 100.2 (21 episodes)\n")
 
 
 def test_unknown_figures_are_dashes_and_no_limit_has_no_bar() -> None:

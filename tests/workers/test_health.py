@@ -1,13 +1,21 @@
 """What is told of slots that fail."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tidemill.core.errors import EnvironmentFault
-from tidemill.workers.health import Health
+from tidemill.workers import health as module
+from tidemill.workers.health import LOOK, TELL, Health
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stands still until its `now` is set."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "monotonic", lambda: clock.now)
+    return clock
 
 
 def slots(count: int) -> Any:
@@ -25,14 +33,67 @@ def slots(count: int) -> Any:
         (["step 3 (session 5f.0) was lost", "step 12 (session 5f.17) was lost"], r"the first fault was: slot 0: step 3 \(session 5f.0\) was lost$"),
     ],
 )
-def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_where_that_is_another(texts: list[str], told: str) -> None:
+def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_where_that_is_another(clock: Any, texts: list[str], told: str) -> None:
     several = slots(3)
     health = Health(several, 2, lambda text: None)
     for slot, text in zip(several, texts, strict=False):
         health.look()
         slot.faults.append(text)
         slot.quarantined = True
-        time.sleep(0.03)  # longer than from one look to the next
+        clock.now += 2 * LOOK
     with pytest.raises(EnvironmentFault, match=f"^1 of 3 slots are healthy, and min_healthy_slots = 2; {told}"):
         health.look()
-    assert health.stats() == {"slots/quarantined": 2.0, "slots/faults": 2.0, "slot/0/faults": 1.0, "slot/1/faults": 1.0}
+    faults, quarantined = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}, {"slot/0/quarantined": 1.0, "slot/1/quarantined": 1.0}
+    assert health.stats() == {"slots/healthy": 1.0, "slots/quarantined": 2.0, "slots/faults": 2.0, **faults, **quarantined}
+
+
+def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: Any) -> None:
+    several, told = slots(4), list[str]()
+    health = Health(several, 1, told.append)
+    for slot in several[:3]:
+        slot.faults.append("it was lost")
+        clock.now += 2 * LOOK
+        health.look()
+    assert told == ["slot 0: it was lost"]
+    clock.now += TELL
+    health.look()
+    assert told[1:] == ["slot 2: it was lost (and 1 more)"]
+    several[3].faults.append("it is gone")
+    health.end()
+    health.end()
+    assert told[2:] == ["slot 3: it is gone"]
+
+
+def test_each_quarantine_is_told_at_once_by_itself(clock: Any) -> None:
+    several, told = slots(5), list[str]()
+    health = Health(several, 1, told.append)
+    several[0].faults.append("it was lost")
+    health.look()
+    for slot, quarantined in zip(several[1:4], (True, True, False), strict=True):
+        slot.faults += ["it was lost", "it is gone"]
+        slot.quarantined = quarantined
+    clock.now += 2 * LOOK
+    health.look()
+    several[2].faults.append("it was closed")  # afterwards
+    clock.now += 2 * LOOK
+    health.look()
+    at_once = [f"slot {number} is quarantined: it failed 2 times, at last: it is gone" for number in (1, 2)]
+    assert told == ["slot 0: it was lost", *at_once]
+    assert health.stats()["slots/quarantined"] == 2 and "slot/3/quarantined" not in health.stats()
+    health.end()
+    assert told[3:] == ["slot 2: it was closed (and 4 more)"]
+
+
+def test_a_run_that_fails_tells_what_was_kept_back_before(clock: Any) -> None:
+    several, told = slots(3), list[str]()
+    health = Health(several, 3, told.append)
+    for slot in several:
+        slot.faults.append("it was lost")
+        clock.now += 2 * LOOK
+        if slot is several[2]:
+            slot.quarantined = True
+            with pytest.raises(EnvironmentFault):
+                health.look()
+        else:
+            health.look()
+    assert told == ["slot 0: it was lost", "slot 2 is quarantined: it failed 1 times, at last: it was lost", "slot 1: it was lost"]

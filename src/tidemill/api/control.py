@@ -93,13 +93,15 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state has changed. `error` is one message for the user and `details` the traceback, when it failed."""
+    """The worker's state has changed. `error` is one message for the user and `details` the traceback, when it failed; `waited` the seconds that it
+    had waited for others, where it failed for that."""
 
     state: State
     facts: Facts = Facts()
     error: str = ""
     details: str = ""
     reason: str = ""
+    waited: float = 0.0
 
 
 class Statistics(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,8 @@ TidemillError
 │   ├── PeerLost       the other end of the bridge died or closed
 │   └── RecordingError a recording of an exchange that is torn, or none at all
 └── RunError           a run that cannot start or ended in failure
-    └── Interrupted    a measurement that a signal ended
+    ├── Interrupted    a measurement that a signal ended
+    └── NoProgress     a worker whose others did not do their part for long
 """
 
 from collections.abc import Iterable
@@ -95,6 +96,14 @@ class RecordingError(SimulatorError):
 
 class RunError(TidemillError):
     """A run cannot start, or ended in failure."""
+
+
+class NoProgress(RunError):
+    """Others did not do their part for so many `seconds`: what they told meanwhile may be the cause."""
+
+    def __init__(self, text: str, seconds: float) -> None:
+        super().__init__(text)
+        self.seconds = seconds
 
 
 class Interrupted(RunError):

@@ -38,6 +38,7 @@ READY_DEADLINE = 120.0  # seconds from launch to every worker READY
 EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 UNHEARD = 0.05  # seconds that workers are left alone at a time, once they update: being woken by each word costs more than to read it
+BEFORE = 10.0  # seconds before the last progress of a worker in which what others told may still be why it waits: they tell now and then
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
 
@@ -82,6 +83,7 @@ class Controller:
         self._farewell = max((config.farewell_s for _, config in job.experiment.members()), default=0.0)
         self._interrupts.grace += self._farewell
         self._facts = Facts()
+        self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
         self._several = job.experiment.told_by_several()
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
@@ -273,7 +275,7 @@ class Controller:
                 if message.state is State.FAILED:
                     if message.details:
                         self.tracebacks.append(f"{name}: {message.details}")
-                    raise RunError(f"{name}: {message.error}")
+                    raise RunError(f"{name}: {message.error}{self._causes(name, message.waited)}")
                 if message.state is State.READY:
                     member.needs = message.facts.memory
                     self._merge(name, message.facts)
@@ -295,6 +297,7 @@ class Controller:
                 group = name.rpartition("-")[0]
                 values = {f"{group}/{metric}" if metric in self._several else metric: value for metric, value in message.values.items()}
                 self._record({"step": float(message.step), **values})
+                self.progress.note_iteration(message.step, message.values)
                 if message.stage == self.progress.stage:  # else it was on its way when the stage changed
                     self.progress.measured |= values
                     self._advance()
@@ -308,6 +311,15 @@ class Controller:
                         self._send(other, message.message)
             case Notice():
                 self.notices.append(f"{name}: {message.text}")
+                self._told.append((member.heard, name, self.notices[-1]))
+
+    def _causes(self, failed: str, waited: float) -> str:
+        """Return the first and the last of what others told while a worker waited until it failed; "" if it did not wait, or they told nothing."""
+        since = monotonic() - waited - BEFORE
+        texts = [text for at, name, text in self._told if waited and at >= since and name != failed]
+        if not texts:
+            return ""
+        return f".\nMeanwhile, first: {texts[0]}" + (f"\nand last: {texts[-1]}" if len(texts) > 1 else "")
 
     def _look_at_conditions(self) -> None:
         """Say so when one waits for what nobody measures, where that was not known before."""

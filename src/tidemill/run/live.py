@@ -10,7 +10,7 @@ The loop that calls it (the run controller does)::
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -67,6 +67,37 @@ def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
 
 
 @dataclass(frozen=True)
+class LimiterView:
+    """What holds gathering and training together in a snapshot (see `replay.limiter`).
+
+    waited    seconds that gathering was held back by the gate, and training since nothing was owed
+    balance   N*, the slots at which neither would wait; None before it is known
+    healthy   of `slots`; none of them may be known
+    """
+
+    committed: int
+    tasks: int
+    debt: int
+    gathering_waited: float
+    training_waited: float
+    balance: float | None = None
+    healthy: int = 0
+    slots: int = 0
+
+    def figures(self) -> dict[str, str]:
+        """What is shown of it, by name."""
+        return {
+            "committed": f"{self.committed:,}",
+            "tasks": f"{self.tasks:,}",
+            "debt": f"{self.debt:,}",
+            "gather waited": f"{_short(self.gathering_waited)} s",
+            "train waited": f"{_short(self.training_waited)} s",
+            "N*": "–" if self.balance is None else _short(self.balance),
+            **({"healthy": f"{self.healthy} of {self.slots}"} if self.slots else {}),
+        }
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A run at one moment.
 
@@ -78,6 +109,8 @@ class Snapshot:
     memory             the memory plan in a line; "" before there is one
     stage              of the curriculum: "1 of 3"; "" without one
     evaluations        the newest result of each evaluation, by its name
+    limiters           of the trainers with a ratio, by name
+    iterations         what each one came to that has ended: number, step, training_return and so on
     """
 
     run: str
@@ -95,6 +128,8 @@ class Snapshot:
     memory: str = ""
     stage: str = ""
     evaluations: Mapping[str, EvaluationView] = field(default_factory=dict)
+    limiters: Mapping[str, LimiterView] = field(default_factory=dict)
+    iterations: Sequence[Mapping[str, float]] = ()
 
 
 class View(ABC):
@@ -102,10 +137,17 @@ class View(ABC):
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._iterations = 0  # that were told
 
     @abstractmethod
     def show(self, snapshot: Snapshot) -> None:
         """Show the run as it is now."""
+
+    def _tell_iterations(self, snapshot: Snapshot) -> None:
+        """A line for each that has ended since."""
+        for told in snapshot.iterations[self._iterations :]:
+            self._line(_iteration(told))
+        self._iterations = len(snapshot.iterations)
 
     @abstractmethod
     def close(self) -> None:
@@ -151,6 +193,7 @@ class PlainView(View):
 
     def show(self, snapshot: Snapshot) -> None:
         last = self._last
+        self._tell_iterations(snapshot)
         if snapshot.memory != self._memory:
             self._memory = snapshot.memory
             self._line(snapshot.memory)
@@ -160,6 +203,8 @@ class PlainView(View):
         figures = _figures(snapshot) if snapshot.state == "running" else {"state": snapshot.state, **_figures(snapshot)}
         told = {**figures, **snapshot.evaluations}
         self._line(f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in told.items()))
+        for limiter in _limiters(snapshot):
+            self._line(f"{'':>8}  " + "  ".join(f"{name} {value}" for name, value in limiter.items()))
 
     def close(self) -> None:
         pass
@@ -176,6 +221,7 @@ class LiveView(View):
 
     def show(self, snapshot: Snapshot) -> None:
         self._last = snapshot
+        self._tell_iterations(snapshot)
         if self._drawn and snapshot.state == self._drawn.state and snapshot.seconds < self._drawn.seconds + DRAW_EVERY:
             return
         self._draw(snapshot)
@@ -204,13 +250,15 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
         parts.append(Text(snapshot.memory, "bright_black", no_wrap=True, overflow="ellipsis"))
     if snapshot.limit:
         parts.append(_progress(snapshot.steps / snapshot.limit, min(width - 6, 66)))
-    parts += [Text(), _table_of(_figures(snapshot))]
+    figures = _tables_of(_figures(snapshot), width)
+    for limiter in _limiters(snapshot):
+        figures += _tables_of(limiter, width)
+    parts += [Text(), *figures]
     parts += [_table_of_evaluations(snapshot.evaluations)] if snapshot.evaluations else []
     parts += [Text()]
     if snapshot.workers:
-        rows = max(
-            height - 9 - bool(snapshot.memory) - len(snapshot.evaluations), 1
-        )  # what a terminal cannot show below the other lines is only counted
+        others = 7 + 2 * len(figures) + bool(snapshot.memory) + len(snapshot.evaluations) + _legend().cell_len // width
+        rows = max(height - others, 1)  # what a terminal cannot show below the other lines is only counted
         parts.append(_table_of_workers(snapshot.workers[:rows]))
         if len(snapshot.workers) > rows:
             parts.append(Text(f"and {len(snapshot.workers) - rows} more", "bright_black"))
@@ -221,6 +269,20 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
 def _progress(share: float, width: int) -> Text:
     done = min(int(share * width), width)
     return Text.assemble(("━" * done, "green"), ("─" * (width - done), "bright_black"), f" {min(share, 1.0):4.0%}")
+
+
+def _tables_of(figures: Mapping[str, str], width: int) -> list[Table]:
+    """Return them in lines that fit."""
+    lines: list[dict[str, str]] = [{}]
+    left = width
+    for name, value in figures.items():
+        wide = max(len(name), len(value)) + 3
+        if wide > left + 3 and lines[-1]:  # nothing follows the last one
+            lines.append({})
+            left = width
+        lines[-1][name] = value
+        left -= wide
+    return [_table_of(line) for line in lines]
 
 
 def _table_of(figures: Mapping[str, str]) -> Table:
@@ -283,6 +345,23 @@ def _figures(snapshot: Snapshot) -> dict[str, str]:
         "dropped": f"{snapshot.dropped:,}",
         **({"stage": snapshot.stage} if snapshot.stage else {}),
     }
+
+
+def _limiters(snapshot: Snapshot) -> list[dict[str, str]]:
+    """Return the figures of each; a single one needs no name."""
+    several = len(snapshot.limiters) > 1
+    return [{**({"trainer": name} if several else {}), **limiter.figures()} for name, limiter in snapshot.limiters.items()]
+
+
+def _iteration(told: Mapping[str, float]) -> str:
+    """Return what an iteration came to, in a line."""
+    parts = []
+    for kind in ("evaluation", "training"):
+        if (episodes := told.get(f"{kind}_episodes")) is not None:
+            value = told.get(f"{kind}_return")
+            mean = "–" if value is None else f"{value:,.1f}"
+            parts.append(f"{kind} {mean} ({episodes:,.0f} episode{'s' * (episodes != 1)})")
+    return f"iteration {told['number']:.0f} at {told['step']:,.0f} steps: {', '.join(parts)}"
 
 
 def _clock(seconds: float) -> str:

@@ -87,6 +87,10 @@ class Progress:
     """The newest of each measurement in this stage."""
     told: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
+    limiters: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left out; what either side waited is summed."""
+    iterations: list[dict[str, float]] = field(default_factory=list)
+    """What each iteration came to that has ended since the start, ``iteration/`` left out, and its ``step``."""
 
     @property
     def mean_return(self) -> float | None:
@@ -120,6 +124,16 @@ class Progress:
         self.last_update = monotonic()
         self.rate.add(self.last_update, self.steps)
 
+    def _note_limiter(self, name: str, told: dict[str, float]) -> None:
+        if told:
+            before = self.limiters.setdefault(name, {})
+            before |= {k: v + before.get(k, 0.0) if k.endswith("_waited") else v for k, v in told.items()}
+
+    def note_iteration(self, step: int, told: Mapping[str, float]) -> None:
+        """Note what was measured if it is what an iteration came to."""
+        if "iteration/number" in told:
+            self.iterations.append({"step": float(step), **{k.removeprefix("iteration/"): v for k, v in told.items()}})
+
     def count_episodes(self, returns: Sequence[float], stage: int) -> None:
         """Count episodes that ended, and had begun in `stage`."""
         self.episodes += len(returns)
@@ -137,6 +151,7 @@ class Progress:
         self.seconds = max(self.seconds, message.time["seconds"])
         self.dropped = max(self.dropped, sum(int(update.values["dropped"]) for update in trainers))
         self.metrics = message.values
+        self._note_limiter(name, {k.removeprefix("limiter/"): v for k, v in message.values.items() if k.startswith("limiter/")})
         self.mark()
         several = len({worker.rpartition("-")[0] for worker, member in members.items() if member.config.limited}) > 1  # kinds: equal ones tell as one
         own = {f"{name}/{k}": v for k, v in message.values.items()} if several else message.values

@@ -24,11 +24,12 @@ from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import CONFIG, MEMORY, SUMMARY, RunFolder, Source, command
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.live import Snapshot, View, WorkerView, evaluations_of, make_view
+from tidemill.run.live import LimiterView, Snapshot, View, WorkerView, evaluations_of, make_view
 from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.run.plan import check_processes
 from tidemill.run.progress import Progress
 from tidemill.workers.actor import Actors
+from tidemill.workers.trainer_config import Trainer
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
 
@@ -235,6 +236,8 @@ def _run(folder: RunFolder, job: Job, launcher: Launcher, interrupts: Interrupts
         try:
             with view or nullcontext():
                 controller.run()
+                if view is not None and controller.began:
+                    view.show(_snapshot(controller))  # what was told last
         except BaseException as caught:
             error = caught
         metrics.close()
@@ -299,6 +302,8 @@ def _never_began(reason: str) -> dict[str, Any]:
 
 def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
     stage = {"stage": progress.where} if progress.where else {}
+    told = progress.limiters.values()
+    counts = {name: int(sum(limiter[name] for limiter in told)) for name in ("started", "committed", "voided")} if told else {}
     return {
         "status": status,
         "reason": reason,
@@ -309,6 +314,7 @@ def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
         "mean_return": progress.mean_return,
         "episodes": progress.episodes,
         "dropped": progress.dropped,
+        **counts,
         **stage,
     }
 
@@ -350,6 +356,28 @@ def _snapshot(controller: Controller) -> Snapshot:
         memory=str(controller.plan or ""),
         stage=progress.where,
         evaluations=evaluations_of(progress.measured),
+        limiters={name: _limiter_view(controller, name) for name in progress.limiters},
+        iterations=progress.iterations,
+    )
+
+
+def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
+    """Of a trainer, and the slots whose steps it stores."""
+    told, config = controller.progress.limiters[trainer], controller.members[trainer].config
+    assert isinstance(config, Trainer)
+    actors = [
+        m.told for m in controller.members.values() if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
+    ]
+    healthy, quarantined = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "quarantined"))
+    return LimiterView(
+        committed=int(told["committed"]),
+        tasks=int(told["tasks"]),
+        debt=int(told["debt"]),
+        gathering_waited=told["gathering_waited"],
+        training_waited=told["training_waited"],
+        balance=told.get("balance"),
+        healthy=healthy,
+        slots=healthy + quarantined,
     )
 
 

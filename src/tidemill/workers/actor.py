@@ -309,6 +309,9 @@ class ActorWorker(Worker):
                 returns, lengths, _ = zip(*(each for each in episodes if each[2] == stage), strict=True)
                 self.report(Episodes(spec, stage, list(returns), list(lengths)))
 
+    def _on_exit(self) -> None:
+        self._health.end()
+
     def _close(self) -> None:
         for environment in self._environments:
             environment.close()

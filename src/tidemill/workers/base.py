@@ -31,7 +31,7 @@ from tidemill.api.control import (
 )
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import NoProgress, TidemillError
 
 LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
 RING_LATE = 0.05  # seconds: so late after the work that it tells of a bell may be rung, on cores that are busy
@@ -170,7 +170,8 @@ class Worker(WorkerHandle):
             message += _place(cause)
         message = _tail(message, ERROR_LIMIT)
         details = "" if cause is None else "".join(traceback.format_exception(error))
-        self._enter(State.FAILED, error=message, details=_tail(details, DETAILS_LIMIT))
+        waited = error.seconds if isinstance(error, NoProgress) else 0.0
+        self._enter(State.FAILED, error=message, details=_tail(details, DETAILS_LIMIT), waited=waited)
         try:
             self._close()
         except (Exception, SystemExit):
@@ -211,11 +212,11 @@ class Worker(WorkerHandle):
         """Send a message up. Never waits."""
         self.context.endpoints.link.send(pack(message))
 
-    def _enter(self, state: State, facts: Facts | None = None, error: str = "", details: str = "", reason: str = "") -> None:
+    def _enter(self, state: State, facts: Facts | None = None, error: str = "", details: str = "", reason: str = "", waited: float = 0.0) -> None:
         if state in ENDED and self.state is not State.CONFIGURING and state is not State.FAILED:
             self._beat()
         self.state = state
-        self.report(Status(state, facts or Facts(), error, details, reason))
+        self.report(Status(state, facts or Facts(), error, details, reason, waited))
 
     def _beat(self) -> None:
         now = monotonic()

@@ -19,7 +19,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.core.schema import Arrays
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
@@ -56,7 +56,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._sums: dict[str, float] = {}  # of metrics since the last report
         self._means: dict[str, float] = {}  # of metrics in the last report
         self._tasks = self._seconds = 0.0  # since then: how many, and what they took
-        self._told_steps = 0
+        self._told_steps = self._told_voided = 0
         self._told_at = self._progress_at = 0.0
         self._published = 0  # version
         self._restored: Path | None = None
@@ -189,7 +189,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def start(self) -> None:
         self._progress_at = self._told_at = monotonic()
-        self._told_steps = self.counters.steps
+        self._told_steps, self._told_voided = self.counters.steps, self._counts.voided
         self._ages.publish(self._published)
         super().start()
 
@@ -376,15 +376,15 @@ class LimitedTrainerWorker(TrainerWorker):
             self._write_cut()
 
     def _look_for_progress(self) -> None:
-        """Fail when nothing has come for long. Whoever knows why has said so: actors tell what their slots suffer from."""
+        """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
         limit = self._config.max_no_progress_s
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
             TrainerWorker._save(self, final=True)
-            raise RunError(
-                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight; the actors' notices say what "
-                "their slots fail with, if they do (a server that is gone, say: tidemill doctor env URL). Mend that and resume, or set "
-                "max_no_progress_s higher"
+            raise NoProgress(
+                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight: environments do not answer, or "
+                "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set max_no_progress_s higher",
+                limit,
             )
 
     def _alone_at_end(self) -> bool:
@@ -417,12 +417,14 @@ class LimitedTrainerWorker(TrainerWorker):
             self._means = {name: total / self._tasks for name, total in self._sums.items()}
             if committed and flown:
                 told["limiter/balance"] = flown / committed / (float(self._ratio) * self._seconds / self._tasks)
+        voided = int(told["limiter/voided"])
         if self._tasks or (
-            committed and (self._means or self._config.measures() is not None)
+            (committed or voided > self._told_voided) and (self._means or self._config.measures() is not None)
         ):  # in the warm-up, too, unless nobody knew what is to come
             self._count_time()
             self._report_update({**self._means, **told})
-        self._sums, self._tasks, self._seconds, self._told_at, self._told_steps = {}, 0.0, 0.0, now, self.counters.steps
+        self._sums, self._tasks, self._seconds, self._told_at = {}, 0.0, 0.0, now
+        self._told_steps, self._told_voided = self.counters.steps, voided
 
     # ---- checkpoints: at a quiescent cut -----------------------------------------------------------------------------------------------------
 
