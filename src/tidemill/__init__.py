@@ -63,7 +63,7 @@ from tidemill.workers.trainer_config import Trainer
 if TYPE_CHECKING:
     from tidemill.run.evaluate import evaluate
     from tidemill.run.load import load
-    from tidemill.run.runners import AsyncTrainRunner, TrainRunner
+    from tidemill.run.runners import AsyncTrainRunner, TrainRunner, read_iterations
     from tidemill.run.session import resume, train
 
 __version__ = "0.1.0"
@@ -127,6 +127,7 @@ __all__ = [
     "evaluate",
     "load",
     "populate",
+    "read_iterations",
     "resume",
     "train",
 ]
@@ -136,6 +137,7 @@ _FRONT = {
     "TrainRunner": "tidemill.run.runners",
     "evaluate": "tidemill.run.evaluate",
     "load": "tidemill.run.load",
+    "read_iterations": "tidemill.run.runners",
     "resume": "tidemill.run.session",
     "train": "tidemill.run.session",
 }

@@ -7,9 +7,14 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from tests.cli.test_cli import refused, tidemill
 from tests.envs.rest.served import Ledger, serving
+
+from tidemill.envs.atari import Atari
+from tidemill.envs.rest.config import Rest
+from tidemill.envs.rest.session import RemoteEnv
 
 
 def test_a_served_environment_is_trained_on_and_its_server_counts_every_step(tmp_path):
@@ -36,9 +41,30 @@ def test_the_doctor_finds_a_sound_server_sound():
     with serving() as server:
         result = tidemill("doctor", "env", server.url, "--seconds", 1, "--most", 4)
     assert result.exit_code == 0, result.output
-    for words in ("Ledger, protocol 1", "applied once, and answered the same", "steps in two sessions", "steps/s by sessions: 1:", "slots"):
+    for words in ("Ledger, protocol 1", "applied once, and answered the same", "steps in two sessions", "steps/s by sessions: 1:", "slot"):
         assert words in result.output, result.output
     assert server.sessions.counts().sessions == 0
+
+
+def test_a_served_atari_game_is_what_is_trained_on_without_a_server():
+    pytest.importorskip("ale_py")
+    command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "ALE/Pong-v5", "--port", "0", "--env-arg", "noop_max=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = re.search(r"http://\S+", server.stdout.readline())[0]
+            host = Rest(url=url, token="", deadline=30.0).host()
+            assert (host.description.environment, host.spaces) == ("ALE/Pong-v5", Atari(id="Pong").build(1, 0).agents[0].spaces)
+            served, own = RemoteEnv(host), Atari(id="Pong", noop_max=0, num_threads=1).make_one()
+            told, seen = served.reset(seed=3)[0], own.reset(seed=3)[0]
+            for action in (0, 2, 3, 2, 5):
+                assert np.array_equal(told, seen) and told.any()
+                told, seen = served.step(action)[0], own.step(action)[0]
+            served.close()
+            own.close()
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert "5 steps applied" in server.stdout.read()
+        assert server.wait(20) == 0, server.stderr.read()
 
 
 class Random(Ledger):
@@ -74,7 +100,7 @@ def test_the_doctor_blames_no_repeat_for_what_the_first_call_did(faults, told):
         (["CartPole-v1", "--max-sessions", "0"], "max_sessions = 0"),
         (["CartPole-v1", "--max-body-bytes", "0"], "max_body_bytes = 0"),
         (["CartPole-v1", "--idle-seconds", "-1"], "idle_seconds = -1"),
-        (["pettingzoo:mpe2.simple_spread_v3"], "a Gymnasium one can be served"),
+        (["pettingzoo:mpe2.simple_spread_v3"], "one of Gymnasium or an Atari game can be served"),
     ],
 )
 def test_what_cannot_be_served_is_refused(words, match):

@@ -51,6 +51,20 @@ def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
     assert policy.act(observation) in range(4)
 
 
+def test_a_slow_environment_is_trained_on_in_iterations_that_a_resumed_run_goes_on_with(tmp_path):
+    file = EXAMPLES / "slow_environment.py"
+    runner = load_attribute(f"{file}:runner", "runner")
+    for iterations in (2, 3):
+        made = runner(iterations)
+        result = made.run(tmp_path / "run", source=file, quiet=True, resume=iterations == 3)
+        assert result.summary["status"] == "completed"
+        assert [iteration["step"] for iteration in made.iterations] == [1_000 * number for number in range(1, iterations + 1)]
+        assert all(iteration["iteration/evaluation_steps"] == 100 for iteration in made.iterations)
+    returns = [iteration["iteration/training_return"] for iteration in made.iterations]
+    assert returns[-1] > returns[0] + 0.3
+    assert tidemill.load(tmp_path / "run").act(np.array([0, 1], np.float32)) == 2
+
+
 def test_images_are_augmented_on_their_way(tmp_path):
     summary, metrics = run("augmentation.py", tmp_path / "run", 4_000, mean_return=None)
     assert summary["env_steps"] >= 4_000 and summary["dropped"] == 0

@@ -14,7 +14,7 @@ from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file
 from tidemill.run.metrics import read_metrics
-from tidemill.run.runners import with_slots
+from tidemill.run.runners import read_iterations, with_slots
 from tidemill.run.session import resume, train
 from tidemill.workers.ages import Ages
 from tidemill.workers.limited import LimitedTrainerWorker
@@ -49,6 +49,31 @@ def test_each_iteration_trains_evaluates_saves_and_tells(tmp_path: Path) -> None
         assert iteration["iteration/evaluation_steps"] == 30
         assert iteration["iteration/evaluation_episodes"] >= 2 and iteration["iteration/evaluation_return"] < 0
         assert iteration["iteration/training_episodes"] >= 3
+
+
+def test_a_run_that_raises_leaves_its_iterations_and_can_be_resumed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_slots": 1, "exact": True, "training_steps": 20}
+    trainer = plain().workers["trainer"]
+    failing = plain().replace(workers={**plain().workers, "trainer": trainer.replace(algorithm=limited.Mixing(fails=25))})
+    runner = AsyncTrainRunner(failing, num_iterations=3, **settings)
+    for again in (False, True):  # at the same update each time: what fails are the experiment's own settings
+        with pytest.raises(TidemillError, match="the update failed"):
+            runner.run(None if again else tmp_path / "run", source=FILE, quiet=True, resume=again)
+        assert [iteration["step"] for iteration in runner.iterations] == [20]
+    short = AsyncTrainRunner(plain(), num_iterations=1, **settings)
+    short.run(tmp_path / "short", source=FILE, quiet=True)
+    further = AsyncTrainRunner(plain(), num_iterations=3, **settings)
+    further.run(tmp_path / "short", quiet=True, resume=True)
+    assert [iteration["step"] for iteration in further.iterations] == [20, 40, 60] and read_iterations(tmp_path / "short") == further.iterations
+
+
+def test_a_runner_that_did_not_run_has_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has not run yet"):
+        AsyncTrainRunner(plain(), num_slots=1).run(quiet=True, resume=True)
+    runner = AsyncTrainRunner(plain(), num_slots=1)
+    with pytest.raises(TidemillError):
+        runner.run(tmp_path / "nothing", quiet=True, resume=True)
+    assert runner.iterations == []
 
 
 def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ def serve(
 ) -> None:
     """Serve the environment that `what` names until Ctrl-C, then print what was done. Raises `ConfigError`."""
     environment = environment_from(what, kwargs)
-    if isinstance(environment, Atari):
-        environment = Gymnasium(id=what, kwargs=dict(kwargs))
-    if not isinstance(environment, Gymnasium):
-        raise ConfigError(f'"{what}" is a {type(environment).__name__} environment; a Gymnasium one can be served: "CartPole-v1", "FILE.py:NAME"')
+    if not isinstance(environment, (Atari, Gymnasium)):
+        raise ConfigError(
+            f'"{what}" is a {type(environment).__name__} environment; one of Gymnasium or an Atari game can be served: "CartPole-v1", '
+            '"FILE.py:NAME", "ALE/Pong-v5"'
+        )
     try:
         from tidemill.envs.rest.faults import Dice, Faults
         from tidemill.envs.rest.server import Server
@@ -35,12 +36,12 @@ def serve(
     except ImportError as error:
         raise ConfigError(f'serving environments needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
     dice = Dice(Faults.from_words(dict(faults))) if faults else None
-    sessions = Sessions(environment.make_one, environment.name, max_sessions, idle_seconds, left_seconds)
+    sessions = Sessions(environment.make_one, what, max_sessions, idle_seconds, left_seconds)
     server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     asked = "asks for a token" if token else "no token: every user of this machine can reach it"
-    print(f"{environment.name} at {server.url} ({asked}); train with: tidemill train {server.url}", flush=True)
+    print(f"{what} at {server.url} ({asked}); train with: tidemill train {server.url}", flush=True)
     try:
         server.wait()
     except KeyboardInterrupt:

@@ -57,6 +57,18 @@ class Atari(EnvironmentConfig):
         """Return `lanes` games. Pictures, where asked for, are the newest frame of an observation: the library draws no others of many games."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
+        env = self._games(lanes)
+        vector = VectorLanes(env, self.id, seed, "next-step", partial_resets=True, halves=True, picture=_newest_frame if render else None)
+        vector.max_episode_steps = self.max_episode_steps
+        return vector
+
+    def make_one(self) -> Any:
+        """Return one game as a bare `gymnasium.Env`, as a server plays it."""
+        from tidemill.envs.one_game import OneGame
+
+        return OneGame(self.replace(num_threads=1)._games(1))
+
+    def _games(self, lanes: int) -> Any:
         try:
             from ale_py import roms
             from ale_py.vector_env import AtariVectorEnv
@@ -66,7 +78,7 @@ class Atari(EnvironmentConfig):
         name = re.sub(r"^ALE/|-v\d+$", "", self.id).lower().replace("_", "")
         if name not in known:
             raise ConfigError(f'id = "{self.id}": no such Atari game; {did_you_mean(name, difflib.get_close_matches(name, known, n=1) or known)}')
-        env: Any = AtariVectorEnv(
+        return AtariVectorEnv(
             game=known[name],
             num_envs=lanes,
             num_threads=self.num_threads,
@@ -82,9 +94,6 @@ class Atari(EnvironmentConfig):
             reward_clipping=self.reward_clipping,
             use_fire_reset=self.fire_reset,
         )
-        vector = VectorLanes(env, self.id, seed, "next-step", partial_resets=True, halves=True, picture=_newest_frame if render else None)
-        vector.max_episode_steps = self.max_episode_steps
-        return vector
 
 
 def _newest_frame(observation: Any) -> Any:

@@ -3,23 +3,35 @@
     runner = AsyncTrainRunner(experiment, num_slots=32, ratio="1/4", num_iterations=20, training_steps=10_000, evaluation_steps=2_000)
     result = runner.run()
     for iteration in runner.iterations:
-        print(iteration["iteration/number"], iteration["iteration/evaluation_return"])
+        print(iteration["iteration/number"], iteration.get("iteration/evaluation_return"))  # None: no episode of the evaluation ended
 
 They are settings of an experiment and no second system: what they run is the experiment that `with_slots` returns, which every launcher runs.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tidemill.api.experiment import Experiment, WorkerConfig
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
 from tidemill.run.metrics import read_metrics
-from tidemill.run.session import Result, train
+from tidemill.run.session import Result, new_folder, train
+from tidemill.run.session import resume as go_on
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.trainer_config import Trainer
+
+
+def read_iterations(folder: str | Path) -> list[dict[str, float]]:
+    """Return what each iteration of the run in `folder` came to, as the metrics have it: ``step``, and ``iteration/…`` (see
+    `tidemill.workers.trainer_config.ITERATION`; returns only where episodes ended). Raises `RunError` where there are no metrics."""
+    return [
+        {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
+        for record in read_metrics(Path(folder))
+        if "iteration/number" in record
+    ]
 
 
 def with_slots(
@@ -113,19 +125,30 @@ class AsyncTrainRunner:
             experiment = experiment.replace(limits=experiment.limits.replace(steps=num_iterations * training_steps))
         self.experiment, self._launch = experiment, launch
         """What it runs."""
+        self.folder: Path | None = None
+        """Of its last run."""
         self.iterations: list[dict[str, float]] = []
-        """What each iteration came to, as the metrics have it: ``step``, and ``iteration/…``."""
+        """What `read_iterations` found there once that had ended, however it did."""
 
-    def run(self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False) -> Result:
+    def run(self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False, resume: bool = False) -> Result:
         """Train to the end; see `tidemill.train`. A checkpoint is written at each iteration's
-        end (`Trainer.checkpoints` says how many are kept)."""
-        result = train(self.experiment, launch=self._launch, run_dir=run_dir, source=source, quiet=quiet, layout="given")
-        self.iterations = [
-            {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
-            for record in read_metrics(result.folder)
-            if "iteration/number" in record
-        ]
-        return result
+        end (`Trainer.checkpoints` says how many are kept).
+
+        resume   go on with the run in `run_dir`, by default this runner's last one, as `tidemill.resume` does: by the settings that it was begun
+                 with, but up to this runner's limit of steps
+        """
+        if resume and run_dir is None and self.folder is None:
+            raise ConfigError("resume = True, and this runner has not run yet: name the run's folder, run(run_dir, resume=True)")
+        self.folder = Path(run_dir) if run_dir is not None else self.folder if resume and self.folder is not None else new_folder(self.experiment)
+        steps = self.experiment.limits.steps
+        try:
+            if resume:
+                return go_on(self.folder, launch=self._launch, file=source, limits=None if steps is None else {"steps": steps}, quiet=quiet)
+            return train(self.experiment, launch=self._launch, run_dir=self.folder, source=source, quiet=quiet, layout="given")
+        finally:
+            self.iterations = []
+            with suppress(RunError):  # it ended before there was anything to tell
+                self.iterations = read_iterations(self.folder)
 
 
 class TrainRunner(AsyncTrainRunner):

@@ -70,7 +70,7 @@ def train(
     launcher = make_launcher(launch)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     experiment.check()
-    path = Path(run_dir) if run_dir is not None else _new_folder(experiment)
+    path = Path(run_dir) if run_dir is not None else new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else _own_source(experiment)
     with Interrupts() as interrupts:
         try:
@@ -400,7 +400,8 @@ def _display(path: Path) -> str:
         return str(path)
 
 
-def _new_folder(experiment: Experiment) -> Path:
+def new_folder(experiment: Experiment) -> Path:
+    """Return a run's folder under ./runs that is not there yet."""
     stem = f"{experiment.name}-s{experiment.seed}-{strftime('%Y%m%d-%H%M%S')}"[:60]
     path, number = Path("runs") / stem, 1
     while path.exists():

@@ -36,7 +36,8 @@ class Trainer(WorkerConfig):
 
     batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as actors fill at a time,
                         one in each target, whether they come directly or through buffer workers, of whoever has some
-    buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`
+    buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`; with a ratio, a memory that
+                        batches are drawn from: `Replay`, `PrioritisedReplay`
     max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
                         None: none are. Nobody is held back for it: a low limit throws work away. 0 is synchronous training: each producer sends one
                         sample per update, waits for it, and goes on with the new version (see `workers.lockstep`), so that nothing is dropped

@@ -148,21 +148,31 @@ class _Latency:
 
 
 def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> Iterator[Finding]:
-    """Play in 1, 2, 4, … sessions at a time until that makes it no quicker, or the server takes no more."""
-    limit = min(most, host.description.max_sessions or most)
-    counts = [1 << power for power in range(limit.bit_length()) if 1 << power <= limit]
+    """Play in 1, 2, 4, … sessions at a time, and in as many as the server takes, until that makes it no quicker."""
+    limit = host.description.max_sessions
+    last = min(most, limit or most)
+    counts = [1 << power for power in range(last.bit_length()) if 1 << power < last] + [last]
     rates: dict[int, float] = {}
     slow, cause = 0.0, ""
     for count in counts:
-        rate, slowest, cause = _rate(host, count, seconds / len(counts))
-        if cause:
+        rate, slowest, failed, played = _rate(host, count, seconds / len(counts))
+        if failed:
+            cause = failed
+            if played > max(rates, default=0):  # it takes so many, whatever it says
+                rate, slowest, failed, _ = _rate(host, played, seconds / len(counts))
+                if not failed:
+                    rates[played], slow = rate, max(slow, slowest)
             break
         rates[count], slow = rate, max(slow, slowest)
-        if count > 2 and rate < 1.1 * rates[count // 2] and rates[count // 2] < 1.1 * rates[count // 4]:
-            break
+        if len(rates) > 2:
+            first, second, third = list(rates.values())[-3:]
+            if third < 1.1 * second and second < 1.1 * first:
+                break
     if not rates:
         yield Finding("at a time", "fail", cause, "see the server's own log")
         return
+    if cause:
+        limit = max(rates)
     top = max(rates.values())
     best = next(count for count, rate in rates.items() if rate >= 0.9 * top)
     yield Finding(
@@ -171,16 +181,23 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
         "steps/s by sessions: "
         + ", ".join(f"{count}: {rate:{',.0f' if rate >= 10 else '.2g'}}" for count, rate in rates.items())
         + (f"; with more: {cause}" if cause else ""),
-        "stay below that many sessions" if cause else "",
+        f"stay at {limit} sessions, evaluations included" if cause else "",
     )
     attempt = max(1.0, _round(5 * max(float(latency.steps[2]), slow)))
     deadline = max(5.0, 3 * attempt)
-    more = f" (more may help still: try --most {4 * most})" if not cause and best == counts[-1] and limit == most else ""
-    yield Finding("proposal", "ok", f"{best} slots{more}; Rest(url=…, attempt={attempt:g}, deadline={deadline:g})")
+    yield Finding("proposal", "ok", f"{_slots(best, limit, most)}; Rest(url=…, attempt={attempt:g}, deadline={deadline:g})")
 
 
-def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str]:
-    """Return steps per second in `count` sessions at a time, the slowest call, and what failed."""
+def _slots(best: int, limit: int, most: int) -> str:
+    """Say how many slots: an evaluation (`evaluation_steps`) plays in a session besides, which is one of `limit`, if there is one (0: none)."""
+    said = f"{best} slot{'s' if best > 1 else ''}"
+    if best == limit:
+        return f"{said}, or {best - 1} with evaluation_steps" if best > 1 else f"{said}, and no evaluation_steps: there is no session for them"
+    return f"{said} (more may help still: try --most {4 * most})" if best == most else said
+
+
+def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str, int]:
+    """Return steps per second in `count` sessions at a time, the slowest call, what failed, and how many sessions nothing failed in."""
     envs, until = [RemoteEnv(host) for _ in range(count)], monotonic() + seconds
     steps, slowest, causes = [0] * count, [0.0] * count, [""] * count
     began = perf_counter()
@@ -211,7 +228,7 @@ def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str]:
     each(play)
     rate = sum(steps) / (perf_counter() - began)
     each(lambda lane: envs[lane].close())
-    return rate, max(slowest), next((cause for cause in causes if cause), "")
+    return rate, max(slowest), next((cause for cause in causes if cause), ""), causes.count("")
 
 
 def _equal(left: Any, right: Any) -> bool:
