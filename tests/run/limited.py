@@ -1,6 +1,7 @@
 """Experiments with a limiter: a policy and an algorithm of numpy alone whose every number depends on all that came before, and environments whose
 steps take what time they like."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,25 @@ class Strolling(Walk):
 
     def _see(self) -> Any:
         return np.array([self.position, self.step_number, 0, self.name], np.float32)
+
+
+class Errand:
+    """The same, with `async def`. Each copy adds a line to the file `log`."""
+
+    observation_space, action_space = Walk.observation_space, Walk.action_space
+
+    def __init__(self, log: str) -> None:
+        self.walk = Strolling()
+        with open(log, "a") as file:
+            file.write("made\n")
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        await asyncio.sleep(0.001)
+        return self.walk.reset(seed=seed)
+
+    async def step(self, action: Any) -> Any:
+        await asyncio.sleep(0.001)
+        return self.walk.step(action)
 
 
 class Failing(Strolling):

@@ -87,7 +87,10 @@ def test_a_run_goes_on_when_its_server_starts_anew(tmp_path: Path) -> None:
 
 def test_more_slots_than_the_server_takes_sessions_are_refused_at_the_start(tmp_path: Path) -> None:
     with serving(lambda: Book(length=7), limit=4) as server:
-        for slots, trainer, sums in ((4, {"iteration_steps": 20, "evaluation_steps": 10}, "; trainer: 1 lane of the evaluation"), (5, {}, "")):
+        for slots, trainer, sums in (
+            (4, {"iteration_steps": 20, "evaluation_steps": 10}, "; trainer: 1 lane of the evaluation, at least"),
+            (5, {}, ""),
+        ):
             several = limited.experiment(environment=Slots(environment=client(server)), slots=slots, **trainer)
             with pytest.raises(TidemillError, match=rf"5 lanes .*\(actor: count 1 x ring {slots} x 1 lanes{sums}\), and there can be 4: .*--slots"):
                 run(several, tmp_path / str(slots), "threads")

@@ -95,8 +95,8 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
             module.Walk.steps = 0
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, backoff_s=0.001, failures=3)
-    made = limited.experiment(environment=environment, slots=2, max_no_progress_s=0.5)
-    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=2, training_steps=20, evaluation_steps=10)
+    made = limited.experiment(environment=environment, slots=1, max_no_progress_s=0.5)
+    runner = AsyncTrainRunner(made, num_slots=1, num_iterations=2, training_steps=20, evaluation_steps=10)
     assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40
     first, second = runner.iterations
     assert "iteration/evaluation_steps" not in first and second["iteration/evaluation_steps"] == 10
@@ -201,8 +201,8 @@ def test_steps_of_an_evaluation_that_are_lost_are_played_again(tmp_path: Path) -
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"fails": [23, 25]}, threads=0)
     module = load_attribute(f"{FILE}:Walk", "make")
     module.steps = 0
-    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), slots=2)
-    runner = AsyncTrainRunner(made, num_slots=2, num_iterations=1, training_steps=20, evaluation_steps=10)
+    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), slots=1)
+    runner = AsyncTrainRunner(made, num_slots=1, num_iterations=1, training_steps=20, evaluation_steps=10)
     runner.run(tmp_path / "run", source=FILE, quiet=True)
     assert runner.iterations[0]["iteration/evaluation_steps"] == 10 and module.steps == 20 + 10 + 2
 

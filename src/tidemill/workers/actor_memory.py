@@ -60,15 +60,25 @@ def check_rows(context: Context, config: Actors, environment: Environment) -> li
     return needs
 
 
+def players(context: Context, config: Actors) -> dict[str, Actors]:
+    """Return the groups of actors that play the environment of `config`."""
+    workers = context.experiment.workers.items()
+    return {group: other for group, other in workers if isinstance(other, Actors) and other.environment.bare() == config.environment.bare()}
+
+
+def lanes_of(config: Actors) -> int:
+    """Return how many lanes a group of actors has."""
+    return config.count * config.ring * config.lanes
+
+
 def check_most_lanes(context: Context, config: Actors, environment: Environment) -> None:
     """Raise `ConfigError`, with the sums, when there cannot be as many lanes at a time as all that play this environment are going to have."""
-    sums, total = [], 0
-    for group, other in context.experiment.workers.items():
-        if isinstance(other, Actors) and other.environment.bare() == config.environment.bare():
-            sums.append(f"{group}: count {other.count} x ring {other.ring} x {other.lanes} lanes")
-            total += other.count * other.ring * other.lanes
-        elif isinstance(other, Trainer) and other.evaluation_steps:
-            sums.append(f"{group}: 1 lane of the evaluation")
+    groups = players(context, config)
+    sums = [f"{group}: count {other.count} x ring {other.ring} x {other.lanes} lanes" for group, other in groups.items()]
+    total = sum(map(lanes_of, groups.values()))
+    for group, worker in context.experiment.workers.items():
+        if isinstance(worker, Trainer) and worker.evaluation_steps:
+            sums.append(f"{group}: 1 lane of the evaluation, at least")
             total += 1
     if 0 < environment.most_lanes < total:
         raise ConfigError(

@@ -1,13 +1,17 @@
 """Iterations: so many training steps, then an evaluation by the weights of that moment, while training and gathering pause at a quiescent cut.
 
-The evaluation has an environment of its own, and draws random numbers of its own; it writes no memory and takes no credits, so that training is what
+The evaluation has environments of its own, and draws random numbers of its own; it writes no memory and takes no credits, so that training is what
 it would be without.
+
+Its environments play side by side, each in its own time. What counts does not depend on that: the first episode of each in their order, then the
+second of each, and so on, up to the given number of steps.
 """
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 
-from tidemill.api.environment import Tick
+from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -18,11 +22,12 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.frames import build_environment
-from tidemill.workers.gang import Gang
+from tidemill.workers.gang import LOOK_AGAIN, Gang
 from tidemill.workers.rows import row_schema
-from tidemill.workers.stepwise import StepwiseAgent
+from tidemill.workers.stepwise import StepwiseAgent, exact
 
 
 class _Frozen(Subscription):
@@ -30,6 +35,60 @@ class _Frozen(Subscription):
 
     def refresh(self, policy: Policy) -> bool:
         return True
+
+
+class _Play:
+    """One environment and what was played in it. `client` answers one request at a time: in larger batches, actions depend on who else is in them.
+    `seed`: of what is drawn for actions, None where the policy need not be one that can be seeded anew."""
+
+    def __init__(
+        self, context: Context, actors: Actors, spaces: Spaces, client: InlineInferenceClient, environment: Environment, seed: int | None
+    ) -> None:
+        environment.bind([[0]])
+        schema, samples = row_schema(context, actors.agents[0], spaces, environment.info), NullSampleProducer()
+        samples.offer(schema, 1, 1, 1)
+        self.environment, self._client, self._seed = environment, client, seed
+        self._agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
+        tick = Tick.allocate(spaces.observation, 1, environment.info, False)
+        self.gang = Gang([environment], self._agent, tick, actors.max_episode_steps, Clock())
+        self.ended: list[tuple[float, int]] = []
+        """Of each episode that ended the return, and the steps since the one before, those of cut episodes between them included."""
+        self.open = 0
+        """Steps since then."""
+        self.stepped_at = monotonic()
+
+    def go_on(self) -> bool:
+        """Take a turn. False when there is nothing to be done before the environment answers."""
+        gang, steps = self.gang, self.gang.steps
+        moved = gang.begin()
+        if moved and self._seed is not None:
+            self._client.reseed(derive_seed(self._seed, steps))
+        self._client.flush()
+        moved = gang.send() or moved
+        moved = gang.receive() or moved
+        if gang.steps > steps:
+            self.open += gang.steps - steps
+            self.stepped_at = monotonic()
+        if len(self._agent.episodes) > len(self.ended):
+            self.ended.append((self._agent.episodes[-1][0], self.open))
+            self.open = 0
+        return moved
+
+
+def _counted(plays: Sequence[_Play], steps: int) -> list[float] | None:
+    """Return the returns of the episodes that count in the first `steps` steps, None when these are not all played."""
+    returns: list[float] = []
+    while True:
+        number, play = len(returns) // len(plays), plays[len(returns) % len(plays)]
+        over = number < len(play.ended)
+        ret, length = play.ended[number] if over else (0.0, play.open)
+        steps -= length
+        if over and steps >= 0:
+            returns.append(ret)
+        if steps <= 0:
+            return returns
+        if not over:
+            return None
 
 
 def evaluate(
@@ -42,43 +101,72 @@ def evaluate(
     patience: float,
     stop: Callable[[], bool],
 ) -> Generator[PollResult, None, dict[str, float]]:
-    """Play `steps` steps of the environment of `actors` by `policy` as it is now, by the mode of its distribution. Returns what came of it: the mean
-    return of the episodes that ended, and how many these were; nothing when it is told to `stop`. Raises `EnvironmentFault` when its environment
-    fails as often as quarantines a slot, or answers no step for `patience` seconds."""
-    spec, config = actors.agents[0], context.experiment.policies[actors.agents[0].policy]
-    seed = derive_seed(context.experiment.seed, "evaluation", iteration)
+    """Play `steps` steps by `policy` as it is now, by the mode of its distribution, in as many environments of `actors` at a time as these have
+    themselves, or fewer where there cannot be so many. Returns what came of it: the mean return of the episodes that ended, and how many these were;
+    nothing when it is told to `stop`. An environment that fails as often as quarantines a slot, or answers no step for `patience` seconds, is left
+    out. Raises `EnvironmentFault` when none is left."""
+    config, seed = context.experiment.policies[actors.agents[0].policy], derive_seed(context.experiment.seed, "evaluation", iteration)
     player = config.build(spaces, seed)
     player.load(policy.parameters(), policy.version)
-    environment = build_environment(actors, 1, seed)
+    answer, state, observation = config.answer(spaces), config.state(spaces), schema_of_space(spaces.observation, "obs")
+    drawn = exact(context, actors.agents[0])
+    client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
+    rung: deque[_Play] = deque()  # by environments, in their threads
+    environments: list[Environment] = []
     try:
-        environment.bind([[0]])
-        answer, state, observation = config.answer(spaces), config.state(spaces), schema_of_space(spaces.observation, "obs")
-        client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
-        schema, samples = row_schema(context, spec, spaces, environment.info), NullSampleProducer()
-        samples.offer(schema, 1, 1, 1)
-        agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
-        tick = Tick.allocate(spaces.observation, 1, environment.info, False)
-        gang = Gang([environment], agent, tick, actors.max_episode_steps, Clock())
-        environment.on_ready(gang.waker(0, context.endpoints.bell.ring))
-        until = monotonic() + 0.01
-        played, stepped_at = 0, monotonic()
-        while gang.steps < steps:
-            if gang.steps > played:
-                played, stepped_at = gang.steps, monotonic()
-            elif environment.quarantined or monotonic() - stepped_at > patience:
-                why = f"the first fault was: {environment.faults[0]}" if environment.faults else f"it answered no step for {patience:g} s"
-                raise EnvironmentFault(f"the evaluation of iteration {iteration} was given up; {why}")
-            moved = gang.begin()
-            client.flush()
-            moved = gang.send() or moved
-            moved = gang.receive() or moved
+        plays: list[_Play] = []
+        most = min(actors.count * actors.ring, steps)
+        while len(plays) < most:
+            own = derive_seed(seed, "environment", len(plays))
+            environment = build_environment(actors, 1, own)
+            environments.append(environment)
+            if environment.most_lanes:
+                most = min(most, environment.most_lanes - sum(map(lanes_of, players(context, actors).values())))
+            plays.append(play := _Play(context, actors, spaces, client, environment, own if drawn else None))
+            environment.on_ready(_waker(play, rung, context.endpoints.bell.ring))
+            yield PollResult(0, 1)
             if stop():
                 return {}
-            if not moved or monotonic() > until:
-                yield PollResult(0, int(moved))
+        moving = dict.fromkeys(plays)
+        until, looked_at = monotonic() + 0.01, monotonic()
+        for play in plays:
+            play.stepped_at = looked_at
+        while sum(play.gang.steps for play in plays) < steps or (returns := _counted(plays, steps)) is None:
+            while rung:
+                moving[rung.popleft()] = None
+            if (now := monotonic()) - looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
+                looked_at = now
+                plays = _left(plays, steps, patience, iteration)
+                moving = dict.fromkeys(plays)
+            moving = {play: None for play in moving if play.gang.steps < steps and play.go_on()}
+            if stop():
+                return {}
+            if not moving or monotonic() > until:
+                yield PollResult(0, len(moving))
                 until = monotonic() + 0.01
     finally:
-        environment.close()
-    returns = [ret for ret, _, _ in agent.episodes]
-    found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(gang.steps)}
+        for environment in environments:
+            environment.close()
+    found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(steps)}
     return {**found, "evaluation_return": sum(returns) / len(returns)} if returns else found
+
+
+def _waker(play: _Play, rung: deque[_Play], ring: Callable[[], None]) -> Callable[[], None]:
+    wake_gang = play.gang.waker(0, ring)
+
+    def wake() -> None:
+        rung.append(play)
+        wake_gang()
+
+    return wake
+
+
+def _left(plays: list[_Play], steps: int, patience: float, iteration: int) -> list[_Play]:
+    """Return those of `plays` that can go on, or have played all `steps`."""
+    since = monotonic() - patience
+    left = [play for play in plays if play.gang.steps >= steps or not (play.environment.quarantined or play.stepped_at < since)]
+    if left:
+        return left
+    faults = [fault for play in plays for fault in play.environment.faults[:1]]
+    why = f"the first fault was: {faults[0]}" if faults else f"it answered no step for {patience:g} s"
+    raise EnvironmentFault(f"the evaluation of iteration {iteration} was given up; {why}")
