@@ -32,12 +32,14 @@ class Walk(gymnasium.Env[Any, Any]):
     action_space = gymnasium.spaces.Discrete(3)
     names = 1000
     steps = 0
+    made = 0
     closed = 0
     taken: ClassVar[Counter[float]] = Counter()
     """Steps that it told of, by the seed that it shows; and those in which it raised: `lost`."""
     lost: ClassVar[Counter[float]] = Counter()
 
     def __init__(self, latency: str = "none", fails: Sequence[int] = (), broken: bool = False, hangs: Sequence[int] = ()) -> None:
+        Walk.made += 1
         self.latency, self.fails, self.broken, self.hangs = latency, set(fails), broken, set(hangs)
         self.wait = np.random.default_rng()
         self.episode, self.name = -1, 0.0
@@ -122,12 +124,12 @@ class Failing(Strolling):
 class Counting(Walk):
     """Never ends, and shows what its seed does not know of: how many of it there were before."""
 
-    made = 0
+    copies = 0
 
     def __init__(self) -> None:
         super().__init__()
-        Counting.made += 1
-        self.number = Counting.made
+        Counting.copies += 1
+        self.number = Counting.copies
 
     def _see(self) -> Any:
         return np.array([self.position, self.step_number, self.number, 0], np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill import AgentSpec, Gymnasium, Limits, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill import AgentSpec, Gymnasium, Limits, PolicyWorkers, Queue, Scripted, Slots, TidemillError, Trainer
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.control import Notice, State, Status
@@ -47,7 +47,7 @@ def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[st
     replay holds."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(FILE):
-            module.Walk.steps = module.Walk.closed = 0
+            module.Walk.steps = module.Walk.made = module.Walk.closed = 0
             module.Walk.taken.clear()
             module.Walk.lost.clear()
     result = train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
@@ -337,6 +337,10 @@ def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path)
 def test_a_trainer_that_raises_ends_the_run_with_the_cause(tmp_path: Path, launch: str) -> None:
     with pytest.raises(TidemillError, match="ArithmeticError: the update failed"):
         failed(limited.experiment(algorithm=limited.Mixing(fails=5), latency="constant"), tmp_path / "run", launch)
+    if launch != "processes":  # there they end with their process
+        walk = load_attribute(f"{FILE}:Walk", "make")
+        wait_until(lambda: walk.closed == walk.made, 20, "every slot is closed")
+        assert walk.made >= 3
 
 
 def failed(experiment: Experiment, folder: Path, launch: str = "threads") -> None:
@@ -489,6 +493,14 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
 def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(TidemillError, match=text):
         run(limited.experiment(**changes), tmp_path / "run")
+
+
+def test_an_exact_run_with_a_policy_worker_is_refused_at_the_start(tmp_path: Path) -> None:
+    made = limited.experiment(exact=True)
+    actor = made.workers["actor"].replace(agents=(AgentSpec(mode="stepwise", inference="inference"),))
+    workers = {"actor": actor, "server": PolicyWorkers(stream="inference"), "trainer": made.workers["trainer"]}
+    with pytest.raises(TidemillError, match='whose policy runs inline, not count = 1, lanes = 1, inference = "inference"'):
+        run(made.replace(workers=workers), tmp_path / "run")
 
 
 def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> None:
