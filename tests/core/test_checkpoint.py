@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,55 @@ def test_the_same_name_is_replaced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "update-5", {"policy": {"w": np.zeros(1)}}, {"second": True}, 3)
     ((path, arrays, facts, warnings),) = [read_newest(tmp_path)]
     assert path.name == "update-5" and {*arrays} == {"policy"} and facts == {"second": True} and warnings == []
+
+
+class Cut(BaseException):
+    """What a writer that is killed does not catch."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_one_that_is_killed_while_it_replaces_the_only_checkpoint_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """Before each system call, or after it. Whoever writes next leaves nothing of it."""
+    count = at = 0
+
+    def cutting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def cut(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count, here = count + 1, count == at
+            if here and not after:
+                raise Cut
+            try:
+                return call(*arguments, **named)
+            finally:
+                if here:
+                    raise Cut
+
+        return cut
+
+    def replace(folder: Path) -> None:
+        nonlocal count
+        count = 0
+        write_checkpoint(folder, "update-5", ARRAYS, {"second": True}, 1)
+
+    for name in ("mkdir", "fsync", "rename", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, cutting(getattr(os, name)))
+    seen: list[dict[str, Any]] = []
+    for number in range(1000):
+        folder, at = tmp_path / str(number), -1
+        write(folder, 5)
+        at = number
+        try:
+            replace(folder)
+            break
+        except Cut:
+            _, _, facts, warnings = read_newest(folder)
+            assert warnings == []
+            seen.append(facts)
+        at = -1
+        replace(folder)
+        assert read_newest(folder)[2] == {"second": True} and [p.name for p in checkpoints(folder)] == ["update-5"]
+        assert not list(folder.glob("*.replaced"))
+    assert seen == sorted(seen, key=lambda facts: "second" in facts) and {"second": True} in seen and {"updates": 5} in seen
 
 
 def test_what_is_no_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Scripted, Trainer
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Replay, Scripted, Slots, Trainer
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -162,6 +162,22 @@ def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
 
+def slots() -> Experiment:
+    """Three that step in threads, and a replay memory with a ratio."""
+    return limited("Dozes")
+
+
+def slots_hang() -> Experiment:
+    """The same, until all hang in their steps."""
+    return limited("HangsAtLast")
+
+
+def limited(environment: str) -> Experiment:
+    walk = Gymnasium(make=f"{__file__}:{environment}", threads=1)
+    made = experiment(Slots(environment=walk), lanes=1, buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2")
+    return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),))})
+
+
 class Talker(gymnasium.Env[Any, Any]):
     """Says that it was stepped."""
 
@@ -213,6 +229,28 @@ class Hangs(Talker):
 
     def step(self, action: Any) -> Any:
         if self.steps == 200:
+            Path("hanging").touch()
+            while True:
+                time.sleep(1000)
+        return super().step(action)
+
+
+class Dozes(Talker):
+    """Takes a while."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.002)
+        return super().step(action)
+
+
+class HangsAtLast(Dozes):
+    """No copy of it comes back from the step that is the 300th of all, or from any later one."""
+
+    taken = 0
+
+    def step(self, action: Any) -> Any:
+        HangsAtLast.taken += 1
+        if HangsAtLast.taken >= 300:
             Path("hanging").touch()
             while True:
                 time.sleep(1000)

@@ -145,6 +145,16 @@ def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Ca
     ended_well(run.path, "completed", "tidemill stop")
 
 
+PHASES = {
+    "training": ("cartpole", "run/metrics.jsonl"),
+    "training by turns": ("equal", "run/metrics.jsonl"),
+    "training in slots": ("slots", "run/metrics.jsonl"),
+    "hanging in slots": ("slots_hang", "hanging"),
+    "warming up": ("warming_up", "stepped"),
+    "saving": ("slow_saving", "saving"),
+}
+
+
 @pytest.mark.parametrize(
     ("phase", "number", "group"),
     [
@@ -157,14 +167,14 @@ def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Ca
         ("training by turns", signal.SIGINT, True),
         ("warming up", signal.SIGINT, False),
         ("saving", signal.SIGTERM, False),
+        ("training in slots", signal.SIGINT, True),
+        ("hanging in slots", signal.SIGTERM, False),
     ],
 )
 def test_a_signal_ends_a_run_with_a_final_checkpoint(start: Callable[..., Run], phase: str, number: signal.Signals, group: bool) -> None:
-    run = start({"training": "cartpole", "training by turns": "equal", "warming up": "warming_up", "saving": "slow_saving"}[phase])
-    if phase.startswith("training"):
-        run.wait_for_updates()
-    else:
-        run.wait_for_file(run.folder / {"warming up": "stepped", "saving": "saving"}[phase], phase)
+    function, flag = PHASES[phase]
+    run = start(function)
+    run.wait_for_file(run.folder / flag, phase)
     began = time.monotonic()
     run.signal_group(number) if group else run.main.send_signal(number)
     status, text = run.ended()
@@ -222,6 +232,19 @@ def test_a_thread_that_ends_unasked_is_noticed() -> None:
         Controller(job, ThreadsLauncher(), lambda _: None, lambda _: None).run()
 
 
+@pytest.mark.parametrize("function", ["slots", "slots_hang"])
+def test_kill_of_a_run_in_slots_leaves_nothing_but_whole_checkpoints(start: Callable[..., Run], function: str) -> None:
+    run = start(function)
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    if function == "slots_hang":
+        run.wait_for_file(run.folder / "hanging", "all slots hang")
+    run.main.kill()
+    run.ended()
+    run.nothing_is_left()
+    _, arrays, facts, warnings = read_newest(run.path / "checkpoints" / "policy")
+    assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()
+
+
 @pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])
 def test_what_an_environment_started_ends_with_the_run(start: Callable[..., Run], ending: str) -> None:
     run = start("grandchild", *(["--max-steps", "200"] if ending == "clean" else []))
@@ -247,9 +270,9 @@ def test_an_environment_that_hangs_is_named_and_ended_by_force(start: Callable[.
     run.nothing_is_left()
 
 
-@pytest.mark.parametrize("launch", ["inline", "processes"])
-def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], launch: str) -> None:
-    run = start("hangs", launch=launch)
+@pytest.mark.parametrize(("function", "launch"), [("hangs", "inline"), ("hangs", "processes"), ("slots_hang", "threads")])
+def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function: str, launch: str) -> None:
+    run = start(function, launch=launch)
     run.wait_for_file(run.folder / "hanging", "the environment hangs")
     run.main.send_signal(signal.SIGINT)
     time.sleep(0.2)  # two signals of one number that are pending together are one

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill import AgentSpec, Gymnasium, Limits, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill import AgentSpec, Gymnasium, Limits, PolicyWorkers, Queue, Scripted, Slots, TidemillError, Trainer
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.control import Notice, State, Status
@@ -28,12 +28,14 @@ from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
+from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Member
 from tidemill.run.session import resume, train
+from tidemill.workers.ages import Ages
 from tidemill.workers.base import Worker
 
 FILE = Path(__file__).with_name("limited.py")
@@ -45,7 +47,9 @@ def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[st
     replay holds."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(FILE):
-            module.Walk.steps = 0
+            module.Walk.steps = module.Walk.made = module.Walk.closed = 0
+            module.Walk.taken.clear()
+            module.Walk.lost.clear()
     result = train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
     assert result.summary["status"] == "completed", result.summary
     path, arrays, facts, _ = read_newest(folder / "checkpoints" / "policy")
@@ -207,7 +211,7 @@ def faulty(**changes: Any) -> Experiment:
     """Each slot's environment may fail."""
     kwargs = {name: changes.pop(name) for name in ("fails", "broken", "hangs", "latency") if name in changes}
     slots = {name: changes.pop(name) for name in ("failures", "deadline_s", "max_backoff_s") if name in changes}
-    walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
+    walk = Gymnasium(make=f"{FILE}:{changes.pop('walk', 'Walk')}", kwargs=kwargs, threads=1)
     return limited.experiment(environment=Slots(environment=walk, backoff_s=0.001, **slots), **changes)
 
 
@@ -241,6 +245,67 @@ def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(tmp
     check_memory(facts, 3)
 
 
+class Watched(Limiter):
+    """Looks at its gates after every change of its counters, by the definitions of ratio, debt and slack alone."""
+
+    looks = 0
+
+    def _note(self) -> None:
+        super()._note()
+        self.look()
+
+    def start(self, most: int = 1) -> int:
+        started = super().start(most)
+        self.look()
+        return started
+
+    def look(self) -> None:
+        n, ratio = self.counts, self.ratio
+        flying, most = n.started - n.committed - n.voided, max(ceil(self.slack * ratio), ceil(ratio))
+
+        def owed(steps: int) -> int:
+            return (0 if n.waived is None else floor(max(0, steps - n.waived) * ratio)) - n.tasks
+
+        assert flying >= 0 and 0 <= owed(n.committed) <= most  # never ahead of what is stored, nor gathering further ahead than the slack
+        assert owed(n.committed + flying) <= most  # nor will it be, once all comes
+        assert flying or owed(n.committed) or owed(n.committed + 1) <= most  # something can happen
+        Watched.looks += 1
+
+
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("ratio", ["1/4", "1", "3/2", "8"])
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_the_gates_hold_at_every_instant_and_each_slots_counts_are_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str, ratio: str, faults: bool
+) -> None:
+    steps, voided = 150, np.zeros(3, np.int64)
+
+    class Counted(Ages):
+        def consume(self) -> Sample | None:
+            sample = super().consume()
+            if sample is not None:
+                voided[:] += sample["voided"][0]
+            return sample
+
+    monkeypatch.setattr("tidemill.workers.limited.Limiter", Watched)
+    monkeypatch.setattr("tidemill.workers.limited.Ages", Counted)
+    monkeypatch.setattr(Watched, "looks", 0)
+    made = faulty(
+        walk="Named", steps=steps, slots=3, ratio=ratio, latency="random", fails=tuple(range(5, 10_000, 7)) if faults else (), failures=100_000
+    )
+    facts = run(made, tmp_path / "run", launch)
+    check_counts(facts, Fraction(ratio), steps)
+    check_memory(facts, 3)
+    n, walk = facts["limiter"], load_attribute(f"{FILE}:Named", "make")
+    assert Watched.looks >= n["tasks"] and (n["voided"] > 10) == faults
+    assert voided.sum() == n["voided"] == walk.lost.total() and walk.taken.total() == steps
+    for rows, lost in zip(facts["memory"]["row.obs.npy"], voided, strict=True):
+        names, counts = np.unique(rows[(rows[:, 1] > 0), 3], return_counts=True)
+        assert {name: int(count) for name, count in zip(names.tolist(), counts, strict=True)} == {name: walk.taken[name] for name in names.tolist()}
+        copies = {float((rows[0, 3] + 1_000_003 * number) % walk.names) for number in range(-lost, lost + 1)}  # what its other copies show
+        assert {*names.tolist()} <= copies and sum(walk.lost[name] for name in copies) == lost
+
+
 def test_one_that_hangs_is_voided_at_its_deadline_and_the_others_go_on(tmp_path: Path) -> None:
     facts = run(faulty(steps=60, slots=3, hangs=(7, 30), deadline_s=0.05), tmp_path / "run", "threads")
     check_counts(facts, Fraction(1, 2), 60)
@@ -272,6 +337,10 @@ def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path)
 def test_a_trainer_that_raises_ends_the_run_with_the_cause(tmp_path: Path, launch: str) -> None:
     with pytest.raises(TidemillError, match="ArithmeticError: the update failed"):
         failed(limited.experiment(algorithm=limited.Mixing(fails=5), latency="constant"), tmp_path / "run", launch)
+    if launch != "processes":  # there they end with their process
+        walk = load_attribute(f"{FILE}:Walk", "make")
+        wait_until(lambda: walk.closed == walk.made, 20, "every slot is closed")
+        assert walk.made >= 3
 
 
 def failed(experiment: Experiment, folder: Path, launch: str = "threads") -> None:
@@ -424,6 +493,14 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
 def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(TidemillError, match=text):
         run(limited.experiment(**changes), tmp_path / "run")
+
+
+def test_an_exact_run_with_a_policy_worker_is_refused_at_the_start(tmp_path: Path) -> None:
+    made = limited.experiment(exact=True)
+    actor = made.workers["actor"].replace(agents=(AgentSpec(mode="stepwise", inference="inference"),))
+    workers = {"actor": actor, "server": PolicyWorkers(stream="inference"), "trainer": made.workers["trainer"]}
+    with pytest.raises(TidemillError, match='whose policy runs inline, not count = 1, lanes = 1, inference = "inference"'):
+        run(made.replace(workers=workers), tmp_path / "run")
 
 
 def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> None:

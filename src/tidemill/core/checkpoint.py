@@ -1,7 +1,8 @@
 """Checkpoints on disk: a folder of safetensors files and a manifest with their checksums, written aside and renamed.
 
 A checkpoint is whole or it is not there: files are written into a hidden folder and synced, the manifest last, and the folder renamed. Names sort by
-number, and a folder without a valid manifest is never taken for a checkpoint.
+number, and a folder without a valid manifest is never taken for a checkpoint. One of the same name is renamed first (`REPLACED`) and removed last:
+where a writer is killed between, it still counts.
 """
 
 import json
@@ -17,6 +18,7 @@ from tidemill.core.packed import pack, unpack
 from tidemill.core.schema import Array, Arrays
 
 MANIFEST = "manifest.json"
+REPLACED = "replaced"
 FORMAT = 1
 
 
@@ -25,9 +27,11 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update}"
 
 
-def _number(name: str) -> int:
-    head, _, number = name.rpartition("-")
-    return int(number) if head == "update" and number.isdigit() else -1
+def _place(path: Path) -> tuple[int, bool]:
+    """Return a checkpoint's number, -1 for what is none, and whether it is not the one that was replaced: so they sort by age."""
+    head, _, number = path.stem.rpartition("-")
+    named = head == "update" and number.isdigit() and path.suffix in ("", f".{REPLACED}")
+    return int(number) if named else -1, not path.suffix
 
 
 def write_checkpoint(
@@ -59,10 +63,13 @@ def write_checkpoint(
             sums |= {f"{inner}/{file.name}": _digest(file) for file in _synced(aside / inner)}
         manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}
         write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
+        replaced = target.with_name(f"{name}.{REPLACED}")
         if target.exists():
-            shutil.rmtree(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
         aside.rename(target)
         sync(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror}; free space or make the folder writable") from None
@@ -75,7 +82,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first, in numeric order."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if _number(p.name) >= 0 and (p / MANIFEST).exists()), key=lambda p: _number(p.name))
+    return sorted((p for p in folder.iterdir() if _place(p)[0] >= 0 and (p / MANIFEST).exists()), key=_place)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:

@@ -135,3 +135,84 @@ def test_a_blocking_step_whose_network_fails_anywhere_is_told_once():
             break
         points += 1
     assert 4 <= points < 50
+
+
+CALLS = ("reset", "close")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_async_reset_or_close_that_is_cancelled_anywhere_leaves_a_session_that_can_go_on(call):
+    async def cancelled(server, at):
+        env = AsyncRemoteEnv(client(server).host())
+        async with asyncio.timeout(60):
+            await env.reset(seed=1)
+            await env.step(0)
+            if call == "reset":
+                await env.close()  # so that a session is opened, and the server described
+            else:
+                await env._connection.hang_up()  # so that connecting is among the points
+            under_way = Cancelled(env.reset(seed=2) if call == "reset" else env.close(), at)
+            try:
+                await under_way
+            except asyncio.CancelledError:
+                asyncio.current_task().uncancel()
+            reached = under_way.waited > at
+            assert (await env.reset(seed=3))[1] == {"seed": 3}
+            assert (await env.step(2))[0].tolist()[1] == 1
+            await env.close()
+        return reached
+
+    points = 0
+    while True:
+        with serving() as server:
+            if not asyncio.run(cancelled(server, points)):
+                break
+        points += 1
+        assert points < 100
+    assert points >= (4 if call == "reset" else 3)  # to connect, and to read what the server is, and the answer
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("error", [OSError("cut"), httpcore.ReadError("cut"), TimeoutError()])
+def test_an_async_reset_or_close_whose_network_fails_anywhere_does_what_it_should(monkeypatch, call, error):
+    count = at = 0
+
+    def failing(operation):
+        async def fails(*arguments, **named):
+            nonlocal count
+            count, here = count + 1, count == at
+            if here:
+                raise error
+            return await operation(*arguments, **named)
+
+        return fails
+
+    async def play(server):
+        nonlocal count
+        env = AsyncRemoteEnv(client(server).host())
+        async with asyncio.timeout(60):
+            await env.reset(seed=1)
+            if call == "reset":
+                await env.close()
+            await env._connection.hang_up()
+            count = 0
+            if call == "reset":
+                observation, info = await env.reset(seed=2)
+                assert observation.tolist()[:2] == [0, 0] and info == {"seed": 2}
+                done = count
+                assert (await env.step(1))[0].tolist()[1] == 1
+            else:
+                await env.close()  # told once, whatever comes of it
+                done = count
+            await env.close()
+        return done
+
+    for holder, name in ((_AsyncStream, "read"), (_AsyncStream, "write"), (AsyncConnection, "_connect")):
+        monkeypatch.setattr(holder, name, failing(getattr(holder, name)))
+    reached = True
+    while reached:
+        with serving() as server:
+            reached = asyncio.run(play(server)) > at
+        at += 1
+        assert at < 100
+    assert at > (5 if call == "reset" else 2)
