@@ -178,7 +178,7 @@ def test_a_signal_ends_a_run_with_a_final_checkpoint(start: Callable[..., Run], 
     began = time.monotonic()
     run.signal_group(number) if group else run.main.send_signal(number)
     status, text = run.ended()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert status == 128 + number, text
     assert "Traceback" not in text
     ended_well(run.path, "interrupted", {2: "Ctrl-C", 15: "SIGTERM", 1: "SIGHUP"}[number])
