@@ -48,7 +48,7 @@ def test_each_iteration_trains_evaluates_saves_and_tells(tmp_path: Path) -> None
         assert n["tasks"] == iteration["iteration/updates"] == (n["committed"] - n["waived"]) // 2
         assert iteration["iteration/evaluation_steps"] == 30
         assert iteration["iteration/evaluation_episodes"] >= 2 and iteration["iteration/evaluation_return"] < 0
-        assert iteration["iteration/training_episodes"] >= 3
+        assert iteration["iteration/training_episodes"] >= 1  # of at most 12 steps; others are open
 
 
 def test_a_run_that_raises_leaves_its_iterations_and_can_be_resumed(tmp_path: Path) -> None:
