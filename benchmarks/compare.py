@@ -13,6 +13,7 @@ fails is told in the table, and tried again by `--continue`. How long all of it 
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -57,6 +58,7 @@ class Work:
     unit: str = "steps/s"
     target: bool = False  # seconds to 475 are measured
     inline: str = ""  # the work that is the same with inline inference
+    bound: bool = True  # what PPO's parts cost bare is measured
 
 
 SYSTEMS = {
@@ -78,6 +80,8 @@ WORKS = {
         Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
         Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
         Work("cartpole_served", "CartPole-v1 with policy workers", (TIDEMILL,), inline="cartpole"),
+        Work("dqn", "CartPole-v1, DQN, an update of 64 rows for every second step", (TIDEMILL, "stable_baselines3"), bound=False),
+        Work("sac", "HalfCheetah-v5, SAC, an update of 256 rows for every step", (TIDEMILL, "stable_baselines3"), bound=False),
         Work("pong_served", "ALE/Pong-v5, 4 epochs, with policy workers", (TIDEMILL,), "agent steps/s", inline="pong"),
     )
 }
@@ -181,15 +185,13 @@ def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
     return json.loads(lines[-1])
 
 
-def run_tidemill(work: str, seconds: float, seed: int, target: bool) -> Run:
+def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
     """One run of Tidemill: its bench, and with a target the same experiment until it is reached."""
-    cli, experiment = [sys.executable, "-m", "tidemill.cli.main"], f"{HERE / 'works.py'}:{work}"
-    tool = Path(sys.executable).with_name("tidemill")
-    if tool.exists():
-        cli = [str(tool)]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        if not work.bound:
+            return train_tidemill(work, seconds, seed, Path(folder))
         file = Path(folder) / "bench.json"
-        command([*cli, "bench", experiment, f"--seconds={seconds}", f"--json={file}", f"--set=seed={seed}"], 6 * seconds + 240)
+        own_command("bench", work, seconds, f"--seconds={seconds}", f"--json={file}", f"--set=seed={seed}")
         found = json.loads(file.read_text())
         result = {
             "steps": round(found["run"]["steps_per_second"] * found["run"]["seconds"]),
@@ -204,14 +206,44 @@ def run_tidemill(work: str, seconds: float, seed: int, target: bool) -> Run:
             "settings": {"workers": ", ".join(worker["name"] for worker in found["run"]["workers"]), "lanes": found["facts"]["lanes"]},
             "versions": {"python": found["versions"]["python"], **found["versions"]["packages"]},
         }
-        if target:
+        if work.target:
             started = time.perf_counter()
-            words = ["train", experiment, f"--seed={seed}", "--stop-at-return=475", f"--run-dir={folder}/run", f"--set=limits.seconds={seconds}"]
-            command([*cli, *words], 6 * seconds + 240)
+            own_command(
+                "train", work, seconds, f"--seed={seed}", "--stop-at-return=475", f"--run-dir={folder}/run", f"--set=limits.seconds={seconds}"
+            )
             result["command_seconds"] = time.perf_counter() - started
             ended = json.loads((Path(folder) / "run" / "summary.json").read_text())
             result["seconds_to_475"] = ended["seconds"] if ended["reason"].startswith("mean return") else None
     return result
+
+
+def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
+    """One run whose steps are those that its metrics tell of, behind the warm-up of the other systems."""
+    warm = min(2.0, seconds / 5)
+    own_command("train", work, seconds, f"--seed={seed}", f"--run-dir={folder / 'run'}", f"--set=limits.seconds={warm + seconds}")
+    records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = [(record["time/seconds"], record["step"], record["update"]) for record in records if record.get("time/seconds", 0.0) >= warm]
+    if len(told) < 2:
+        raise Failed("fewer than two records behind the warm-up: give it more seconds")
+    (began, first, before), (ended, last, after) = told[0], told[-1]
+    experiment = json.loads((folder / "run" / "config.json").read_text())
+    workers = experiment["workers"]
+    return {
+        "steps": last - first,
+        "seconds": ended - began,
+        "steps_per_second": (last - first) / (ended - began),
+        "updates": after - before,
+        "notes": [],
+        "settings": {"workers": ("+" if experiment["together"] else ", ").join(workers), "lanes": workers["actor"]["lanes"]},
+        "versions": {"python": platform.python_version(), "tidemill": importlib.metadata.version("tidemill")},
+    }
+
+
+def own_command(what: str, work: Work, seconds: float, *words: str) -> None:
+    """Run one of Tidemill's commands on a work."""
+    tool = Path(sys.executable).with_name("tidemill")
+    cli = [str(tool)] if tool.exists() else [sys.executable, "-m", "tidemill.cli.main"]
+    command([*cli, what, f"{HERE / 'works.py'}:{work.name}", *words], 6 * seconds + 240)
 
 
 def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], store: "Store") -> None:
@@ -223,7 +255,7 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
             try:
                 started = time.perf_counter()
                 if system == TIDEMILL:
-                    found = run_tidemill(work.name, seconds, number, work.target)
+                    found = run_tidemill(work, seconds, number)
                 else:
                     found = run_peer(system, work.name, seconds, number)
                 found["took"] = time.perf_counter() - started
@@ -338,7 +370,9 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
         if work.target:
             cells.append(target_text(line.reached, seconds))
         text.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    if own and own.good:
+    if own and own.good and not work.bound and 0 < best < own.median:
+        text += ["", f"Best other system: {own.median / best:.2f} times slower."]
+    if own and own.good and work.bound:
         bounds, parts = [run["bound"] for run in own.good], [run["efficiency"] for run in own.good]
         text += ["", f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} ({min(parts):.2f} … {max(parts):.2f})."]
         text[-1] += f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
@@ -436,7 +470,8 @@ coefficients, a quarter of a batch as minibatch, nothing normalised but each bat
 the best layout found for it on two cores. A run ends after the same seconds of training behind a warm-up; steps/s are env steps that entered
 training. Systems take turns: first run of each, second run of each; runs that `--continue` added came later. On Pong Tidemill's convolutions are
 bfloat16, the others' float32, which is all that they have. The reference behind "bound" trains on minibatches of all trainers together, which for
-MLPs fall out of the cache: above 1 it says no more than that. 475 is the mean of the last 100 training episodes."""
+MLPs fall out of the cache: above 1 it says no more than that. 475 is the mean of the last 100 training episodes. DQN and SAC: uniform draws, MLP
+64×64 and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or the better of one and two threads of torch."""
 
 
 def put(document: str, name: str, text: str) -> str:

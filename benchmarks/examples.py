@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tidemill.core.source import load_attribute
 from tidemill.run.evaluate import SpecEvaluation, evaluate
-from tidemill.run.folder import versions
 from tidemill.run.plot import plot
+from tidemill.run.provenance import versions
 from tidemill.run.session import train
 
 HERE = Path(__file__).parent

@@ -13,10 +13,10 @@ import statistics
 from pathlib import Path
 
 from tidemill.run.evaluate import evaluate
-from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
 from tidemill.run.plot import plot
 from tidemill.run.presets import experiment_for
+from tidemill.run.provenance import versions
 from tidemill.run.resolve import environment_from
 from tidemill.run.session import train
 

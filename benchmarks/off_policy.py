@@ -38,13 +38,14 @@ def median(call: Callable[[], object], repeats: int) -> float:
 
 
 def replay_of(config: Replay, seats: int, batch: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what sends a row of each seat and has it stored, and what draws a batch, of a replay that holds some rows."""
+    """Return what sends a row of each seat and has it stored, and what draws a batch and gives it back with new priorities, of a replay that holds
+    some rows."""
     ends = local_endpoints(["actor", "trainer"], [Edge("rows", "channel", "actor", ("trainer",))])
     producer = ChannelSampleProducer([[ends["actor"][0].producer("rows")]])
     fields = {**schema_of_space(CARTPOLE.observation, "obs"), **ARRIVAL_FIELDS, **schema_of_space(CARTPOLE.action, "action")}
     producer.offer(fields, 1, seats, 2)
     buffer: Any = config.build(ChannelSampleConsumer([ends["trainer"][0].consumer("rows")], 0, 0), Demand(rows=batch, samples=1))
-    sent = 0
+    sent, priority = 0, np.random.default_rng(0).random(batch)
 
     def send() -> None:
         nonlocal sent
@@ -60,7 +61,8 @@ def replay_of(config: Replay, seats: int, batch: int) -> tuple[Callable[[], None
         buffer.receive()
 
     def draw() -> None:
-        buffer.take(0)
+        (held,) = buffer.take(0)
+        held.sample["priority"][0] = priority
         buffer.release()
 
     for _ in range(20_000 // seats):

@@ -15,8 +15,8 @@ from statistics import median
 from tidemill.api.experiment import Experiment
 from tidemill.core.source import load_attribute
 from tidemill.run.evaluate import evaluate
-from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
+from tidemill.run.provenance import versions
 from tidemill.run.session import train
 from tidemill.workers.population import Population
 

@@ -1,4 +1,4 @@
-"""The works of `make bench` as experiments: PPO, MLP 64×64 tanh or Nature CNN, rollout 128, 4 epochs unless the name says otherwise.
+"""The works of `make bench` as experiments: PPO, MLP 64×64 tanh or Nature CNN, rollout 128, 4 epochs unless the name says otherwise; and DQN and SAC.
 
     tidemill bench benchmarks/works.py:cartpole
 
@@ -8,8 +8,25 @@ a minibatch is a quarter of a batch. Where workers run, and how many, is left to
 
 from typing import Any
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, GymnasiumVector, PolicyWorkers, Trainer
+from tidemill import (
+    DQN,
+    PPO,
+    SAC,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Atari,
+    Experiment,
+    Gymnasium,
+    GymnasiumVector,
+    PolicyWorkers,
+    QNetwork,
+    Replay,
+    SquashedGaussian,
+    Trainer,
+)
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.policy import PolicyConfig
 
 ROLLOUT = 128
 
@@ -64,6 +81,26 @@ def cartpole_served() -> Experiment:
 def pong_served() -> Experiment:
     """`pong` with policy workers."""
     return _served(pong())
+
+
+def dqn() -> Experiment:
+    """CartPole-v1: DQN as it was published, with MLPs, an update for every second step."""
+    policy, algorithm = QNetwork(hidden=(64, 64), duelling=False), DQN(double=False)
+    return _off_policy("dqn", Gymnasium(id="CartPole-v1"), policy, Trainer(algorithm=algorithm, buffer=_replay(), batch_size=64, ratio="1/2"))
+
+
+def sac() -> Experiment:
+    """HalfCheetah-v5: SAC, an update for every step."""
+    return _off_policy("sac", Gymnasium(id="HalfCheetah-v5"), SquashedGaussian(), Trainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1))
+
+
+def _replay() -> Replay:
+    return Replay(capacity=100_000, warm_up=1_000)
+
+
+def _off_policy(name: str, environment: Gymnasium, policy: PolicyConfig, trainer: Trainer) -> Experiment:
+    actors = Actors(environment=environment, lanes=8, agents=(AgentSpec(mode="stepwise"),))
+    return Experiment(name=name, policies={"policy": policy}, workers={"actor": actors, "trainer": trainer})
 
 
 def _served(made: Experiment, count: int = 2) -> Experiment:

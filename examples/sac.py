@@ -1,7 +1,7 @@
 """Soft actor-critic from a replay memory, with an update for each step that is stored (Haarnoja et al. 2018).
 
 tidemill train examples/sac.py:experiment    # Pendulum
-tidemill train examples/sac.py:cheetah       # HalfCheetah (pip install 'tidemill[mujoco]')
+tidemill train examples/sac.py:cheetah       # HalfCheetah (extra mujoco)
 
 The second one is what `tidemill train HalfCheetah-v5 --algorithm sac` does.
 """

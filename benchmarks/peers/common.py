@@ -47,6 +47,32 @@ WORKS = {
 }
 
 
+@dataclass(frozen=True)
+class OffPolicyWork:
+    """What is trained from a replay memory, the same for all systems: uniform draws, plain targets, Adam. Layers have relu."""
+
+    environment: str
+    algorithm: str  # "DQN" (not double, not duelling, ε-greedy) or "SAC" (its temperature is learnt)
+    hidden: tuple[int, ...]
+    batch: int
+    updates: int  # for each step of all `envs`
+    learning_rate: float
+    target_rate: float  # of the way that target weights go
+    target_updates: int  # in every so many updates
+    max_gradient_norm: float | None
+    envs: int = 8
+    gamma: float = 0.99
+    capacity: int = 100_000
+    warm_up: int = 1_000
+    target: None = None
+
+
+OFF_POLICY = {
+    "dqn": OffPolicyWork("CartPole-v1", "DQN", (64, 64), 64, 4, 5e-4, 1.0, 500, 10.0),
+    "sac": OffPolicyWork("HalfCheetah-v5", "SAC", (256, 256), 256, 8, 3e-4, 0.005, 1, None),
+}
+
+
 class Meter:
     """The stop rule: `seconds` of training after a warm-up; only env steps count that have been trained on."""
 
@@ -96,7 +122,7 @@ class Meter:
         print("\n" + json.dumps(found), flush=True)
 
 
-def arguments(layouts: dict[str, dict[str, Any]]) -> tuple[argparse.Namespace, Work, dict[str, Any]]:
+def arguments(layouts: dict[str, dict[str, Any]]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
     """Return the command line, the work, and the system's layout for it: `layouts` (work → names and values), changed by ``--layout NAME=VALUE``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", choices=list(layouts))
@@ -108,4 +134,4 @@ def arguments(layouts: dict[str, dict[str, Any]]) -> tuple[argparse.Namespace, W
     for change in found.layout:
         name, _, value = change.partition("=")
         layout[name] = json.loads(value)
-    return found, WORKS[found.work], layout
+    return found, {**WORKS, **OFF_POLICY}[found.work], layout

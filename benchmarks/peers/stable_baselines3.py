@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO with its own vector environments and policies."""
+"""Stable-Baselines3's PPO, DQN and SAC with its own vector environments and policies."""
 
 import os
 import sys
@@ -14,6 +14,8 @@ LAYOUTS = {
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "DummyVecEnv"},
     "pong": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
     "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
+    "dqn": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
+    "sac": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
 }
 ARGS, WORK, LAYOUT = common.arguments(LAYOUTS)
 os.environ["OMP_NUM_THREADS"] = str(LAYOUT["threads"])
@@ -21,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = str(LAYOUT["threads"])
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from stable_baselines3 import PPO  # noqa: E402
+from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
 from stable_baselines3.common.atari_wrappers import AtariWrapper  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecTransposeImage  # noqa: E402
@@ -30,7 +32,7 @@ torch.set_num_threads(LAYOUT["threads"])
 
 
 def make_env():
-    if WORK.network != "nature":
+    if isinstance(WORK, common.OffPolicyWork) or WORK.network != "nature":
         return gym.make(WORK.environment)
     import ale_py
 
@@ -39,7 +41,7 @@ def make_env():
 
 
 class Stop(BaseCallback):
-    """A rollout begins when all rows of the one before have been trained on."""
+    """A rollout begins when all rows of the one before have been trained on; one of a replay memory, a step long, when all that it owes was done."""
 
     def __init__(self, meter):
         super().__init__()
@@ -57,12 +59,11 @@ class Stop(BaseCallback):
         return not self.over
 
 
-def main():
+def on_policy(envs):
     count = LAYOUT["envs"]
-    envs = {"DummyVecEnv": DummyVecEnv, "SubprocVecEnv": SubprocVecEnv}[LAYOUT["vector"]]([make_env] * count)
     if WORK.network == "nature":
         envs = VecTransposeImage(VecFrameStack(envs, 4))
-    model = PPO(
+    return PPO(
         "CnnPolicy" if WORK.network == "nature" else "MlpPolicy",  # their defaults: Nature CNN with one trunk; 64×64 tanh, actor and critic apart
         VecMonitor(envs),
         learning_rate=WORK.learning_rate,
@@ -79,6 +80,31 @@ def main():
         seed=ARGS.seed,
         device="cpu",
     )
+
+
+def off_policy(envs):
+    own = {"DQN": {"target_update_interval": WORK.target_updates * WORK.envs // WORK.updates, "max_grad_norm": WORK.max_gradient_norm}, "SAC": {}}
+    return {"DQN": DQN, "SAC": SAC}[WORK.algorithm](
+        "MlpPolicy",
+        VecMonitor(envs),
+        learning_rate=WORK.learning_rate,
+        buffer_size=WORK.capacity,
+        learning_starts=WORK.warm_up,
+        batch_size=WORK.batch,
+        tau=WORK.target_rate,
+        gamma=WORK.gamma,
+        train_freq=1,
+        gradient_steps=WORK.updates,
+        policy_kwargs={"net_arch": list(WORK.hidden)},
+        seed=ARGS.seed,
+        device="cpu",
+        **own[WORK.algorithm],
+    )
+
+
+def main():
+    envs = {"DummyVecEnv": DummyVecEnv, "SubprocVecEnv": SubprocVecEnv}[LAYOUT["vector"]]([make_env] * LAYOUT["envs"])
+    model = (off_policy if isinstance(WORK, common.OffPolicyWork) else on_policy)(envs)
     meter = common.Meter(ARGS.seconds, WORK.target)
     model.learn(10**12, callback=Stop(meter), log_interval=None)
     envs.close()

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.restoring import check_restored
 from torch.nn import functional
 
 from tidemill.algorithms.dqn import DQN
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
-from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
@@ -127,16 +128,7 @@ def test_epsilon_falls_with_updates_and_travels_with_the_weights():
 
 @pytest.mark.parametrize("net", [QNetwork(hidden=(8,)), QNetwork(hidden=(8,), noise=0.5, atoms=5)])
 def test_a_restored_learner_goes_on_exactly(net):
-    one, other = learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5)
-    for i in range(5):
-        one.update([sample_of(i)], 0.0)
-    other.policy.load({name: array.copy() for name, array in one.policy.parameters().items()}, 5)
-    other.load_state(one.state())
-    for i in range(5, 12):
-        assert one.update([sample_of(i)], 0.0) == other.update([sample_of(i)], 0.0)
-    np.testing.assert_array_equal(one.policy.flat, other.policy.flat)
-    with pytest.raises(SchemaError, match="not one of DQN"):
-        other.load_state({})
+    check_restored(learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of, "DQN")
 
 
 def test_a_step_that_would_spoil_the_weights_is_left_out():

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.test_ppo import NET, SPACES, assert_equal, make_sample, weights
+from tests.algorithms.test_ppo import NET, SPACES, assert_equal, check_masked, make_sample, weights
 
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.impala_learner import ImpalaLearner
@@ -135,15 +135,7 @@ def test_ratios_are_those_of_the_start_of_the_update():
 
 
 def test_masked_cells_change_nothing():
-    learners = [learner_of(), learner_of()]
-    samples = [make_sample(learner.policy, seed=3) for learner in learners]
-    final = samples[0]["done"]
-    for name in ("value", "log_prob", "obs"):
-        samples[1][name][final] = 1e6
-    samples[1]["reward"][-1] = 77
-    metrics = [learner.update([sample], 0.0) for learner, sample in zip(learners, samples, strict=True)]
-    assert metrics[0] == metrics[1]
-    assert_equal(weights(learners[0]), weights(learners[1]))
+    check_masked(learner_of(), learner_of())
 
 
 def test_updates_in_torch_are_those_in_numpy():

@@ -135,7 +135,11 @@ def test_what_is_gathered_does_not_view_the_samples():
 
 
 def test_masked_cells_change_nothing():
-    learners = [learner_of(), learner_of()]
+    check_masked(learner_of(), learner_of())
+
+
+def check_masked(*learners):
+    """What cannot count differs between the samples of two equal learners, and they learn the same."""
     samples = [make_sample(learner.policy, seed=3) for learner in learners]
     final = samples[0]["done"]
     for name in ("value", "log_prob", "obs"):

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.algorithms.restoring import check_restored
 
 from tidemill.algorithms.sac import SAC
 from tidemill.algorithms.value_formulas import differentiate_actor, soft_values
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import allocate
 from tidemill.core.threads import limit_threads
 from tidemill.nets.mlp import MLP, MLPShape
@@ -208,16 +209,7 @@ def test_a_temperature_that_is_not_learnt_stays():
 
 
 def test_a_restored_learner_goes_on_exactly():
-    one, other = learner_of(), learner_of(seed=5)
-    for i in range(5):
-        one.update([sample_of(i)], 0.0)
-    other.policy.load({name: array.copy() for name, array in one.policy.parameters().items()}, 5)
-    other.load_state(one.state())
-    for i in range(5, 10):
-        assert one.update([sample_of(i)], 0.0) == other.update([sample_of(i)], 0.0)
-    np.testing.assert_array_equal(one.policy.flat, other.policy.flat)
-    with pytest.raises(SchemaError, match="not one of SAC"):
-        other.load_state({})
+    check_restored(learner_of(), learner_of(seed=5), sample_of, "SAC")
 
 
 def test_a_step_that_would_spoil_the_weights_is_left_out():

@@ -16,18 +16,20 @@ from tests.run.watching import wait_until
 from typer.testing import CliRunner
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, Impala, PolicyWorkers, Scripted, Trainer
+from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
 from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
 from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, notes_of, run_of
-from tidemill.bench.reference import Network, Plain, log_prob_entropy, torch_step
+from tidemill.bench.reference import Network, Plain, log_prob_entropy, parts_of, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.run import arrange
 from tidemill.run.session import Result
 
 
@@ -270,6 +272,20 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Pat
     for place, why in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "there is no folder")):
         result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--json", str(place)])
         assert result.exit_code == 1 and why in result.output
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "86400"])
+def test_a_length_that_cannot_be_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setattr(arrange, "probe", lambda *_: pytest.fail("measured"))
+    result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "measure", "--seconds", seconds])
+    assert result.exit_code == 1 and result.output == f"error: --seconds {float(seconds):g} must be above 0, and less than a day\n"
+
+
+@pytest.mark.parametrize(("algorithm", "epochs"), [(PPO(epochs=3), 3), (Impala(), 1)])
+def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: AlgorithmConfig, epochs: int) -> None:
+    made = experiment(Gymnasium(id="CartPole-v1"), lanes=1)
+    facts, _ = parts_of(made.replace(workers={**made.workers, "trainer": Trainer(algorithm=algorithm)}))
+    assert facts["epochs"] == epochs
 
 
 def test_figures_are_in_their_file_before_tables_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidemill import PPO, Actors, Experiment, Trainer
+from tidemill import DQN, PPO, Actors, Experiment, QNetwork, Replay, Trainer
 from tidemill.core.source import load_attribute, load_file
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -42,8 +43,26 @@ def test_the_works_have_the_peers_hyperparameters(name: str) -> None:
     assert trainer.algorithm.minibatch_size == work.rollout * actor.lanes // work.minibatches
 
 
+@pytest.mark.parametrize("name", list(common.OFF_POLICY))
+def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) -> None:
+    experiment: Experiment = load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")()
+    experiment.check()
+    actor, trainer, work = experiment.workers["actor"], experiment.workers["trainer"], common.OFF_POLICY[name]
+    assert isinstance(actor, Actors) and isinstance(trainer, Trainer) and type(trainer.buffer) is Replay
+    learner, policy = trainer.algorithm, experiment.policies["policy"]
+    assert type(learner).__name__ == work.algorithm
+    same = ("learning_rate", "gamma", "target_rate", "max_gradient_norm")
+    assert {key: getattr(learner, key) for key in same} == {key: getattr(work, key) for key in same}
+    assert getattr(learner, "target_every", 1) == work.target_updates and vars(policy)["hidden"] == work.hidden
+    assert (trainer.buffer.capacity, trainer.buffer.warm_up, trainer.buffer.steps) == (work.capacity, work.warm_up, 1)
+    assert (actor.lanes, trainer.batch_size, Fraction(trainer.ratio or 0)) == (work.envs, work.batch, Fraction(work.updates, work.envs))
+    if isinstance(learner, DQN):
+        assert not learner.double and learner.learning_rate_schedule == "constant"
+        assert isinstance(policy, QNetwork) and not policy.duelling and not policy.noise and policy.atoms == 1
+
+
 def test_every_work_has_its_systems_and_every_system_its_script() -> None:
-    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == set(common.WORKS)
+    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == {*common.WORKS, *common.OFF_POLICY}
     assert all(work.inline in compare.WORKS for work in compare.WORKS.values() if work.inline)
     for name in compare.WORKS:
         load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")().check()
@@ -73,6 +92,28 @@ def test_a_failed_system_is_reported_with_its_reason() -> None:
     assert "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
 
 
+def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [{"time/seconds": t, "step": 100.0 * t, "update": 50.0 * t} for t in (0.5, 2.5, 4.0, 12.0)]
+
+    def command(words: list[str], deadline: float, **environment: str) -> str:
+        assert "limits.seconds=12.0" in " ".join(words)
+        folder = Path(next(word for word in words if word.startswith("--run-dir=")).partition("=")[2])
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        workers = {"actor": {"lanes": 8}, "trainer": {}}
+        (folder / "config.json").write_text(json.dumps({"workers": workers, "together": list(workers)}))
+        return ""
+
+    monkeypatch.setattr(compare, "command", command)
+    found = compare.run_tidemill(compare.WORKS["dqn"], 10.0, 1)
+    assert (found["steps"], found["seconds"], found["steps_per_second"], found["updates"]) == (950.0, 9.5, 100.0, 475.0)
+    assert found["settings"] == {"workers": "actor+trainer", "lanes": 8}
+    data = {"seconds": 10.0, "date": "2026-11-22", "machine": {"processor": "P", "cores": 2, "gpu": False}}
+    others = {"steps_per_second": 50.0, "settings": {}, "versions": {}}
+    text = compare.section_of(compare.WORKS["dqn"], {**data, "runs": {"tidemill": {"1": found}, "stable_baselines3": {"1": others}}}, "results")
+    assert "Best other system: 2.00 times slower." in text and "Bound" not in text
+
+
 def test_a_command_past_its_deadline_is_killed() -> None:
     with pytest.raises(compare.Failed, match="no end after"):
         compare.command([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
@@ -100,7 +141,7 @@ def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(tmp_pa
         return {"steps_per_second": 100.0}
 
     monkeypatch.setattr(compare, "run_peer", run)
-    monkeypatch.setattr(compare, "run_tidemill", lambda work, seconds, seed, target: run("tidemill", work, seconds, seed))
+    monkeypatch.setattr(compare, "run_tidemill", lambda work, seconds, seed: run("tidemill", work.name, seconds, seed))
     work, systems = compare.WORKS["cartpole"], ("stable_baselines3", "tidemill", "cleanrl_style")
     compare.measure(work, 2, 20.0, systems, store_of(tmp_path, keep=False))
     assert asked == [(system, number) for number in (1, 2) for system in systems]

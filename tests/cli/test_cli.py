@@ -29,7 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = ("--set", "workers.actor.lanes=8", "--set", "workers.trainer.algorithm.epochs=1")
     result = tidemill("train", "CartPole-v1", "--launch", "inline", "--max-steps", 2000, "--run-dir", path, *small)
     assert result.exit_code == 0, result.output
-    assert f"tidemill eval {path}" in result.output and f"tidemill play {path}" in result.output
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    assert f"tidemill eval {shown}" in result.output and f"tidemill play {shown}" in result.output
     return path
 
 

@@ -121,7 +121,7 @@ def test_what_params_cannot_do_is_said(run: Path, tmp_path: Path) -> None:
 def test_what_was_collected_is_said_with_what_is_there(run: Path) -> None:
     database = RunFolder.open(run).database()
     kept = database.versions("policy")[-1].version
-    (gone,) = (version.version for version in database.versions("policy") if version.version == 1)
+    gone = database.versions("policy")[0].version  # whichever others a busy disk has let through
     for tag in database.tags("policy").keys() - {"latest"}:
         database.untag("policy", tag)
     database.collect("policy", 2)

@@ -46,6 +46,13 @@ def test_the_doctor_finds_a_sound_server_sound():
     assert server.sessions.counts().sessions == 0
 
 
+def test_what_the_doctor_lacks_is_said_in_a_line():
+    code = "import sys; sys.modules['httpcore'] = None; from tidemill.cli.main import app; app()"
+    ended = subprocess.run([sys.executable, "-c", code, "doctor", "env", "http://127.0.0.1:1"], capture_output=True, text=True)
+    (line,) = (ended.stdout + ended.stderr).splitlines()
+    assert ended.returncode == 1 and line.startswith("error: ") and 'pip install "tidemill[rest]"' in line
+
+
 def test_a_served_atari_game_is_what_is_trained_on_without_a_server():
     pytest.importorskip("ale_py")
     command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "ALE/Pong-v5", "--port", "0", "--env-arg", "noop_max=0"]

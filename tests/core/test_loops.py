@@ -122,6 +122,19 @@ def test_a_deadline_leaves_out_the_time_in_which_nobody_ran_the_loop(loop, monke
         each.close()
 
 
+def test_each_call_that_blocks_has_a_thread_that_holds_up_no_end(loop):
+    all_there = threading.Barrier(50)
+
+    def call():
+        all_there.wait(20)
+        return threading.current_thread().daemon
+
+    async def calls():
+        return await asyncio.gather(*(asyncio.to_thread(call) for _ in range(50)))
+
+    assert loop.do(calls(), 30) == [True] * 50
+
+
 def test_it_runs_within_a_notebook_s_loop(bell):
     async def cell():
         loop, ran = Loop.take(), []

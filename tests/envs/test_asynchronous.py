@@ -50,6 +50,10 @@ class Slow:
                     raise BrokenOff
                 case "cancel":
                     raise asyncio.CancelledError
+                case "give up":
+                    raise GeneratorExit
+                case "its own deadline":
+                    raise TimeoutError("no word from the arm")
         return self.env.step(action)
 
     async def close(self):
@@ -116,7 +120,14 @@ def test_hundreds_of_targets_wait_at_once_and_each_rings_when_it_is_ready():
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("raise", "ZeroDivisionError while stepping"), ("hang", r"did not answer within 0\.3 s"), ("cancel", "CancelledError")]
+    ("fault", "words"),
+    [
+        ("raise", "ZeroDivisionError while stepping"),
+        ("hang", r"did not answer within 0\.3 s"),
+        ("cancel", "CancelledError"),
+        ("give up", "GeneratorExit"),
+        ("its own deadline", "raised TimeoutError while stepping .*no word from the arm"),
+    ],
 )
 def test_a_lane_that_fails_is_named_and_the_others_close(fault, words):
     envs = [Slow(), Slow(fault=fault)]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from asyncio import CancelledError
 
 import numpy as np
 import pytest
@@ -129,6 +130,23 @@ def test_faults_say_what_they_say_of_serial_lanes(fault):
         said.append((str(raised.value), type(raised.value.__cause__)))
     assert said[0] == said[1]
     assert "lane 1" in said[0][0]
+
+
+class Cancelling(Counter):
+    """Uses what was cancelled."""
+
+    def step(self, action):
+        raise CancelledError("the call of the arm")
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_lane_in_which_something_was_cancelled_is_named(threads):
+    environment = LaneLoop([Cancelling()], "arm", 0, threads)
+    driver = Driver(environment)
+    driver.tick()
+    with pytest.raises(EnvironmentFault, match=r"lane 0 raised CancelledError while stepping .*the call of the arm"):
+        driver.tick()
+    environment.close()
 
 
 def test_the_first_lane_that_raised_is_told_however_many_did():

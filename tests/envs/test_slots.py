@@ -201,13 +201,13 @@ def test_a_stage_reaches_an_environment_that_is_made_anew() -> None:
 
 
 def test_one_that_is_closed_while_it_is_made_anew_leaves_nothing_open() -> None:
+    before = set(threading.enumerate())
     driver = Driver(fails=((0, 1, "send"),), backoff_s=30.0)
     assert [driver.step() for _ in range(2)] == [(0, 0), "voided"]
     driver.slot.close()
-    deadline = time.monotonic() + 10
-    while any(thread.name == "slot" for thread in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not any(thread.name == "slot" for thread in threading.enumerate())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert set(threading.enumerate()) <= before
     assert [env.closed for env in Fragile.built] == [1]
 
 

@@ -16,10 +16,10 @@ from tests.replay.arrivals import Play
 from tidemill.api.spaces import Box
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.schema import Field
+from tidemill.replay.priorities import BlockSums
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay.store import frames_of
-from tidemill.replay.sum_tree import SumTree
 from tidemill.workers.frames import stacked
 
 BEFALLS = st.sampled_from(["step"] * 6 + ["done", "cut", "lost", "away"])
@@ -261,27 +261,64 @@ def test_returns_of_finished_episodes_are_told():
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**32))
-def test_the_sum_tree_finds_what_a_running_sum_finds(size, seed):
+def test_what_is_found_is_what_a_running_sum_of_all_numbers_finds(size, seed):
     rng = np.random.default_rng(seed)
-    tree, plain = SumTree(size), np.zeros(size)
+    sums, plain = BlockSums(size), np.zeros(size)
     for _ in range(3):
         places = rng.integers(size, size=min(size, 50))
         plain[places] = rng.integers(0, 4, len(places))  # whole numbers: exact whatever the order of adding
-        tree.set(places, plain[places])
-    assert tree.total == plain.sum()
+        sums.set(places, plain[places])
     if plain.any():
-        points = np.concatenate([rng.random(100) * plain.sum(), [0.0, np.nextafter(plain.sum(), 0)]])
-        assert (tree.find(points) == np.searchsorted(np.cumsum(plain), points, side="right")).all()
+        shares, running = np.append(rng.random(100), [0.0, np.nextafter(1, 0), 1.0]), np.cumsum(plain)
+        places, chances = sums.find(shares)
+        assert (places[:-1] == np.searchsorted(running, shares[:-1] * running[-1], side="right")).all()
+        assert places[-1] == plain.nonzero()[0][-1]
+        assert (chances == plain[places] / running[-1]).all()
 
 
-def test_a_leaf_of_nothing_is_never_found():
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 30_000), st.integers(0, 2**32))
+def test_what_is_found_follows_from_the_numbers_to_the_last_bit_whatever_they_were_before(size, seed):
+    rng = np.random.default_rng(seed)
+    changed, fresh = BlockSums(size), BlockSums(size)
+    changed.set(np.arange(size), rng.random(size))
+    for _ in range(20):
+        places = rng.integers(size, size=rng.integers(1, 70))
+        changed.set(places, rng.random(len(places)) * 10.0 ** rng.integers(-12, 12, len(places)))
+    fresh.refill(changed.numbers)
+    shares = rng.random(1000)
+    for one, other in zip(changed.find(shares), fresh.find(shares), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("size", "reach"), [(5000, 5000), (100_000, 30)])
+def test_a_number_of_nothing_is_never_found(size, reach):
     rng = np.random.default_rng(0)
-    tree = SumTree(5000)
-    places = rng.choice(5000, 300, replace=False)
-    tree.set(places, rng.random(300) * 10.0 ** rng.integers(-12, 3, 300))
-    for _ in range(50):
-        found = tree.find(np.minimum(rng.random(1000) * tree.total, np.nextafter(tree.total, 0)))
-        assert np.isin(found, places).all()
+    for _ in range(30):
+        sums = BlockSums(size)
+        places = np.sort(rng.choice(np.arange(1, reach), 20, replace=False))
+        sums.set(places, rng.random(20) * 10.0 ** rng.integers(-12, 3, 20))
+        running = np.cumsum(sums.numbers[places])
+        edges = running / running[-1]  # rounding may lead behind what is meant
+        for shares in (edges, np.nextafter(edges, 0), np.minimum(np.nextafter(edges, 2), 1), rng.random(1000)):
+            assert np.isin(sums.find(shares)[0], places).all()
+
+
+def test_each_place_is_found_in_proportion_to_its_number():
+    rng = np.random.default_rng(0)
+    numbers = rng.permutation(np.repeat([0.0, 1.0, 2.0, 5.0], 250)) * 1e-3
+    sums = BlockSums(len(numbers))
+    for first in range(0, 1000, 50):  # in parts, some of them changed again
+        places = np.arange(first, first + 50)
+        sums.set(places[::2], 7.0)
+        sums.set(places, numbers[places])
+    places, chances = sums.find(rng.random(400_000))
+    expected = numbers / numbers.sum()
+    np.testing.assert_allclose(chances, expected[places], rtol=1e-12)
+    found = np.bincount(places, minlength=1000)
+    deviation = (found - 400_000 * expected)[numbers > 0] / np.sqrt(400_000 * expected[numbers > 0])
+    assert found[numbers == 0].sum() == 0
+    assert abs((deviation**2).sum() - 749) < 5 * np.sqrt(2 * 749)  # chi squared with 749 degrees of freedom
 
 
 def test_what_was_far_off_is_drawn_and_weighs_as_the_paper_says():
@@ -322,7 +359,7 @@ def test_an_algorithm_without_priorities_leaves_them_as_they_are():
     for _ in range(10):
         play.tick(0, "step")
     play.draw()
-    assert (play.buffer._priorities.tree.leaves[play.buffer.sequences.span > 0] == 1).all()
+    assert (play.buffer._priorities.powers.numbers[play.buffer.sequences.span > 0] == 1).all()
 
 
 # ---- saved and restored ------------------------------------------------------------------------------------------------------------------------

@@ -162,6 +162,12 @@ def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
 
+def starts() -> Experiment:
+    """Five targets, one after another, whose environment takes half a second to make."""
+    made = experiment(Gymnasium(make=f"{__file__}:Starts"), lanes=1)
+    return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=5)})
+
+
 def slots() -> Experiment:
     """Three that step in threads, and a replay memory with a ratio."""
     return limited("Dozes")
@@ -222,6 +228,14 @@ class Grandchild(Talker):
     def __init__(self) -> None:
         super().__init__()
         self.process = subprocess.Popen(["sleep", "1000"])
+
+
+class Starts(Talker):
+    """Takes a while to make."""
+
+    def __init__(self) -> None:
+        time.sleep(0.5)
+        super().__init__()
 
 
 class Hangs(Talker):

@@ -2,9 +2,9 @@
 steps take what time they like."""
 
 import asyncio
+import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,13 +30,9 @@ class Walk(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
-    names = 1000
     steps = 0
     made = 0
     closed = 0
-    taken: ClassVar[Counter[float]] = Counter()
-    """Steps that it told of, by the seed that it shows; and those in which it raised: `lost`."""
-    lost: ClassVar[Counter[float]] = Counter()
 
     def __init__(self, latency: str = "none", fails: Sequence[int] = (), broken: bool = False, hangs: Sequence[int] = ()) -> None:
         Walk.made += 1
@@ -58,7 +54,7 @@ class Walk(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         if seed is not None:
-            self.name = float(seed % self.names)
+            self.name = float(seed % 1000)
         self._linger()
         self.position, self.step_number, self.episode = float(self.np_random.normal()), 0, self.episode + 1
         return self._see(), {}
@@ -66,24 +62,30 @@ class Walk(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         Walk.steps += 1
         if self.broken or Walk.steps in self.fails:
-            Walk.lost[self.name] += 1
             raise ConnectionError(f"lost in step {Walk.steps}")
         if Walk.steps in self.hangs:
             threading.Event().wait()
         self._linger()
         self.step_number += 1
         self.position += float(action - 1) + 0.1 * float(self.np_random.normal())
-        Walk.taken[self.name] += 1
         return self._see(), -abs(self.position), bool(self.np_random.random() < 0.1), self.step_number >= 12, {}
 
     def close(self) -> None:
         Walk.closed += 1
 
 
-class Named(Walk):
-    """The same, whose copies all have names of their own, those that are made anew, too."""
+class Slow(Walk):
+    """Takes a while to make, and notes on which cores it is stepped."""
 
-    names = 9973
+    cores: ClassVar[set[frozenset[int]]] = set()
+
+    def __init__(self) -> None:
+        time.sleep(0.06)
+        super().__init__()
+
+    def step(self, action: Any) -> Any:
+        Slow.cores.add(frozenset(os.sched_getaffinity(0)))
+        return super().step(action)
 
 
 class Strolling(Walk):

@@ -33,7 +33,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
-from tidemill.run import session
+from tidemill.run import life
 from tidemill.run.live import make_view, picture
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import Result, resume, train
@@ -238,7 +238,7 @@ def test_the_stage_is_told_while_the_run_goes_on(tmp_path: Path, monkeypatch: py
         views.append(make_view(console))
         return views[-1]
 
-    monkeypatch.setattr(session, "make_view", keep)
+    monkeypatch.setattr(life, "make_view", keep)
     run(tmp_path, paying(), quiet=False, steps=2000)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "dropped 0  stage 1 of 3" in text and "stage 3 of 3" in text

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from tests.run.watching import EXPERIMENTS
 
-from tidemill.core.checkpoint import read_checkpoint
+from tidemill import Gymnasium, Limits
+from tidemill.core.checkpoint import read_checkpoint, read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
+from tidemill.run import presets
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 
@@ -35,6 +37,15 @@ def test_inline_twice_gives_equal_bytes(tmp_path: Path) -> None:
     assert len(without_time(folders[0])) == 8
     other = train(experiments.ppo().replace(seed=2), launch="inline", run_dir=tmp_path / "other", source=EXPERIMENTS, quiet=True).folder
     assert without_time(other) != without_time(folders[0])
+
+
+def test_so_it_does_with_a_replay_memory(tmp_path: Path) -> None:
+    made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn").replace(limits=Limits(steps=2_000))
+    weights = []
+    for number in range(3):
+        folder = train(made, launch="inline", run_dir=tmp_path / str(number), quiet=True).folder
+        weights.append({name: array.tobytes() for name, array in read_newest(folder / "checkpoints" / "policy")[1]["policy"].items()})
+    assert weights[0] == weights[1] == weights[2]
 
 
 def recorded(folder: Path, stream: str) -> list[dict[str, Any]]:

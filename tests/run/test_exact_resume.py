@@ -187,7 +187,7 @@ def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(tmp_path
 
 def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `tidemill save` may write it: the resumed run trains that before anybody acts."""
-    monkeypatch.setattr("tidemill.workers.limited.TURN", -1.0)  # a task in each turn
+    monkeypatch.setattr("tidemill.workers.limited.TASKS", 1)
     look, images = LimitedTrainerWorker._look_round, []
 
     def save(worker: LimitedTrainerWorker) -> None:
@@ -245,7 +245,7 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
 
     def save_and_copy(worker: TrainerWorker, final: bool = False) -> None:
         save(worker, final)
-        if isinstance(worker, LimitedTrainerWorker) and worker._iteration_end is None:
+        if isinstance(worker, LimitedTrainerWorker) and worker._phases.iteration_end is None:
             evaluated.append(tmp_path / f"evaluated-{worker.counters.steps}")
             shutil.copytree(tmp_path / "run", evaluated[-1])
 

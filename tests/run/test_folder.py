@@ -10,7 +10,8 @@ import pytest
 
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Trainer
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.run.folder import CONFIG, SOURCE, RunFolder, Source, command
+from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
+from tidemill.run.provenance import Source
 
 
 def experiment(name: str = "one", **environment: str) -> Experiment:

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Evaluation,
     Experiment,
     Gymnasium,
     GymnasiumVector,
@@ -29,15 +32,18 @@ from tidemill import (
     Scripted,
     Trainer,
 )
-from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.environment import Environment, EnvironmentConfig
+from tidemill.core import memory
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import arrange as arranging
 from tidemill.run import layout as laying_out
+from tidemill.run import presets
 from tidemill.run.arrange import arrange, cache, costs_of
-from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, parse, promises, why_given
-from tidemill.run.probe import read_answer, threads_serve
+from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, parse, promises, why_given
+from tidemill.run.probe import measure_environment, read_answer, threads_serve
+from tidemill.run.runners import with_slots
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
@@ -280,6 +286,43 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(m
     assert why_given(experiment(device="cuda")) == "workers.trainer.device is cuda"
 
 
+def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() -> None:
+    made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn")
+    found = arrange(made, None)
+    assert found.experiment == made.replace(together=("actor", "trainer")) and "1 process" in found.told
+
+    def changed(group: str, **values: Any) -> Experiment:
+        return made.replace(workers={**made.workers, group: made.workers[group].replace(**values)})
+
+    for other in (
+        changed("trainer", slack=16),
+        changed("actor", count=2),
+        changed("actor", environment=Gymnasium(id="CartPole-v1", threads=8)),
+        with_slots(made, 4),
+        made.replace(workers={**made.workers, "evaluation": Evaluation()}),
+        experiment(),
+    ):
+        assert by_turns(other) == other
+    assert by_turns(made, ["together"]) == made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eights(EnvironmentConfig):
+    """Has lanes in eights."""
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
+        if lanes % 8:
+            raise ConfigError(f"lanes = {lanes} are no eights")
+        return Scripted().build(lanes, seed)
+
+
+def test_an_environment_that_cannot_have_the_lanes_of_a_probe_is_not_refused_and_one_that_cannot_have_its_own_is() -> None:
+    with pytest.raises(RunError, match="lanes = 1 are no eights"):
+        measure_environment(Actors(environment=Eights(), lanes=8), lambda _: None)
+    with pytest.raises(ConfigError, match="lanes = 12 are no eights"):
+        measure_environment(Actors(environment=Eights(), lanes=12), lambda _: None)
+
+
 def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
     made = experiment()
@@ -365,6 +408,37 @@ def test_costs_of_code_that_has_changed_are_measured_anew(
     assert len(measured) == 2
 
 
+@pytest.mark.parametrize("file", ["parts.py", "lab/__init__.py", "lab/nets.py", "lab/deep.py", "elsewhere/tools.py"])
+def test_costs_are_measured_anew_where_what_the_experiments_file_imports_has_changed(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    raises = "\nraise RuntimeError('nothing is run to see whether it has changed')"
+    code = {
+        "mine.py": "import parts\nimport lab.nets\nimport tools, torch, no_such_module",
+        "parts.py": "def later():\n    import mine",
+        "lab/__init__.py": "",
+        "lab/nets.py": "from .deep import Deep",
+        "lab/deep.py": "from . import nets",
+        "elsewhere/tools.py": "",
+        "unused.py": "",
+    }
+    for name, text in code.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + raises)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    measured: list[Experiment] = []
+    monkeypatch.setattr(arranging, "probe", lambda made, source: measured.append(made) or CARTPOLE)
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "unused.py").write_text("1")
+    costs_of(experiment(), tmp_path / "mine.py")
+    (tmp_path / "unused.py").write_text("2")
+    costs_of(experiment(), tmp_path / "mine.py")
+    assert len(measured) == 1
+    (tmp_path / file).write_text("import broken")
+    costs_of(experiment(), tmp_path / "mine.py")
+    assert len(measured) == 2
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"env": 0}', b'{"env": 1e-5}', b"nan", b"x" * 100_000])
 def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
@@ -373,6 +447,25 @@ def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch
     file.write_bytes(content)
     assert costs_of(experiment(), None) == CARTPOLE
     assert json.loads(file.read_bytes())["rows"] == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_where_costs_should_be_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]) -> None:
+    def late(*_: object) -> None:
+        raise AssertionError("waited")
+
+    monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
+    costs_of(experiment(), None)
+    (file,) = kept.iterdir()
+    file.unlink()
+    make(file)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    try:
+        assert costs_of(experiment(), None) == CARTPOLE
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(
@@ -400,18 +493,40 @@ def test_the_cache_is_where_such_files_belong(monkeypatch: pytest.MonkeyPatch, t
         assert cache() == tmp_path / ".cache" / "tidemill"
 
 
-def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path) -> None:
-    made = experiment(environment=Gymnasium(id="CartPol-v1"))
+def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import gymnasium\nclass Broken(gymnasium.Env):\n    def __init__(self):\n        import os; os._exit(3)")
+    made = experiment(environment=Gymnasium(make=f"{tmp_path}/broken.py:Broken"))
     found = arrange(made, None)
     assert found.experiment == made
-    assert "as given, since its costs could not be measured" in found.told and "CartPol-v1" in found.told and "\n" not in found.told
+    assert found.told == "layout: as given, since its costs could not be measured: the process that measures them ended with status 3"
     assert not kept.exists()
 
 
-def test_what_keeps_a_policy_from_being_measured_is_told(kept: Path) -> None:
-    made = experiment().replace(policies={"policy": ActorCritic(encoder="nature_cnn")})
-    told = arrange(made, None).told
-    assert "as given, since its costs could not be measured" in told and "nature_cnn" in told
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"environment": Gymnasium(id="CartPol-v1")}, '^no environment "CartPol-v1" is registered'),
+        ({"policies": {"policy": ActorCritic(encoder="nature_cnn")}}, "nature_cnn"),
+    ],
+)
+def test_what_no_run_can_be_made_of_is_refused_where_it_would_be_measured(kept: Path, change: dict[str, Any], why: str) -> None:
+    made = experiment(environment=change.get("environment")).replace(**{name: value for name, value in change.items() if name != "environment"})
+    with pytest.raises(ConfigError, match=why):
+        arrange(made, None)
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(("lanes", "steps"), [(64, 100_000_000), (50_000_000, 128)])
+def test_a_batch_that_cannot_fit_is_refused_before_anything_is_measured(kept: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, steps: int) -> None:
+    def probe(*_: object) -> Costs:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(arranging, "probe", probe)
+    monkeypatch.setattr(memory, "available", lambda: 64 << 30)
+    with pytest.raises(
+        ConfigError, match=rf"this needs 16\d\.\d GB of memory, .*\n  samples: 16\d\.\d GB = {steps:,} rows x {lanes:,} lanes x 26 bytes at least"
+    ):
+        arrange(experiment(lanes, steps), None)
 
 
 def test_a_probe_says_how_it_ended() -> None:

@@ -1,4 +1,5 @@
-"""Runs with a limiter: exact ratios, whatever launches them and however long environments and training take."""
+"""Runs with a limiter: exact ratios, whatever launches them and however long environments and training take. What holds at every instant: see
+`test_gates`."""
 
 import json
 import re
@@ -6,7 +7,7 @@ import sys
 import threading
 import time
 from fractions import Fraction
-from math import ceil, floor
+from math import floor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,14 +29,12 @@ from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
-from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import Replay
 from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Member
 from tidemill.run.session import resume, train
-from tidemill.workers.ages import Ages
 from tidemill.workers.base import Worker
 
 FILE = Path(__file__).with_name("limited.py")
@@ -48,8 +47,6 @@ def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[st
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(FILE):
             module.Walk.steps = module.Walk.made = module.Walk.closed = 0
-            module.Walk.taken.clear()
-            module.Walk.lost.clear()
     result = train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
     assert result.summary["status"] == "completed", result.summary
     path, arrays, facts, _ = read_newest(folder / "checkpoints" / "policy")
@@ -63,16 +60,6 @@ def check_counts(facts: dict[str, Any], ratio: Fraction, steps: int) -> None:
     assert n["committed"] == facts["steps"] == steps
     assert n["started"] == n["committed"] + n["voided"]
     assert n["tasks"] == facts["updates"] == floor(max(0, n["committed"] - n["waived"]) * ratio) > 0
-
-
-@pytest.mark.parametrize("ratio", ["1/4", "1", "3/2", "8"])
-@pytest.mark.parametrize("launch", ["inline", "threads"])
-def test_the_ratio_is_exact_to_the_last_step_of_the_budget(tmp_path: Path, ratio: str, launch: str) -> None:
-    facts = run(limited.experiment(steps=61, ratio=ratio), tmp_path / "run", launch)
-    check_counts(facts, Fraction(ratio), 61)
-    last = read_metrics(tmp_path / "run")[-1]
-    assert last["limiter/committed"] == last["step"] == 61 and last["update"] == facts["updates"]
-    assert last["limiter/in_flight"] == last["limiter/debt"] == 0
 
 
 def test_several_actors_in_processes_share_the_credits(tmp_path: Path) -> None:
@@ -106,13 +93,10 @@ def test_lanes_of_a_target_step_together(tmp_path: Path) -> None:
     check_counts(facts, Fraction(1), facts["steps"])
 
 
-PROFILES = ("none", "constant", "random", "first")
-
-
 def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(tmp_path: Path) -> None:
     """Four profiles of latencies, of environments and of training, by two launchers; the replay is the same, too."""
     reference: dict[str, Any] = {}
-    for number, latency in enumerate(PROFILES):
+    for number, latency in enumerate(limited.PROFILES):
         algorithm = limited.Mixing(seconds=0.002 * (number % 2))
         made = limited.experiment(steps=120, slots=4, latency=latency, exact=True, ratio="3/2", algorithm=algorithm)
         facts = run(made, tmp_path / latency, "inline" if number == 0 else "processes" if number == 3 else "threads")
@@ -211,7 +195,7 @@ def faulty(**changes: Any) -> Experiment:
     """Each slot's environment may fail."""
     kwargs = {name: changes.pop(name) for name in ("fails", "broken", "hangs", "latency") if name in changes}
     slots = {name: changes.pop(name) for name in ("failures", "deadline_s", "max_backoff_s") if name in changes}
-    walk = Gymnasium(make=f"{FILE}:{changes.pop('walk', 'Walk')}", kwargs=kwargs, threads=1)
+    walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     return limited.experiment(environment=Slots(environment=walk, backoff_s=0.001, **slots), **changes)
 
 
@@ -245,65 +229,12 @@ def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(tmp
     check_memory(facts, 3)
 
 
-class Watched(Limiter):
-    """Looks at its gates after every change of its counters, by the definitions of ratio, debt and slack alone."""
-
-    looks = 0
-
-    def _note(self) -> None:
-        super()._note()
-        self.look()
-
-    def start(self, most: int = 1) -> int:
-        started = super().start(most)
-        self.look()
-        return started
-
-    def look(self) -> None:
-        n, ratio = self.counts, self.ratio
-        flying, most = n.started - n.committed - n.voided, max(ceil(self.slack * ratio), ceil(ratio))
-
-        def owed(steps: int) -> int:
-            return (0 if n.waived is None else floor(max(0, steps - n.waived) * ratio)) - n.tasks
-
-        assert flying >= 0 and 0 <= owed(n.committed) <= most  # never ahead of what is stored, nor gathering further ahead than the slack
-        assert owed(n.committed + flying) <= most  # nor will it be, once all comes
-        assert flying or owed(n.committed) or owed(n.committed + 1) <= most  # something can happen
-        Watched.looks += 1
-
-
-@pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.parametrize("ratio", ["1/4", "1", "3/2", "8"])
-@pytest.mark.parametrize("launch", ["inline", "threads"])
-def test_the_gates_hold_at_every_instant_and_each_slots_counts_are_its_environments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str, ratio: str, faults: bool
-) -> None:
-    steps, voided = 150, np.zeros(3, np.int64)
-
-    class Counted(Ages):
-        def consume(self) -> Sample | None:
-            sample = super().consume()
-            if sample is not None:
-                voided[:] += sample["voided"][0]
-            return sample
-
-    monkeypatch.setattr("tidemill.workers.limited.Limiter", Watched)
-    monkeypatch.setattr("tidemill.workers.limited.Ages", Counted)
-    monkeypatch.setattr(Watched, "looks", 0)
-    made = faulty(
-        walk="Named", steps=steps, slots=3, ratio=ratio, latency="random", fails=tuple(range(5, 10_000, 7)) if faults else (), failures=100_000
-    )
-    facts = run(made, tmp_path / "run", launch)
-    check_counts(facts, Fraction(ratio), steps)
-    check_memory(facts, 3)
-    n, walk = facts["limiter"], load_attribute(f"{FILE}:Named", "make")
-    assert Watched.looks >= n["tasks"] and (n["voided"] > 10) == faults
-    assert voided.sum() == n["voided"] == walk.lost.total() and walk.taken.total() == steps
-    for rows, lost in zip(facts["memory"]["row.obs.npy"], voided, strict=True):
-        names, counts = np.unique(rows[(rows[:, 1] > 0), 3], return_counts=True)
-        assert {name: int(count) for name, count in zip(names.tolist(), counts, strict=True)} == {name: walk.taken[name] for name in names.tolist()}
-        copies = {float((rows[0, 3] + 1_000_003 * number) % walk.names) for number in range(-lost, lost + 1)}  # what its other copies show
-        assert {*names.tolist()} <= copies and sum(walk.lost[name] for name in copies) == lost
+def test_slots_that_are_made_side_by_side_keep_to_their_actors_core(tmp_path: Path) -> None:
+    made = limited.experiment(environment=Slots(environment=Gymnasium(make=f"{FILE}:Slow", threads=1)), slots=4)
+    made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(one_core=True)})
+    run(made, tmp_path / "run", "threads")
+    cores = load_attribute(f"{FILE}:Slow", "make").cores
+    assert len(cores) == 1 and len(*cores) == 1
 
 
 def test_one_that_hangs_is_voided_at_its_deadline_and_the_others_go_on(tmp_path: Path) -> None:
@@ -366,6 +297,39 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
     thread.join(10)
     _, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
     check_counts(facts, Fraction(1), facts["steps"])
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    monkeypatch.setattr("tidemill.run.controller.EXIT_DEADLINE", 0.3)
+    monkeypatch.setattr("tidemill.run.controller.CLOSE_DEADLINE", 0.3)
+    monkeypatch.setattr("tidemill.workers.limited.DRAIN", 0.05)
+    walk, saves = load_attribute(f"{FILE}:Walk", "make"), threading.Event()
+    state = limited._Mixing.state
+
+    def slow_state(self: Any) -> Any:
+        saves.set()
+        time.sleep(1.0)
+        return state(self)
+
+    monkeypatch.setattr(load_attribute(f"{FILE}:_Mixing", "make"), "state", slow_state)
+    # Its environment steps in the thread of actor and trainer, so that nobody there hears of the end.
+    made = limited.experiment(slots=1, steps=1_000_000, threads=0, kwargs={"hangs": (20,)} if hangs else {}).replace(together=("actor", "trainer"))
+
+    def stop() -> None:
+        wait_until(lambda: walk.steps >= 20, 20, "20 steps")
+        tell(tmp_path / "run", "stop")
+
+    thread = threading.Thread(target=stop, daemon=True)
+    walk.steps = 0
+    thread.start()
+    if hangs:
+        with pytest.raises(TidemillError, match=r"trainer-0 did not finish within [0-9] s after it was told to"):
+            train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    else:
+        assert train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True).summary["status"] == "completed"
+    thread.join(20)
+    assert saves.is_set() == (not hangs)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -5,7 +5,8 @@ import io
 
 from rich.console import Console
 
-from tidemill.run.live import LimiterView, LiveView, PlainView, Snapshot, WorkerView, evaluations_of, make_view, picture
+from tidemill.run.live import LiveView, PlainView, make_view, picture
+from tidemill.run.snapshot import LimiterView, Snapshot, WorkerView, evaluations_of
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
 START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, None, 0, 0, None, 0, (ACTOR,))

@@ -165,14 +165,15 @@ def test_a_resumed_run_ends_the_iteration_that_it_was_finishing(tmp_path: Path) 
     """Its open episodes are cut, so that nothing is left to wait for."""
     made = limited.experiment(slots=3, threads=0, ratio="1", iteration_steps=30, finish_episodes=True)
     folder = tmp_path / "run"
-    step = LimitedTrainerWorker._finish_episodes
+    grant = LimitedTrainerWorker._grant
 
-    def stop(worker: LimitedTrainerWorker) -> None:
-        step(worker)
-        worker.exit("stopped")
+    def stop(worker: LimitedTrainerWorker) -> int:
+        if worker._phases.finishing:
+            worker.exit("stopped")
+        return grant(worker)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LimitedTrainerWorker, "_finish_episodes", stop)
+        patch.setattr(LimitedTrainerWorker, "_grant", stop)
         train(made, launch="inline", run_dir=folder, source=FILE, quiet=True)
     assert read_newest(folder / "checkpoints" / "policy")[2]["iteration_end"] == 30
     resume(folder, launch="inline", quiet=True)

@@ -18,6 +18,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Rate
 from tidemill.run.session import Result, resume, train
+from tidemill.workers import actor
 
 experiments = load_file(EXPERIMENTS, "test")
 
@@ -106,6 +107,19 @@ def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing
     assert {least for records, least in waits if records == 0} == {0.0}
     assert {least for records, least in waits if 0 < records < 50} == {controller.UNHEARD}
     assert waits[-1][1] == 0.0
+
+
+def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_start_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(controller, "READY_DEADLINE", 2.0)
+    monkeypatch.setattr(actor, "TELL", 0.0)
+    made = experiments.starts().replace(limits=Limits(steps=100))
+    result = train(made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, layout="given")
+    assert result.summary["status"] == "completed"
+    monkeypatch.setattr(actor, "TELL", 60.0)
+    monkeypatch.setattr(controller, "READY_DEADLINE", 1.0)
+    with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 1 s"):
+        train(made, launch="threads", run_dir=tmp_path / "silent", source=EXPERIMENTS, quiet=True, layout="given")
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:

@@ -36,16 +36,19 @@ class Run:
     """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's foreground group) and an empty folder."""
 
     def __init__(self, folder: Path, function: str, *arguments: str, launch: str = "processes") -> None:
+        what = f"{EXPERIMENTS}:{function}"
+        self._start(folder, "-m", "tidemill.cli.main", "train", what, "--run-dir", "run", "--launch", launch, *arguments)
+
+    def _start(self, folder: Path, *command: str, **environment: str) -> None:
         self.path, self.temporary = folder / "run", folder / "tmp"
-        self.temporary.mkdir(parents=True)
+        self.temporary.mkdir(parents=True, exist_ok=True)
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.output = (folder / "output.txt").open("w+b")
-        what = f"{EXPERIMENTS}:{function}"
-        command = [sys.executable, "-m", "tidemill.cli.main", "train", what, "--run-dir", "run", "--launch", launch, *arguments]
-        environment = {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        environment |= {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
         self.main = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True, preexec_fn=_hear_signals
-        )
+            [sys.executable, *command], cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True,
+            preexec_fn=_hear_signals,
+        )  # fmt: skip
 
     def processes(self) -> list[psutil.Process]:
         """Everything that this run started, also what lost its parent; itself included while it lives."""

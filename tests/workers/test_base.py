@@ -8,6 +8,7 @@ import pytest
 from tidemill.api.control import Configure, Episodes, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, Up, pack, unpack_up
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import EnvironmentFault, PeerLost
+from tidemill.core.loops import Loop
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import base
 from tidemill.workers.base import PollResult, Worker
@@ -193,6 +194,39 @@ def test_a_worker_that_is_told_to_exit_from_within_has_failed(life: Life, where:
     assert life.worker.state is State.FAILED
     assert {m.error for m in failed} == {failed[0].error}
     assert failed[0].error.startswith("SystemExit: sys.exit(3) was called") and "in _note)" in failed[0].error
+
+
+def test_what_is_no_exception_is_a_failure_in_a_thread_and_the_runner_s_in_the_main_one(life: Life) -> None:
+    life.worker.fails_at["poll"] = KeyboardInterrupt("from an environment")
+    with pytest.raises(KeyboardInterrupt):
+        life.turns(Configure(FACTS), Start())
+    assert life.worker.state is State.RUNNING
+    thread = threading.Thread(target=life.worker.run, daemon=True)
+    thread.start()
+    thread.join(20)
+    (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
+    assert failed.error.startswith("KeyboardInterrupt: from an environment (") and "in _note)" in failed.error
+
+
+def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: Life) -> None:
+    life.worker.work = 0
+    life.turns(Configure(FACTS), Start())
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    def run() -> None:
+        loop = Loop.take()
+        task = loop.loop.create_task(exits())
+        life.worker.run()
+        assert task.done()
+        loop.give_back()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
+    assert failed.error.startswith("SystemExit: sys.exit(3) was called") and "in exits)" in failed.error
 
 
 def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: Life) -> None:

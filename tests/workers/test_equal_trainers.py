@@ -20,6 +20,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.transports.local import local_endpoints
+from tidemill.workers import peers as peers_module
 from tidemill.workers import trainer as trainer_module
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer
@@ -256,12 +257,12 @@ def test_a_trainer_left_alone_gives_up_what_is_half_done(tmp_path: Path, monkeyp
         group.send(i, 4.0)
     group.turns()
     half_an_update(group)
-    now = [trainer_module.monotonic()]
-    monkeypatch.setattr(trainer_module, "monotonic", lambda: now[0])
+    now = [peers_module.monotonic()]
+    monkeypatch.setattr(peers_module, "monotonic", lambda: now[0])
     group.tell(Exit("the other is dead"), to=0)
     group.workers[0].turn()
     assert group.workers[0].state is State.RUNNING
-    now[0] += trainer_module.LEAVE_ALONE + 0.1
+    now[0] += peers_module.LEAVE_ALONE + 0.1
     group.workers[0].turn()
     assert group.workers[0].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
@@ -286,11 +287,11 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     for i in range(2):
         group.send(i, 4.0)
     group.turns()
-    now = [trainer_module.monotonic()]
-    monkeypatch.setattr(trainer_module, "monotonic", lambda: now[0])
+    now = [peers_module.monotonic()]
+    monkeypatch.setattr(peers_module, "monotonic", lambda: now[0])
     group.tell(Exit("the first is dead"), to=1)
     group.workers[1].turn()
-    now[0] += trainer_module.LEAVE_ALONE + 0.1
+    now[0] += peers_module.LEAVE_ALONE + 0.1
     group.workers[1].turn()
     assert group.workers[1].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
@@ -335,7 +336,7 @@ def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path:
 def test_the_plan_counts_what_equal_trainers_take_besides() -> None:
     group = Group(3)
     (needs,) = [m.facts.memory for m in group.heard(1) if isinstance(m, Status) and m.state is State.READY]
-    largest = max(Averager.largest_sum, trainer_module._AGREED.nbytes)
+    largest = max(Averager.largest_sum, peers_module._AGREED.nbytes)
     weights = sum(array.nbytes for array in group.workers[1]._policy.parameters().values())
     assert {need.what: need.nbytes for need in needs} == {
         "parameters": 3 * weights,

@@ -1,17 +1,27 @@
 """Frame stacks: spaces, and frames of environments that do all that environments do. What rows hold of them is in test_rows."""
 
+import asyncio
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from tests.run.watching import wait_until
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
+from tidemill.core.loops import turn
 from tidemill.core.schema import poison
+from tidemill.core.source import load_attribute
+from tidemill.envs.asynchronous import Asynchronous
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.slots import Slots
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.frames import build_environment, stacked
+from tidemill.workers.frames import build_environment, close_all, stacked
 
 LOW, HIGH = (0.0, 1.0, 2.0), (3.0, 4.0, 5.0)
 
@@ -158,3 +168,64 @@ def test_what_is_not_stacked_is_the_newest() -> None:
 
 def test_an_environment_of_specs_without_stacks_is_left_as_it_is() -> None:
     assert isinstance(build_environment(Actors(environment=Film(space=Discrete(2), script=[])), 1, 0), Showing)
+
+
+class Clinging(gymnasium.Env[Any, Any]):
+    """Its steps hang until they are `freed`."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+    freed = threading.Event()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.freed.wait()
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+class AsyncClinging:
+    """Its steps end once those of all copies are broken off."""
+
+    observation_space, action_space = Clinging.observation_space, Clinging.action_space
+    made = broken_off = closed = 0
+
+    def __init__(self) -> None:
+        AsyncClinging.made += 1
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    async def step(self, action: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            AsyncClinging.broken_off += 1
+            while AsyncClinging.broken_off < AsyncClinging.made:
+                await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        AsyncClinging.closed += 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+def test_environments_that_hang_are_waited_for_at_the_same_time(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.5)
+    inner = Gymnasium(make=f"{__file__}:Clinging", threads=1) if kind == "threads" else Asynchronous(make=f"{__file__}:AsyncClinging")
+    actors = Actors(environment=Slots(environment=inner), agents=(AgentSpec(mode="stepwise", frame_stack=2),))
+    environments = [build_environment(actors, 1, seed) for seed in range(40)]
+    for environment in environments:
+        environment.bind([[0]])
+        environment.send([{"action": np.zeros(1, np.int64)}], np.ones(1, np.bool_))
+    wait_until(lambda: all(environment.ready() for environment in environments), 20, "resets")
+    for environment in environments:
+        environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
+    turn()
+    since = time.monotonic()
+    close_all(environments)
+    assert time.monotonic() - since < 10  # one after the other would take 20 s
+    if kind == "threads":
+        load_attribute(f"{__file__}:Clinging", "make").freed.set()
+    else:
+        copies = load_attribute(f"{__file__}:AsyncClinging", "make")
+        assert copies.made == copies.broken_off == copies.closed == 40

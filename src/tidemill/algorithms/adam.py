@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import pairwise
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ Floats = NDArray[np.float32]
 
 BETAS = 0.9, 0.999
 """Decay of the first and of the second moment, per step."""
-BLOCK = 1 << 14  # weights worked on at a time: six arrays of them fit in a second-level cache
+BLOCK = 1 << 14  # weights worked on at a time, about: six arrays of them fit in a second-level cache
 
 
 class Optimiser(ABC):
@@ -53,10 +54,11 @@ class Adam(Optimiser):
         self._epsilon, self._gradient = epsilon, gradient
         self._steps = 0
         self._first, self._second = np.zeros_like(weights), np.zeros_like(weights)
-        scratch = np.empty((2, min(BLOCK, weights.size)), np.float32)
+        count = max(round(weights.size / BLOCK), 1)
+        scratch = np.empty((2, -(-weights.size // count)), np.float32)
         self._blocks = []
-        for start in range(0, weights.size, BLOCK):
-            parts = [array[start : start + BLOCK] for array in (weights, gradient, self._first, self._second)]
+        for start, end in pairwise(weights.size * i // count for i in range(count + 1)):
+            parts = [array[start:end] for array in (weights, gradient, self._first, self._second)]
             self._blocks.append(_Block(*parts, *scratch[:, : len(parts[0])]))
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:

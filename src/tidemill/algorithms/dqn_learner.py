@@ -67,8 +67,8 @@ class DQNLearner(Algorithm):
         self._explore()
         return {
             "loss/value": loss,
-            "q/mean": float(value.mean()),
-            "error/mean": float(error.mean()),
+            "q/mean": float(np.add.reduce(value)) / rows,
+            "error/mean": float(np.add.reduce(error)) / rows,
             "gradient_norm": norm,
             "learning_rate": rate,
             "epsilon": float(self.policy.epsilon),
@@ -109,7 +109,9 @@ class DQNLearner(Algorithm):
         if rate == 1:
             target[:] = self.policy.flat
         else:
-            target += rate * (self.policy.flat - target)
+            way = np.subtract(self.policy.flat, target, out=self._gradient)  # which nobody needs any more
+            way *= rate
+            target += way
 
     def _explore(self) -> None:
         """Set the policy's ε, from how many updates are done."""

@@ -114,11 +114,8 @@ class Buffer(ABC):
         """The trainer puts new ones in their place when it has read them."""
         self.least = 0
         """Samples whose oldest trained row is of a version before this one are dropped, too: since then the policy goes on from other weights."""
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
+        self.needs: tuple[Need, ...] = ()
         """Memory that it is going to fill; complete once the producers have made their slots."""
-        return ()
 
     @abstractmethod
     def take(self, version: int) -> Sequence[Held] | None:

@@ -146,6 +146,10 @@ class Relay(msgspec.Struct, frozen=True, tag=True):
     message: Adopt
 
 
+class Saving(msgspec.Struct, frozen=True, tag=True):
+    """A trainer writes a checkpoint from now on. It is silent until that is there."""
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """Something that the user should read although the run goes on."""
 
@@ -153,7 +157,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
-Up = Status | Statistics | Episodes | Measured | Tallied | Relay | Notice
+Up = Status | Statistics | Episodes | Measured | Tallied | Relay | Saving | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

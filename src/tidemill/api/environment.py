@@ -124,6 +124,10 @@ class Environment(ABC):
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Finish the tick: fill every array of each group's tick. Raises `EnvironmentFault` naming lane and cause."""
 
+    def begin_close(self) -> None:
+        """Tell what is under way elsewhere to end, without waiting for it: so several environments wait for that at the same time. `close` must
+        follow."""
+
     @abstractmethod
     def close(self) -> None:
         """Free everything. May be called twice."""

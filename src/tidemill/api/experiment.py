@@ -187,6 +187,10 @@ class Experiment(Config):
         ports = ((name, port) for name, config in self.members() for port in config.ports())
         return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
 
+    def trained(self) -> list[str]:
+        """Return the policies that are trained."""
+        return [*dict.fromkeys(port.stream for config in self.workers.values() for port in config.ports() if port.role == "publish")]
+
     def granting(self, stream: str) -> list[Port]:
         """Return the ports by which trainers grant the producers of sample `stream` their steps; `lockstep`: ticket by ticket."""
         return [port for _, config in self.members() for port in config.ports() if (port.stream, port.role) == (stream, "grant")]

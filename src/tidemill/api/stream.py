@@ -117,3 +117,29 @@ class SampleConsumer(ABC):
     @abstractmethod
     def release(self) -> None:
         """Give the oldest consumed sample back."""
+
+
+class WatchedConsumer(SampleConsumer):
+    """The samples of `source`, looked at as they are taken."""
+
+    def __init__(self, source: SampleConsumer) -> None:
+        self._source = source
+
+    def offered(self) -> list[Offered] | None:
+        """See `SampleConsumer`."""
+        return self._source.offered()
+
+    def consume(self) -> Sample | None:
+        """See `SampleConsumer`."""
+        sample = self._source.consume()
+        if sample is not None:
+            self._look(sample)
+        return sample
+
+    @abstractmethod
+    def _look(self, sample: Sample) -> None:
+        """Look at the next sample."""
+
+    def release(self) -> None:
+        """See `SampleConsumer`."""
+        self._source.release()

@@ -24,8 +24,8 @@ from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
-from tidemill.run.folder import versions
 from tidemill.run.metrics import read_metrics
+from tidemill.run.provenance import versions
 from tidemill.run.session import train
 from tidemill.workers.actor import Actors
 from tidemill.workers.policy import PolicyWorkers
@@ -89,8 +89,7 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
 
     Raises `ConfigError` where there is nothing to compare with, `RunError` when the run fails or is too short.
     """
-    if not 0 < seconds < 86400:
-        raise ConfigError(f"--seconds {seconds:g} must be above 0, and less than a day")
+    check_seconds(seconds)
     experiment.check()
     cores = available_cores()
     piece = min(max(seconds / 40, 0.02), 1.0)
@@ -109,6 +108,12 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
     return Bench(
         experiment.name, cores, facts, costs, bound, run, run.steps_per_second / bound, advice, notes_of(experiment, facts, costs, run)
     )  # fmt: skip
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise `ConfigError` where a run cannot be measured for so long."""
+    if not 0 < seconds < 86400:
+        raise ConfigError(f"--seconds {seconds:g} must be above 0, and less than a day")
 
 
 def bound_of(cores: int, core_seconds: dict[str, float], rows_per_step: int, epochs: int) -> float:

@@ -449,7 +449,7 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     if not trainers:
         raise ConfigError(f"bench needs a trainer of sample stream {' or '.join(spec.streams)}")
     group, trainer = trainers[0]
-    ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO()
+    ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO(epochs=getattr(trainer.algorithm, "epochs", 1))
     config = actors.environment
     environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(actors.lanes, 0)
     groups = match_agents(environment.agents, actors.agents)

@@ -123,7 +123,8 @@ def page() -> str:
     lines = [
         "# Memory of the simulator bridge",
         "",
-        f"Made {_SAYS}; do not edit. What the two sides do with it: [simulators.md](simulators.md).",
+        f"Made {_SAYS}; do not edit.",
+        "What the two sides do with it: [simulators.md](simulators.md).",
         "",
         "Everything is little-endian and packed, without any alignment. Each side writes while it has the turn. In counts and sizes:",
         "",

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tidemill.cli.friendly import friendly, print_table
 from tidemill.cli.named import EnvArg, environments, pairs, settings
+from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.envs.check import Finding
@@ -59,8 +60,11 @@ def doctor_env(
 ) -> None:
     """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
     from tidemill.envs.rest.config import Rest
-    from tidemill.envs.rest.doctor import examine
 
+    try:
+        from tidemill.envs.rest.doctor import examine
+    except ImportError as error:
+        raise ConfigError(f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
     if not _passed(examine(Rest(url=url.removeprefix("rest:"), token=token), seconds, most)):
         raise typer.Exit(1)
 

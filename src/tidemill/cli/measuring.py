@@ -24,9 +24,11 @@ def bench(
 ) -> None:
     """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
     from tidemill.bench.measure import bench as measure
+    from tidemill.bench.measure import check_seconds
     from tidemill.bench.table import tables
     from tidemill.run.arrange import arrange
 
+    check_seconds(seconds)
     experiment, source = experiment_from(what, env_arg, set_)
     experiment.check()
     if json_file is not None and not json_file.absolute().parent.is_dir():

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import pack, unpack
@@ -112,15 +112,24 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def read_newest(folder: Path) -> tuple[Path, dict[str, Arrays], dict[str, Any], list[str]]:
-    """Return (path, arrays, facts, warnings) of the newest readable checkpoint; a warning for each newer one that had to be passed over.
+class Found(NamedTuple):
+    """A checkpoint as it was read: arrays by file name, and facts; `warnings` for newer ones that had to be passed over."""
+
+    path: Path
+    arrays: dict[str, Arrays]
+    facts: dict[str, Any]
+    warnings: list[str]
+
+
+def read_newest(folder: Path) -> Found:
+    """Return the newest readable checkpoint.
 
     Raises `CheckpointError` when there is none: never silently from scratch.
     """
     warnings: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            return path, *read_checkpoint(path), warnings
+            return Found(path, *read_checkpoint(path), warnings)
         except CheckpointError as error:
             warnings.append(str(error))
     raise CheckpointError(f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else ""))

@@ -6,7 +6,8 @@ it is wanted: no thread hands anything over to another, and all that came by one
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, suppress
 from time import monotonic
@@ -26,6 +27,24 @@ class _Timed(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return monotonic() - self.stood
+
+
+class _Threads(ThreadPoolExecutor):
+    """A thread for each call (`asyncio.to_thread`, the look-up of a host's name): none waits for others, and one that hangs holds up no end, not even
+    the program's."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # whoever awaits it is told
+                    future.set_exception(error)
+
+        threading.Thread(target=call, name="call of an event loop", daemon=True).start()
+        return future
 
 
 class _Of(threading.local):
@@ -51,6 +70,7 @@ class Loop:
         self._raised: BaseException | None = None
         self._second: asyncio.Handle | None = None
         self.loop.set_exception_handler(self._take)
+        self.loop.set_default_executor(_Threads())
 
     @staticmethod
     def own() -> "Loop | None":
@@ -86,8 +106,10 @@ class Loop:
         self._catch_up()
         self._late = False
         alarm = self.loop.call_later(seconds, self._give_up)
-        self._run()
-        alarm.cancel()
+        try:
+            self._run()
+        finally:
+            alarm.cancel()
         return not self._late
 
     def turn(self) -> None:

@@ -1,10 +1,14 @@
 """Code that the user names: ``module:NAME`` and ``FILE.py:NAME``. Only names that a user typed get here, never those of a checkpoint."""
 
+import ast
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +44,8 @@ def import_module(name: str, setting: str) -> ModuleType:
 
 
 def load_file(path: Path, setting: str) -> ModuleType:
-    """Run a Python file of the user's as a module, once per process, and return it. Its own folder is importable meanwhile and after."""
+    """Run a Python file of the user's as a module, once per process, and return it. What lies beside it can be imported meanwhile and after, where
+    nothing that is installed has that name."""
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path}")
     name = f"tidemill_file_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
@@ -50,6 +55,8 @@ def load_file(path: Path, setting: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses inside look themselves up by module
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -97,6 +104,47 @@ def _module_file(name: str) -> list[str]:
     inner = Path(spec.origin).parent.joinpath(*rest.split(".")) if rest else None
     places = [Path(spec.origin)] if inner is None else [inner.with_suffix(".py"), inner / "__init__.py", Path(spec.origin)]
     return [str(place) for place in places if place.is_file()][:1]
+
+
+def own_code(files: Iterable[str | Path]) -> list[Path]:
+    """Return the Python files that are there, and those of the user's own that they import, and these in turn, each once; nothing is run.
+
+    What is installed, in Python or beside it, is not the user's own, and what is imported by other means than an import statement is not seen.
+    """
+    found: dict[Path, None] = {}
+    waiting = list(map(Path, files))
+    while waiting:
+        file = waiting.pop().resolve()
+        if file not in found and os.path.isfile(file) and os.access(file, os.R_OK):  # folders that may not be entered are passed over
+            found[file] = None
+            waiting += [] if _installed(file) else [place for place in _imported(file) if not _installed(place)]
+    return list(found)
+
+
+def _installed(file: Path) -> bool:
+    places = (Path(__file__).resolve().parents[1], sysconfig.get_path("stdlib"))
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(file.is_relative_to(place) for place in places)
+
+
+def _imported(file: Path) -> Iterator[Path]:
+    """Where the modules that `file` imports may lie: beside it, where relative imports say, or anywhere on the path."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        level = 0
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            level, above = node.level, f"{node.module}." if node.module else ""
+            names = [above[:-1], *(above + alias.name for alias in node.names)]
+        else:
+            continue
+        for name in {prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)}:
+            place = file.parents[min(max(level, 1), len(file.parents)) - 1].joinpath(*name.split("."))
+            yield from (place.with_suffix(".py"), place / "__init__.py")
+            yield from map(Path, _module_file(name) if not level else ())
 
 
 def file_digest(path: Path) -> str:

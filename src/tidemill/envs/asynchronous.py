@@ -23,7 +23,8 @@ class Asynchronous(EnvironmentConfig):
 
     make               "module:NAME" or "FILE.py:NAME": a class or function that returns one, with `observation_space`, `action_space`,
                        ``async def reset(self, *, seed=None, options=None)`` and ``async def step(self, action)``, and may have a `close`. All copies
-                       live on the event loop of the actor's own thread: what computes long without an await holds up the others, and the actor
+                       live on the event loop of the actor's own thread: what computes or blocks long without an await
+                       holds up the others, and the actor; `await asyncio.to_thread(…)` has a thread for each call
     kwargs             arguments of it
     max_episode_steps  a promise: no episode has more steps; 0 where that is not known
     deadline           seconds for a reset or a step, after which it is broken off
@@ -95,9 +96,11 @@ class AsyncLanes(LaneLoop):
     def _timed(self, lane: int, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
         async def timed(action: Any) -> Any:
             try:
-                async with asyncio.timeout(self._deadline):
+                async with asyncio.timeout(self._deadline) as limit:
                     return await call(action)
             except TimeoutError as error:
+                if not limit.expired():  # its own
+                    raise
                 raise EnvironmentFault(
                     f"{self.name}: lane {lane} did not answer within {self._deadline:g} s (deadline); see what it awaits, or raise deadline"
                 ) from error

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.core.cores import kept
 from tidemill.core.errors import ConfigError
 
-CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together; less than the controller gives an actor
+CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together, from `begin_close` on; less than the controller gives an actor
 
 
 class Raised:
@@ -38,6 +38,7 @@ class Crew:
         self._left: list[int] = []
         self._wake: Callable[[], None] | None = None
         self._closed = False
+        self._until = 0.0  # when those that have not ended count as hanging
         self._keep = kept()
         self._finished = _thread.allocate_lock()  # held while a tick is under way
         self._gates = [_thread.allocate_lock() for _ in range(count)]
@@ -77,17 +78,20 @@ class Crew:
         with self._finished:
             return self._results
 
-    def close(self) -> list[int]:
-        """End the threads, and return the lanes that did not end in time: they hang in their environments, which nobody else may touch."""
+    def begin_close(self) -> None:
+        """Tell the threads to end."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._until = True, monotonic() + CLOSE_SECONDS
             for gate in self._gates:
                 with suppress(RuntimeError):  # open already
                     gate.release()
-        deadline = monotonic() + CLOSE_SECONDS
+
+    def close(self) -> list[int]:
+        """End the threads, and return the lanes that did not end in time: they hang in their environments, which nobody else may touch."""
+        self.begin_close()
         stuck: list[int] = []
         for thread, share in zip(self._threads, self._shares, strict=True):
-            thread.join(max(0.0, deadline - monotonic()))
+            thread.join(max(0.0, self._until - monotonic()))
             if thread.is_alive():
                 stuck += share
         return stuck

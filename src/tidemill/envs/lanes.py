@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -173,11 +174,11 @@ class LaneLoop(Environment):
         self._results = results
         try:
             results.extend(map(operator.call, calls, given))  # keeps those before one that raises
-        except Exception as error:
+        except (Exception, CancelledError) as error:
             self._raise(len(results), error, reset, given)
 
     def _raise(self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]) -> NoReturn:
-        if isinstance(error, EnvironmentFault) or not isinstance(error, Exception):
+        if isinstance(error, EnvironmentFault) or not isinstance(error, (Exception, CancelledError)):
             raise error
         doing = "resetting" if reset[lane] else f"stepping with action {given[lane]}"
         raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
@@ -228,6 +229,10 @@ class LaneLoop(Environment):
             return None
         picture: NDArray[np.uint8] | None = self.envs[0].render()
         return picture
+
+    def begin_close(self) -> None:
+        if self._crew is not None:
+            self._crew.begin_close()
 
     def close(self) -> None:
         """Close every lane, but for those that hang in a thread: nobody else may touch them."""

@@ -45,10 +45,10 @@ def find_spec(env_id: str) -> Any:
     hint = (
         did_you_mean(name, gymnasium.registry)
         if difflib.get_close_matches(name, gymnasium.registry)
-        else "gymnasium.pprint_registry() lists those that are known, and Atari games are named like ALE/Pong-v5"
+        else "gymnasium.pprint_registry() lists those that are known, and Atari games are named like ALE/Pong-v5."
     )
     raise ConfigError(
-        f'no environment "{env_id}" is registered; {hint}. '
+        f'no environment "{env_id}" is registered; {hint} '
         'One that a package registers when imported is named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
     )
 

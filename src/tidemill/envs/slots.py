@@ -7,8 +7,8 @@ Nothing is made up: what the lost step would have told is not known, so that the
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any
@@ -21,6 +21,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
+from tidemill.envs.making import Making
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class SlotEnvironment(Environment):
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
         self._answered = self._void = False
         self._since = 0.0
-        self._mending: _Mending | None = None
+        self._mending: Making | None = None
         self._closed = threading.Event()
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
@@ -178,6 +179,11 @@ class SlotEnvironment(Environment):
                 out[:] = 0 if self._void else value
             tick.present[:] = self._void | own.present
 
+    def begin_close(self) -> None:
+        self._closed.set()
+        if self._inner is not None:
+            self._inner.begin_close()
+
     def close(self) -> None:
         self._closed.set()
         if self._mending is not None:
@@ -208,7 +214,7 @@ class SlotEnvironment(Environment):
             self._mending.give_up()
         pause = min(config.backoff_s * 2 ** min(self._row - 1, 30), config.max_backoff_s) * self._chance.uniform(0.5, 1.5)
         self._made += 1
-        self._mending = _Mending(self._remake, self._made, lost, None if self.quarantined else pause, self._closed, self._wake)
+        self._mending = Making(partial(self._remake, self._made), self._wake, lost, None if self.quarantined else pause, self._closed)
         if self._reset[0]:
             self._mend()
         else:
@@ -232,7 +238,7 @@ class SlotEnvironment(Environment):
 
     def _look_at_mending(self) -> None:
         assert self._mending is not None
-        made = self._mending.made
+        made = self._mending.made()
         if made is None:
             return
         self._mending = None
@@ -241,51 +247,3 @@ class SlotEnvironment(Environment):
             self._begin(made)
         else:
             self._fail(made)
-
-
-class _Mending:
-    """A thread that closes what is broken, waits `pause` seconds (None: for ever), and makes another environment: `made`, or what that raised."""
-
-    def __init__(
-        self,
-        make: Callable[[int], Environment],
-        number: int,
-        lost: Environment | None,
-        pause: float | None,
-        closed: threading.Event,
-        wake: Callable[[], None],
-    ) -> None:
-        self.made: Environment | Exception | None = None
-        self.pause = pause
-        self._unwanted = False
-        self._lock = threading.Lock()
-        self._arguments = make, number, lost, closed, wake
-        threading.Thread(target=self._mend, daemon=True, name="slot").start()
-
-    def give_up(self) -> None:
-        """Nobody waits for it any more: what it makes is closed."""
-        with self._lock:
-            self._unwanted = True
-            made = self.made
-        if isinstance(made, Environment):
-            made.close()
-
-    def _mend(self) -> None:
-        make, number, lost, closed, wake = self._arguments
-        if lost is not None:
-            with suppress(Exception):
-                lost.close()
-        if self.pause is None or closed.wait(self.pause) or self._unwanted:
-            return
-        made: Environment | Exception
-        try:
-            made = make(number)
-        except Exception as error:
-            made = error
-        with self._lock:
-            unwanted = self._unwanted or closed.is_set()
-            self.made = None if unwanted else made
-        if unwanted and isinstance(made, Environment):
-            made.close()
-        elif not unwanted:
-            wake()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from tidemill.core.loops import Loop
@@ -22,6 +23,7 @@ class Tasks:
         self._left = 0
         self._wake: Callable[[], None] | None = None
         self._closed = False
+        self._until = 0.0  # when those that have not ended count as hanging
 
     @property
     def loop(self) -> Loop:
@@ -52,30 +54,42 @@ class Tasks:
             self.loop.run(LOOK_AGAIN)
         return self._results
 
+    def begin_close(self) -> None:
+        """Break off what is under way. In another thread than the loop's, that is left to `close`."""
+        if not self._closed and self.loop is Loop.own():
+            self._closed, self._until = True, monotonic() + CLOSE_SECONDS
+            for task in self._running():
+                task.cancel()
+
     def close(self) -> list[int]:
         """Break off what is under way, and return the lanes that did not end in time."""
+        self.begin_close()
+        work, seconds = (self._wait(), max(LOOK_AGAIN, self._until - monotonic())) if self._closed else (self._cancel(), CLOSE_SECONDS)
         self._closed = True
         with suppress(TimeoutError, RuntimeError):
-            self.loop.do(self._cancel(), CLOSE_SECONDS)
+            self.loop.do(work, seconds)
         return [lane for lane, task in enumerate(self._tasks) if task is not None and not task.done()]
 
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [task for task in self._tasks if task is not None and not task.done()]
+
     async def _cancel(self) -> None:
-        running = [task for task in self._tasks if task is not None and not task.done()]
-        for task in running:
+        for task in self._running():
             task.cancel()
-        if running:
+        await self._wait()
+
+    async def _wait(self) -> None:
+        if running := self._running():
             await asyncio.wait(running)
 
     async def _lane(self, lane: int, call: Callable[[Any], Any], value: Any) -> None:
         try:
             result = call(value)
             self._results[lane] = await result if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future) else result
-        except asyncio.CancelledError as error:
+        except (asyncio.CancelledError, GeneratorExit) as error:
             if self._closed:
                 raise
-            self._results[lane] = Raised(RuntimeError(f"what it awaits was cancelled (CancelledError) {error}".rstrip()))
-        except GeneratorExit:  # the loop is at its end
-            raise
+            self._results[lane] = Raised(RuntimeError(f"what it awaits was cancelled ({type(error).__name__}) {error}".rstrip()))
         except BaseException as error:  # a second Ctrl-C, too, is the actor's to tell
             self._results[lane] = Raised(error)
         finally:

@@ -218,7 +218,7 @@ class VectorLanes(Environment):
         else:
             tick.restarted[:] = finished
             if finished.any():
-                self._finals(tick, finished, observation, infos)
+                self._finals(tick, finished, infos)
         for reader in self._readers:
             reader.write(observation, tick.observation[reader.name], self.name)
         check_finite(tick, self.name, ("agent",))
@@ -274,7 +274,7 @@ class VectorLanes(Environment):
             observation, _ = self.env.reset(**self._asked(forced))
         return observation, reward, terminated, truncated, infos
 
-    def _finals(self, tick: Tick, finished: NDArray[np.bool_], observation: Any, infos: Mapping[str, Any]) -> None:
+    def _finals(self, tick: Tick, finished: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
         """Fill `tick.final` of the lanes that finished."""
         final = infos.get("final_obs")
         if final is None:

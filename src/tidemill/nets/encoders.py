@@ -98,6 +98,14 @@ class ObservationEncoder:
         if not self.images and not self.seen:
             raise ConfigError(f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; take some out of critic_only")
 
+    def flat(self, observation: Arrays, of: str = "obs") -> Floats:
+        """Return raw observations [n], whose leaves begin with `of`, in a new array [n, width]."""
+        if of != "obs":
+            observation = {name: observation[of + name.removeprefix("obs")] for name in self.names}
+        out = np.empty((len(observation[self.names[0]]), self.width), np.float32)
+        self.encode(observation, out)
+        return out
+
     def encode(self, observation: Arrays, out: Floats) -> None:
         """Write n rows of raw observations into `out` [n, width]."""
         for name, leaf, part in self._parts:

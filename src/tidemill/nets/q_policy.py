@@ -57,11 +57,7 @@ class QPolicy(Policy):
             if image.dtype == np.uint8:
                 found /= 255
             return found
-        if of != "obs":
-            observation = {name: observation[of + name.removeprefix("obs")] for name in self._encoder.names}
-        features = np.empty((len(observation[self._encoder.names[0]]), self._encoder.width), np.float32)
-        self._encoder.encode(observation, features)
-        return features
+        return self._encoder.flat(observation, of)
 
     def expected(self, values: Floats) -> Floats:
         """Return the expected returns [n, actions] of what a network tells, [n, actions, atoms]."""

@@ -10,14 +10,15 @@ VIEWS = 256  # kept at most: the sizes of minibatches change with every update
 
 
 class Scratch:
-    """Contiguous arrays by name. What lies in one is void when its name is asked for with another shape; a name keeps one dtype."""
+    """Contiguous arrays by name, zeros until they are written. What lies in one is void when its name is asked for with another shape; a name keeps
+    one dtype."""
 
     def __init__(self) -> None:
         self._memory: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the array called `name`; its first contents are arbitrary."""
+        """Return the array called `name`."""
         view = self._views.get((name, shape))
         return self._make(name, shape, dtype) if view is None else view
 
@@ -27,6 +28,6 @@ class Scratch:
         if memory is None or memory.size < size or len(self._views) >= VIEWS:
             self._views.clear()  # views of what is replaced would keep it
         if memory is None or memory.size < size:
-            memory = self._memory[name] = np.empty(size, dtype)
+            memory = self._memory[name] = np.zeros(size, dtype)
         view = self._views[name, shape] = memory[:size].reshape(shape)
         return view

@@ -42,11 +42,7 @@ class SquashedGaussianPolicy(Policy):
 
     def inputs(self, observation: Arrays, of: str = "obs") -> Floats:
         """Return what the network takes of raw observations [n], whose leaves begin with `of`: a new array."""
-        if of != "obs":
-            observation = {name: observation[of + name.removeprefix("obs")] for name in self.encoder.names}
-        features = np.empty((len(observation[self.encoder.names[0]]), self.encoder.width), np.float32)
-        self.encoder.encode(observation, features)
-        return features
+        return self.encoder.flat(observation, of)
 
     def reseed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from tidemill.api.algorithm import FILLER, Sample
-from tidemill.api.stream import Offered, SampleConsumer
+from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Field, Schema
 
@@ -98,23 +98,15 @@ class JournalWriter:
             ) from None
 
 
-class Journaled(SampleConsumer):
+class Journaled(WatchedConsumer):
     """A sample stream whose samples are noted as they are taken."""
 
     def __init__(self, source: SampleConsumer, journal: JournalWriter) -> None:
-        self._source, self._journal = source, journal
+        super().__init__(source)
+        self._journal = journal
 
-    def offered(self) -> list[Offered] | None:
-        return self._source.offered()
-
-    def consume(self) -> Sample | None:
-        sample = self._source.consume()
-        if sample is not None:
-            self._journal.arrival(sample)
-        return sample
-
-    def release(self) -> None:
-        self._source.release()
+    def _look(self, sample: Sample) -> None:
+        self._journal.arrival(sample)
 
 
 class Task(NamedTuple):

@@ -10,9 +10,9 @@ from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
+from tidemill.replay.priorities import BlockSums, Priorities
 from tidemill.replay.replay import Replay, Uniform
 from tidemill.replay.sequences import Ints
-from tidemill.replay.sum_tree import Priorities, SumTree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,24 +54,18 @@ class Prioritised(Uniform):
         super().__init__(config, source, demand)
 
     def _books(self, places: int) -> int:
-        return super()._books(places) + SumTree.nbytes(places)
+        return super()._books(places) + BlockSums.nbytes(places)
 
-    def _make_tree(self, places: int) -> Priorities:
+    def _make_priorities(self, places: int) -> Priorities:
         self._priorities = Priorities(places, self._config.alpha)
         return self._priorities
 
-    def _draw(self, count: int) -> Ints:
-        tree = self._priorities.tree
-        shares = (np.arange(count) + self._rng.random(count)) / count
-        return tree.find(shares * tree.total)
-
-    def _weigh(self, places: Ints, version: int) -> Array:
-        config, tree = self._config, self._priorities.tree
+    def _draw(self, count: int, version: int) -> tuple[Ints, Array]:
+        config = self._config
+        places, chance = self._priorities.powers.find((np.arange(count) + self._rng.random(count)) / count)
         beta = config.beta + (1 - config.beta) * min(max(version, 0) / config.beta_updates, 1)
-        chance = tree.leaves[places] * (self.sequences.count / tree.total)
-        weight = chance**-beta
-        normal: Array = (weight / weight.max()).astype(np.float32)
-        return normal[np.newaxis]
+        weight = (chance * self.sequences.count) ** -beta
+        return places, (weight / weight.max()).astype(np.float32)
 
     def take(self, version: int) -> Any:
         taken = super().take(version)
@@ -86,15 +80,14 @@ class Prioritised(Uniform):
             return
         (places, rows, priority), self._drawn = self._drawn, None
         valid = np.isfinite(priority) & (self.sequences.span[places] > 0) & (self.sequences.rows(places) == rows)
-        if valid.any():
-            self._priorities.change(places[valid], priority[valid])
+        self._priorities.change(places[valid], priority[valid])
 
     def _arrays(self) -> Arrays:
-        return {**super()._arrays(), "powers": self._priorities.tree.leaves}
+        return {**super()._arrays(), "powers": self._priorities.powers.numbers}
 
     def _more_facts(self) -> dict[str, Any]:
         return {"greatest": self._priorities.greatest}
 
     def _take_facts(self, manifest: dict[str, Any]) -> None:
         self._priorities.greatest = float(manifest["greatest"])
-        self._priorities.tree.refill(self._priorities.tree.leaves)
+        self._priorities.powers.refill(self._priorities.powers.numbers)

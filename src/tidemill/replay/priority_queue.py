@@ -50,12 +50,7 @@ class _OwnMemory(Buffer):
         self._free: list[int] = []  # places
         self._slots = 0  # of all producers, once these have made them
         self._arrivals = 0
-        self._needs: tuple[Need, ...] = ()
         self._make()
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return self._needs
 
     def _make(self) -> bool:
         """Make the memory, as soon as the size of samples is known."""
@@ -81,7 +76,7 @@ class _OwnMemory(Buffer):
         self._memory = memoryview(mmap(-1, places * self._stride))  # of the system, page by page when it is first written
         self._free = list(range(places))
         self._slots = sum(block.slots for block in blocks)
-        self._needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
+        self.needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
         return True
 
     def take(self, version: int) -> Sequence[Held] | None:

@@ -18,9 +18,9 @@ from tidemill.core.checkpoint import MANIFEST, sync, write_synced
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
 from tidemill.core.schema import Array, Arrays, Schema
+from tidemill.replay.priorities import Priorities
 from tidemill.replay.sequences import Ints, Sequences
 from tidemill.replay.store import Store, not_stacked
-from tidemill.replay.sum_tree import Priorities
 
 LOOKED_AT = 256
 """So many first rows are looked at: are their stacks of frames what they should be?"""
@@ -90,12 +90,7 @@ class Uniform(ReplayBuffer):
         self._looked_at = 0  # rows
         self._blank = False  # whether the frames before an episode's first one are 0; else they are copies of it
         self._places: Ints = np.empty(0, np.int64)  # where the last batch begins
-        self._needs: tuple[Need, ...] = ()
         self._make()
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return self._needs
 
     # ---- making it ---------------------------------------------------------------------------------------------------------------------------
 
@@ -142,12 +137,12 @@ class Uniform(ReplayBuffer):
         held = books if config.mapped else rows + books
         cure = "free memory" if config.mapped else "mapped = True to keep rows in a file"
         self._fit(held, free, f"{size(free)} of memory are available: {sums}", cure)
-        self._tree = self._make_tree(places)
+        priorities = self._make_priorities(places)
         if config.mapped and self._demand.folder is None:
             raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")
         store.open(places, self._demand.folder if config.mapped else None)
-        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, config.drop_cut, self._tree)
-        self._needs = (Need("replay", books if config.mapped else rows + books, sums),)
+        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, config.drop_cut, priorities)
+        self.needs = (Need("replay", books if config.mapped else rows + books, sums),)
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
         """Raise `ConfigError` when what it takes is more bytes than the most that there may be."""
@@ -162,7 +157,7 @@ class Uniform(ReplayBuffer):
         """Return the bytes of what finds rows."""
         return 8 * places
 
-    def _make_tree(self, places: int) -> Priorities | None:
+    def _make_priorities(self, places: int) -> Priorities | None:
         """Return what knows how likely each place is; None: all are equally."""
         return None
 
@@ -248,22 +243,21 @@ class Uniform(ReplayBuffer):
     def take(self, version: int) -> Sequence[Held] | None:
         if not self._warm:
             return None
-        self._places = places = self._draw(self._batch)
-        sample = self._gather(places)
-        sample["weight"], sample["priority"] = self._weigh(places, version), np.full((1, len(places)), np.nan, np.float32)
+        places, weight = self._draw(self._batch, version)
+        self._places, sample = places, self._gather(places)
+        sample["weight"], sample["priority"] = weight[np.newaxis], np.full((1, len(places)), np.nan, np.float32)
         versions = sample["version"]
         return [Held(sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64)))]
 
-    def _draw(self, count: int) -> Ints:
-        return self.sequences.draw(count, self._rng)
-
-    def _weigh(self, places: Ints, version: int) -> Array:
-        return np.ones((1, len(places)), np.float32)
+    def _draw(self, count: int, version: int) -> tuple[Ints, Array]:
+        """Return where `count` transitions begin, and what each weighs, for the algorithm that is at `version`."""
+        return self.sequences.draw(count, self._rng), np.ones(count, np.float32)
 
     def _gather(self, places: Ints) -> Sample:
         """Return the transitions that begin at `places`: copies."""
-        sequences, arrays, spans = self.sequences, self._store.arrays, self.sequences.span[places]
-        last, then = sequences.ahead(places, spans), sequences.ahead(places, 1)
+        arrays, spans, n = self._store.arrays, self.sequences.span[places], np.arange(self._config.steps + 1)
+        ahead = self.sequences.ahead(places[:, None], n)
+        then, last = ahead[:, 1], ahead[np.arange(len(places)), spans]
         sample = Sample()
         sample.bootstrap = 0
         for name, array in arrays.items():
@@ -273,9 +267,8 @@ class Uniform(ReplayBuffer):
                     sample[whose + name] = found[np.newaxis]
             elif name.startswith("action"):
                 sample[name] = array[then][np.newaxis]
-        n = np.arange(1, self._config.steps + 1)
-        rewards = arrays["reward"][sequences.ahead(places[:, None], n)]
-        rewards[n > spans[:, None]] = 0
+        rewards = arrays["reward"].take(ahead[:, 1:])
+        rewards[n[1:] > spans[:, None]] = 0
         sample["rewards"], sample["steps"] = rewards[np.newaxis], spans[np.newaxis]
         sample["done"], sample["version"] = arrays["done"][last][np.newaxis], arrays["version"][then][np.newaxis]
         return sample

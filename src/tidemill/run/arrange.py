@@ -22,9 +22,10 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import file_digest, named_files, named_modules
+from tidemill.core.source import file_digest, named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session
-from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, of_layout, parse, why_given
+from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
+from tidemill.run.plan import check_batch
 from tidemill.run.probe import SECONDS, Order, read_answer
 
 LAYOUT = "layout.json"
@@ -66,6 +67,8 @@ def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fix
         return _as_told(experiment, parse(layout), of_layout(fixed))
     if not processes:
         return Arranged(experiment)
+    if (arranged := by_turns(experiment, fixed)) is not experiment:
+        return Arranged(arranged, told="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to be trained")
     if why := why_given(experiment, fixed):
         return Arranged(experiment, told=f"layout: as given, since {why}")
     try:
@@ -91,10 +94,12 @@ def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arra
 
 
 def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) -> Costs:
-    """Return what the experiment's parts cost, as kept from an earlier time, or measured. Raises `RunError` when that fails."""
+    """Return what the experiment's parts cost, as kept from an earlier time, or measured. Raises `RunError` when that fails, and `ConfigError` for
+    what cannot be made, or a batch that is too large for this machine."""
     path = cache() / f"{_key(experiment, source)}.json"
     costs = None if anew else _read(path)
     if costs is None:
+        check_batch(experiment)
         costs = probe(experiment, source)
         _write(path, costs)
     return costs
@@ -113,12 +118,11 @@ def _key(experiment: Experiment, source: Path | None) -> str:
     """Return a name for all that the costs depend on."""
     content = encode(experiment)
     names = (*named_files(content), *named_modules(content), *([str(source)] if source else []))
-    files = {name: file_digest(Path(name)) for name in names if Path(name).is_file()}
     about = {
         "format": FORMAT,
         "policies": content["policies"],
         "workers": content["workers"],
-        "files": {Path(name).name: digest for name, digest in files.items()},
+        "files": sorted((path.name, file_digest(path)) for path in own_code(names)),
         "processor": processor(),
         "cores": cores(),
         "python": platform.python_version(),
@@ -143,6 +147,8 @@ def processor() -> str:
 
 def _read(path: Path) -> Costs | None:
     """Return the costs in a file; None when there is none, or anything is wrong with it."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return None
     with suppress(OSError, msgspec.MsgspecError, ValueError), open(path, "rb") as file:
         return msgspec.json.decode(file.read(_LARGEST), type=Costs)
     return None
@@ -163,7 +169,8 @@ def _write(path: Path, costs: Costs) -> None:
 
 
 def probe(experiment: Experiment, source: Path | None) -> Costs:
-    """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long."""
+    """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long, and
+    `ConfigError` for what cannot be made."""
     order = msgspec.msgpack.encode(Order(encode(experiment), str(source) if source else None, os.getpid()))
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(

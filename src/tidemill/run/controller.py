@@ -18,6 +18,7 @@ from tidemill.api.control import (
     Relay,
     SampleFacts,
     Save,
+    Saving,
     Start,
     State,
     Statistics,
@@ -34,8 +35,8 @@ from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
 
-READY_DEADLINE = 120.0  # seconds from launch to every worker READY
-EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint
+READY_DEADLINE = 120.0  # seconds for every worker to become READY, since the last word of any that is not (of environments that it has made, say)
+EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint, but for one that works and may need longer
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
 UNHEARD = 0.05  # seconds that workers are left alone at a time, once they update: being woken by each word costs more than to read it
 BEFORE = 10.0  # seconds before the last progress of a worker in which what others told may still be why it waits: they tell now and then
@@ -144,7 +145,7 @@ class Controller:
                 member.link.send(pack(Exit(self.reason)))
         deadline = monotonic() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
-            if monotonic() > deadline + max(member.config.farewell_s for member in living.values()):
+            if monotonic() > deadline + max(member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()):
                 break
             self._launcher.wait(0.1)
             for name, member in living.items():
@@ -199,15 +200,14 @@ class Controller:
         self._tell_all(EnterStage(stage, self.job.experiment.curriculum[stage].options))
 
     def _await(self, names: list[str], state: State) -> None:
-        deadline = monotonic() + READY_DEADLINE
-        while not all(self.members[name].state is state for name in names):
+        asked = monotonic()
+        while waiting := [name for name in names if self.members[name].state is not state]:
             self._look_for_signal()
             if self.reason:
                 raise _Cut
-            waiting = [name for name in names if self.members[name].state is not state]
-            if monotonic() > deadline:
+            if monotonic() - max(asked, *(self.members[name].heard for name in waiting)) > READY_DEADLINE:
                 raise RunError(
-                    f"{', '.join(waiting)} did not become {state.value} within {READY_DEADLINE:.0f} s; "
+                    f"{', '.join(waiting)} did not become {state.value}, and said nothing for {READY_DEADLINE:.0f} s; "
                     "a worker becomes ready once its environment or network is built: look into the run's logs"
                 )
             self._hear()
@@ -227,13 +227,15 @@ class Controller:
             if target is not None and full and mean is not None and mean >= target and not self.reason:
                 self.reason = f"mean return {mean:.1f} of the last {len(self.progress.returns)} episodes"
             if self.reason and deadline is None:
-                deadline = monotonic() + EXIT_DEADLINE + self._farewell
+                deadline = monotonic() + EXIT_DEADLINE
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
             if deadline is not None and monotonic() > deadline:
-                late = ", ".join(name for name, member in self.members.items() if member.config.limited and member.state not in ENDED)
-                raise RunError(f"{late} did not finish within {EXIT_DEADLINE + self._farewell:.0f} s after it was told to ({self.reason})")
+                living = {name: member for name, member in limited.items() if member.state not in ENDED and not self._left(name)}
+                if monotonic() > deadline + self._farewell or not all(member.works(EXIT_DEADLINE) for member in living.values()):
+                    seconds = EXIT_DEADLINE + monotonic() - deadline
+                    raise RunError(f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to ({self.reason})")
             self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
             self._look_for_stall()
 
@@ -268,7 +270,7 @@ class Controller:
             self.reason = signal_name(self.interrupted)
 
     def _take(self, name: str, member: Member, message: Any) -> None:
-        member.heard = monotonic()
+        member.heard, member.saving = monotonic(), isinstance(message, Saving)
         match message:
             case Status():
                 member.state = message.state

@@ -9,19 +9,16 @@ layout.json      how it was laid out, and why
 """
 
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from time import strftime
 from typing import Any
 
 import msgspec
@@ -32,24 +29,9 @@ from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.source import file_digest, load_file, named_files
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
+from tidemill.run.provenance import Source, versions
 
 CONFIG, MEMORY, SOURCE, SUMMARY, VERSIONS = "config.json", "memory.json", "source.json", "summary.json", "versions.json"
-_PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
-
-
-@dataclass(frozen=True)
-class Source:
-    """The Python file that an experiment came from, and its digest then."""
-
-    file: str
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> "Source":
-        """Return the source that `path` is now."""
-        if not path.is_file():
-            raise RunError(f"there is no file {path}; say where the experiment's file is with --file FILE.py")
-        return cls(str(path.resolve()), file_digest(path))
 
 
 class RunFolder:
@@ -238,35 +220,11 @@ def command() -> str:
     return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
 
 
-def versions() -> dict[str, Any]:
-    """Return the versions of everything that a result may depend on."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            packages[name] = "not installed"
-    return {
-        "python": platform.python_version(),
-        "packages": packages,
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "command": sys.argv,
-        "git": git_state(Path.cwd()),
-    }
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return commit and changed files of the checkout that `folder` is in, None outside one."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "changed": (git("status", "--porcelain") or "").splitlines()[:200]}
+def new_folder(experiment: Experiment) -> Path:
+    """Return a path for a run's folder under ./runs that is not there yet."""
+    stem = f"{experiment.name}-s{experiment.seed}-{strftime('%Y%m%d-%H%M%S')}"[:60]
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path

@@ -12,6 +12,7 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.envs.slots import Slots
 from tidemill.nets.device import choose_device
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
@@ -274,6 +275,22 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
     if not isinstance(getattr(parts.trainers.algorithm, "minibatch_size", None), int):
         return f"{type(parts.trainers.algorithm).__name__} has no minibatch_size"
     return ""
+
+
+def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
+    """Return an experiment with a replay memory and a ratio so that its actor and its trainer take turns in one process: without a slack all that is
+    owed is trained before a tick of all lanes begins, so that neither side works while the other does, and a hand-over between processes takes
+    longer than many an update. Others are returned as they are: with a slack, several actors or trainers, other workers, or lanes that step in
+    threads of Python or may fail."""
+    kinds = {type(config): name for name, config in experiment.workers.items()}
+    if set(kinds) != {Actors, Trainer} or len(experiment.workers) != 2 or experiment.together or "together" in fixed:
+        return experiment
+    actors, trainer = experiment.workers[kinds[Actors]], experiment.workers[kinds[Trainer]]
+    assert isinstance(actors, Actors) and isinstance(trainer, Trainer)
+    apart = isinstance(actors.environment, Slots) or bool(getattr(actors.environment, "threads", None))
+    if apart or trainer.ratio is None or trainer.slack is not None or (actors.count, trainer.count, actors.ring) != (1, 1, 1):
+        return experiment
+    return experiment.replace(together=(kinds[Actors], kinds[Trainer]))
 
 
 # ---- choosing ------------------------------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ The loop that calls it (the run controller does)::
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -19,117 +18,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.run.snapshot import EvaluationView, Snapshot, WorkerView, short
+
 SHARES = {"environment": "green", "inference": "cyan", "train": "magenta", "copy": "yellow", "python": "blue", "wait": "bright_black"}
 """Where a worker's time goes, in the order and the colours in which it is drawn."""
 STATES = {"running": "green", "paused": "yellow", "failed": "red"}
 LINE_EVERY = 5.0  # seconds between plain lines
 DRAW_EVERY = 0.2  # seconds between frames on a terminal
-
-
-@dataclass(frozen=True)
-class WorkerView:
-    """One worker in a snapshot.
-
-    shares   share of its time by name (see `SHARES`), in [0, 1] each; what they leave of 1 is drawn empty
-    rate     what it does per second: env steps of an actor, answers of a policy worker, rows of a trainer
-    """
-
-    name: str
-    state: str
-    shares: Mapping[str, float]
-    rate: float
-
-
-@dataclass(frozen=True)
-class EvaluationView:
-    """The newest result of an evaluation in a snapshot: the mean return, its 95 % interval, and where games are won the share and the rating."""
-
-    mean: float
-    low: float
-    high: float
-    win_rate: float | None = None
-    elo: float | None = None
-
-    def __str__(self) -> str:
-        digits = 0 if self.high - self.low >= 20 else 1 if self.high - self.low >= 2 else 2
-        parts = [f"{self.mean:,.{digits}f} ({self.low:,.{digits}f} … {self.high:,.{digits}f})"]
-        parts += [f"won {self.win_rate:.0%}"] if self.win_rate is not None else []
-        return ", ".join(parts + ([f"Elo {self.elo:,.0f}"] if self.elo is not None else []))
-
-
-def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
-    """Return the evaluations among what was measured (``NAME/return`` and so on), by name."""
-    found = {}
-    for name in [metric.removesuffix("/return_low") for metric in measured if metric.endswith("/return_low")]:
-        mean, low, high = (measured[f"{name}/{bound}"] for bound in ("return", "return_low", "return_high"))
-        found[name] = EvaluationView(mean, low, high, measured.get(f"{name}/win_rate"), measured.get(f"{name}/elo"))
-    return found
-
-
-@dataclass(frozen=True)
-class LimiterView:
-    """What holds gathering and training together in a snapshot (see `replay.limiter`).
-
-    waited    seconds that gathering was held back by the gate, and training since nothing was owed
-    balance   N*, the slots at which neither would wait; None before it is known
-    healthy   of `slots`; none of them may be known
-    """
-
-    committed: int
-    tasks: int
-    debt: int
-    gathering_waited: float
-    training_waited: float
-    balance: float | None = None
-    healthy: int = 0
-    slots: int = 0
-
-    def figures(self) -> dict[str, str]:
-        """What is shown of it, by name."""
-        return {
-            "committed": f"{self.committed:,}",
-            "tasks": f"{self.tasks:,}",
-            "debt": f"{self.debt:,}",
-            "gather waited": f"{_short(self.gathering_waited)} s",
-            "train waited": f"{_short(self.training_waited)} s",
-            "N*": "–" if self.balance is None else _short(self.balance),
-            **({"healthy": f"{self.healthy} of {self.slots}"} if self.slots else {}),
-        }
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A run at one moment.
-
-    steps              env steps that entered training, of `limit` (None: no limit)
-    steps_per_second   over the last few seconds
-    mean_return        of the last episodes; None before the first has ended
-    lag                mean age of the rows in the newest batch, in versions; None before the first update
-    dropped            samples that were thrown away
-    memory             the memory plan in a line; "" before there is one
-    stage              of the curriculum: "1 of 3"; "" without one
-    evaluations        the newest result of each evaluation, by its name
-    limiters           of the trainers with a ratio, by name
-    iterations         what each one came to that has ended: number, step, training_return and so on
-    """
-
-    run: str
-    seconds: float
-    steps: int
-    limit: int | None
-    steps_per_second: float
-    mean_return: float | None
-    episodes: int
-    updates: int
-    lag: float | None
-    dropped: int
-    workers: tuple[WorkerView, ...] = ()
-    state: str = "running"
-    memory: str = ""
-    stage: str = ""
-    evaluations: Mapping[str, EvaluationView] = field(default_factory=dict)
-    limiters: Mapping[str, LimiterView] = field(default_factory=dict)
-    iterations: Sequence[Mapping[str, float]] = ()
 
 
 class View(ABC):
@@ -312,7 +207,7 @@ def _table_of_workers(workers: tuple[WorkerView, ...]) -> Table:
         table.add_row(
             Text(worker.name),
             Text(worker.state, STATES.get(worker.state, "")),
-            Text(f"{_short(worker.rate)}/s", justify="right"),
+            Text(f"{short(worker.rate)}/s", justify="right"),
             _bar(worker.shares, 24),
             Text(told, no_wrap=True, overflow="ellipsis"),
         )
@@ -337,7 +232,7 @@ def _legend() -> Text:
 def _figures(snapshot: Snapshot) -> dict[str, str]:
     return {
         "steps": f"{snapshot.steps:,}" + (f" of {snapshot.limit:,}" if snapshot.limit else ""),
-        "steps/s": _short(snapshot.steps_per_second),
+        "steps/s": short(snapshot.steps_per_second),
         "return": "–" if snapshot.mean_return is None else f"{snapshot.mean_return:.1f}",
         "episodes": f"{snapshot.episodes:,}",
         "updates": f"{snapshot.updates:,}",
@@ -367,15 +262,6 @@ def _iteration(told: Mapping[str, float]) -> str:
 def _clock(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-
-
-def _short(value: float) -> str:
-    """Return a rate in at most five characters: 0.25, 12.3, 950, 9,500, 106k, 1.2M."""
-    if value >= 1e6:
-        return f"{value / 1e6:.1f}M"
-    if value >= 1e4:
-        return f"{value / 1e3:.0f}k"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _words(name: str) -> str:

@@ -254,7 +254,7 @@ def load_fixed(experiment: Experiment, policy: str, fixed: Fixed, spaces: Spaces
 
 
 def _only_policy(folder: RunFolder, experiment: Experiment) -> str:
-    trained = {port.stream for config in experiment.workers.values() for port in config.ports() if port.role == "publish"}
+    trained = experiment.trained()
     if len(trained) != 1:
         raise RunError(f"{folder.path} trains {len(trained)} policies; say which of {', '.join(sorted(trained))}")
     return trained.pop()

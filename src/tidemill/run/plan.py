@@ -8,8 +8,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tidemill.api.algorithm import ROW_FIELDS
+from tidemill.api.experiment import Experiment
 from tidemill.core import memory
 from tidemill.core.memory import Need, check_memory, held, size
+from tidemill.workers.actor import Actors
 
 LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
 TOLD = 100_000  # bytes; less is not worth a word
@@ -38,6 +41,18 @@ def make_plan(needs: Iterable[Need]) -> Plan:
     for need in needs:
         total[need.what] = total.get(need.what, 0) + need.nbytes
     return Plan(total, tuple(held(children=True)), free)
+
+
+def check_batch(experiment: Experiment) -> None:
+    """Raise `ConfigError`, with the sums, when a batch cannot fit however it is laid out, by what every row has: before anything is measured."""
+    row = sum(field.nbytes for field in ROW_FIELDS.values())
+    needs: list[Need] = []
+    for actors in experiment.workers.values():
+        if isinstance(actors, Actors):
+            for spec in actors.agents:
+                sums = f"{spec.sample_steps:,} rows x {actors.lanes:,} lanes x {row} bytes at least"
+                needs += [Need("samples", spec.sample_steps * actors.lanes * row, sums)] * (actors.count * actors.ring * bool(spec.streams))
+    check_memory(needs, memory.available())
 
 
 def check_processes(count: int) -> None:

@@ -4,7 +4,7 @@ python -m tidemill.run.probe < order (msgpack)
 
 It steps a few lanes of the real environment. Meanwhile another such process, which it starts and tells what spaces there are, times the real policy
 and learner on random rows: importing torch takes longer than all else. Each answers with one line of JSON: what was ``measured``, or the ``error``
-that kept it from measuring, and ends by itself after `SECONDS`.
+that kept it from measuring, or why the experiment is `refused`, and ends by itself after `SECONDS`.
 """
 
 import gc
@@ -32,7 +32,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, Spaces, leaves, schema_of_space
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import every_core, keep_to
-from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
@@ -127,12 +127,15 @@ def _answer(other: "subprocess.Popen[bytes]") -> Arithmetic:
 
 
 def read_answer(answer: bytes, process: "subprocess.Popen[bytes]") -> Any:
-    """Return what a probe `process` that answered so has measured. Raises `RunError` with what kept it from it."""
+    """Return what a probe `process` that answered so has measured. Raises `RunError` with what kept it from it, and `ConfigError` where no run can be
+    made of the experiment."""
     if not answer:
         status = process.wait()
         raise RunError(f"the process that measures them ended with status {status}" + " (too slow)" * (status == -signal.SIGALRM))
     try:
         content = json.loads(answer)
+        if "refused" in content:
+            raise ConfigError(str(content["refused"]))
         if "error" in content:
             raise RunError(str(content["error"]).splitlines()[0])
         return content["measured"]
@@ -175,7 +178,7 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
     config = actors.environment
     if getattr(config, "threads", 0):
         config = config.replace(threads=0)
-    environment, _ = build(config, 1)
+    environment, _ = _build(config, 1, actors.lanes)
     tell(environment.agents)
     stepping = Stepping(environment)
     try:
@@ -185,7 +188,7 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
         lanes = min(actors.lanes, FEW_LANES) if quick else 1
         while lanes > environment.lanes:  # as many as the run will have, if that does not take long
             environment.close()
-            environment, seconds = build(config, lanes)
+            environment, seconds = _build(config, lanes, actors.lanes)
             stepping = Stepping(environment)
             lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
         stepping.tick()
@@ -198,6 +201,17 @@ def build(config: EnvironmentConfig, lanes: int) -> tuple[Environment, float]:
     """Return an environment, and the seconds that it took to build."""
     began = perf_counter()
     return config.build(lanes, 0), max(perf_counter() - began, 1e-6)
+
+
+def _build(config: EnvironmentConfig, lanes: int, own: int) -> tuple[Environment, float]:
+    """As `build`. Raises `RunError` for what can be made with the run's `own` number of lanes, and not with this one: nothing is wrong with that."""
+    try:
+        return build(config, lanes)
+    except ConfigError as error:
+        if lanes != own:
+            build(config, own)[0].close()  # raises what the run would be refused for
+            raise RunError(str(error)) from None
+        raise
 
 
 class Stepping:
@@ -369,6 +383,8 @@ def main() -> None:
         experiment = decode(Experiment, order.experiment)
         found = measure(experiment, order.source) if order.agents is None else measure_arithmetic(experiment, order.agents)
         answer = {"measured": msgspec.to_builtins(found)}
+    except ConfigError as error:
+        answer = {"refused": str(error)}
     except TidemillError as error:
         answer = {"error": str(error)}
     except Exception as error:

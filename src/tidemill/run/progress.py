@@ -26,7 +26,12 @@ class Member:
     spent: dict[str, float] = field(default_factory=dict)  # seconds by place of its clock since the last record
     update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
     heard: float = field(default_factory=monotonic)
+    saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
+
+    def works(self, seconds: float) -> bool:
+        """True of one that writes a checkpoint, or was heard of in the last so many seconds: others hang."""
+        return self.saving or monotonic() - self.heard < seconds
 
     def told_regularly(self, message: Statistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the rest."""

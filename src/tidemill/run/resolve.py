@@ -43,6 +43,8 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
             f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", "FILE.py:NAME", '
             '"http://HOST:PORT", "pettingzoo:MODULE" or "simulator:PATH"'
         )
+    if name.endswith(".py") and not source:
+        raise ConfigError(f'"{text}" is a file; say what of it is meant: {text}:experiment, a function of that name, or {text}:NAME, an environment')
     if name.startswith("ALE/") and not source:
         return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
     # An identifier that ends in a version, or stands in a namespace, is no name that Python allows.

@@ -11,6 +11,7 @@ from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
+from tidemill.core.threads import limit_threads
 from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
 from tidemill.run.folder import RunFolder
@@ -39,6 +40,7 @@ def retrain(run: str | Path) -> Retrained:
         raise RunError(f"{folder.path} has no journal: its trainer was not told to write one; train with Trainer(journal=True)")
     ((group, config),) = found
     worker = f"{group}-0"
+    limit_threads(1)  # as launchers do: products on several threads have other last bits
     reader = JournalReader(journal_path(folder.path, config.policy))
     try:
         spaces = read_spaces(reader.facts["spaces"])

@@ -17,8 +17,9 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
+from tidemill.run.folder import new_folder
 from tidemill.run.metrics import read_metrics
-from tidemill.run.session import Result, new_folder, train
+from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.trainer_config import Trainer

@@ -31,10 +31,10 @@ def explain_stall(experiment: Experiment, members: Mapping[str, _Member]) -> str
 
     A worker that is stuck is silent: its loop no longer turns. One that waits says so, since its loop looks again all the time.
     """
-    return "; ".join(f"{name} {_doing(experiment, name, member)}" for name, member in members.items())
+    return "; ".join(f"{name} {_doing(experiment, member)}" for name, member in members.items())
 
 
-def _doing(experiment: Experiment, name: str, member: _Member) -> str:
+def _doing(experiment: Experiment, member: _Member) -> str:
     silent = monotonic() - member.heard
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"

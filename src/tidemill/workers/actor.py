@@ -7,6 +7,7 @@ the requests when enough are buffered, or when nothing can proceed.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.rings import Together
 from tidemill.core.seeding import derive_seed
+from tidemill.envs.making import make_all
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -31,7 +33,7 @@ from tidemill.workers.agent import Agent
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
-from tidemill.workers.frames import build_environment
+from tidemill.workers.frames import build_environment, close_all
 from tidemill.workers.gang import Gang
 from tidemill.workers.health import Health
 from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
@@ -43,6 +45,7 @@ from tidemill.workers.stepwise import StepwiseAgent, check_stepwise, credits_of,
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
 MAX_POLL_STEPS = 16
+TELL = 5.0  # seconds between notices of how many environments are made
 PULL_TICKS = 128  # an actor that meets no sample boundary (or reset of a single lane) for so many ticks takes new parameters all the same
 
 
@@ -92,9 +95,7 @@ class ActorWorker(Worker):
         check_lockstep(context.experiment, config)
         with every_core():
             check_lanes(context, config, context.seed("target", 0))
-            for number in range(config.ring):
-                seed = context.seed("target", number)
-                self._environments.append(build_environment(config, config.lanes, seed))
+        self._make_environments()
         first = self._environments[0]
         check_most_lanes(context, config, first)
         groups = match_agents(first.agents, config.agents)
@@ -135,6 +136,19 @@ class ActorWorker(Worker):
             },
             memory=tuple(needs),
         )
+
+    def _make_environments(self) -> None:
+        config, context, told_at = self._config, self.context, monotonic()
+
+        def make(number: int) -> Environment:
+            with every_core():  # in whichever thread: what it starts is no part of this process, and who steps for it keeps to this one's core
+                return build_environment(config, config.lanes, context.seed("target", number))
+
+        for environment in make_all(make, range(config.ring)):
+            self._environments.append(environment)
+            if (now := monotonic()) - told_at > TELL and len(self._environments) < config.ring:
+                told_at = now
+                self.report(Notice(f"{len(self._environments)} of {config.ring} environments are made"))
 
     def _exact_ring(self, targets: list[ExactTarget]) -> ExactRing:
         context, spec = self.context, self._config.agents[0]
@@ -313,5 +327,4 @@ class ActorWorker(Worker):
         self._health.end()
 
     def _close(self) -> None:
-        for environment in self._environments:
-            environment.close()
+        close_all(self._environments)

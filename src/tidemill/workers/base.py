@@ -5,6 +5,7 @@
 The handles are called by messages of the control link, which `run` reads between polls. A subclass implements `_configure` and `_poll`.
 """
 
+import threading
 import traceback
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -60,7 +61,6 @@ class Worker(WorkerHandle):
         self._samples = self._batches = 0
         self._last_beat = monotonic()
         self._last_counts = (0, 0)
-        self._exit_reason = ""
         self.stage = 0
         """Of the curriculum, from 0."""
 
@@ -127,13 +127,13 @@ class Worker(WorkerHandle):
         while living := [worker for worker in together if not worker.ended]:
             if sum(worker.turn() for worker in living):
                 if not rung:  # a bell is rung after what it tells of: whoever rings may just be about to
-                    self.rescues += not self.context.endpoints.bell.wait(RING_LATE)
+                    self.rescues += not self._wait(RING_LATE)
                 idle_since, rung = None, True
             elif not all(worker.ended for worker in living):
                 now = monotonic()
                 idle_since = idle_since or now
                 if now - idle_since >= self.context.spin:
-                    rung = self.context.endpoints.bell.wait(LOOK_AGAIN)
+                    rung = self._wait(LOOK_AGAIN)
 
     def turn(self) -> bool:
         """Handle the control link, poll once, report. False when nothing could be done. Between turns a worker waits."""
@@ -152,13 +152,24 @@ class Worker(WorkerHandle):
             if self.ended:
                 self._close()
             return result.sample_count > 0 or result.batch_count > 0
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._fail(error)
             return False
         finally:
             self.clock.enter("wait")
 
-    def _fail(self, error: Exception | SystemExit) -> None:
+    def _wait(self, seconds: float) -> bool:
+        """Wait at the bell. True when it was rung. What tasks of environments raise meanwhile is this worker's failure."""
+        try:
+            return self.context.endpoints.bell.wait(seconds)
+        except BaseException as error:
+            self._fail(error)
+            return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Report what was raised. What is no `Exception` comes from an environment, but in the main thread, where signals raise what ends runs."""
+        if not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread():
+            raise error
         expected = isinstance(error, TidemillError)
         message = str(error) if expected else f"{type(error).__name__}: {error}"
         if isinstance(error, SystemExit):

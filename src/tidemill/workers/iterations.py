@@ -9,6 +9,7 @@ second of each, and so on, up to the given number of steps.
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from itertools import count, takewhile
 from time import monotonic
 
 from tidemill.api.environment import Environment, Tick
@@ -18,13 +19,14 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import Clock
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
+from tidemill.envs.making import make_all
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
-from tidemill.workers.frames import build_environment
+from tidemill.workers.frames import build_environment, close_all
 from tidemill.workers.gang import LOOK_AGAIN, Gang
 from tidemill.workers.rows import row_schema
 from tidemill.workers.stepwise import StepwiseAgent, exact
@@ -116,9 +118,10 @@ def evaluate(
     try:
         plays: list[_Play] = []
         most = min(actors.count * actors.ring, steps)
-        while len(plays) < most:
-            own = derive_seed(seed, "environment", len(plays))
-            environment = build_environment(actors, 1, own)
+        seeds = [derive_seed(seed, "environment", number) for number in range(most)]
+        numbers = takewhile(lambda number: number < most, count())
+        for environment in make_all(lambda number: build_environment(actors, 1, seeds[number]), numbers):
+            own = seeds[len(environments)]
             environments.append(environment)
             if environment.most_lanes:
                 most = min(most, environment.most_lanes - sum(map(lanes_of, players(context, actors).values())))
@@ -145,8 +148,7 @@ def evaluate(
                 yield PollResult(0, len(moving))
                 until = monotonic() + 0.01
     finally:
-        for environment in environments:
-            environment.close()
+        close_all(environments)
     found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(steps)}
     return {**found, "evaluation_return": sum(returns) / len(returns)} if returns else found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.stream import Offered, SampleConsumer
+from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.checkpoint import checkpoints
 from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import unpack
@@ -103,11 +103,11 @@ def _with(array: Array | None, place: int, value: Array) -> Array:
     return array
 
 
-class OpenEpisodes(SampleConsumer):
+class OpenEpisodes(WatchedConsumer):
     """A sample stream whose rows are noted as they are taken. `slots`: how many there are, each with a channel of its own."""
 
     def __init__(self, source: SampleConsumer, slots: int) -> None:
-        self._source = source
+        super().__init__(source)
         self.slots = [OpenEpisode() for _ in range(slots)]
         self.last = -1
         """The slot whose row came last."""
@@ -121,20 +121,13 @@ class OpenEpisodes(SampleConsumer):
             for block in offered
         ]
 
-    def consume(self) -> Sample | None:
-        sample = self._source.consume()
-        if sample is None:
-            return None
+    def _look(self, sample: Sample) -> None:
         chosen = {name.removeprefix(SENT): sample.pop(name)[0, 0].copy() for name in [*sample] if name.startswith(SENT)}
         if self.last >= 0:
             before = self.slots[self.last]
             before.chosen = chosen if before.open and chosen["version"] >= 0 else None
         self.last = sample.channel
         self.slots[self.last].take({name: array[0, 0] for name, array in sample.items()})
-        return sample
-
-    def release(self) -> None:
-        self._source.release()
 
     def arrays(self, whole: bool) -> Arrays:
         """Return what is to be kept: of all slots; not `whole`: only how many episodes each had."""
@@ -150,26 +143,22 @@ class OpenEpisodes(SampleConsumer):
         self.slots[: len(slots)] = slots[: len(self.slots)]
 
 
-class Unfinished(SampleConsumer):
+class Unfinished(WatchedConsumer):
     """A sample stream of which is known, at each of its seats, whether an episode is open that has a step. `seats`: how many each channel has."""
 
     def __init__(self, source: SampleConsumer, seats: Sequence[int]) -> None:
-        self._source = source
+        super().__init__(source)
         self.open = [np.zeros(count, np.bool_) for count in seats]
 
-    def offered(self) -> list[Offered] | None:
-        return self._source.offered()
+    def _look(self, sample: Sample) -> None:
+        flags = self.open[sample.channel]
+        flags |= sample["version"][0] >= 0
+        flags &= ~(sample["on_reset"] | sample["done"] | sample["truncated"] | sample["voided"])[0]
 
-    def consume(self) -> Sample | None:
-        sample = self._source.consume()
-        if sample is not None:
-            flags = self.open[sample.channel]
-            flags |= sample["version"][0] >= 0
-            flags &= ~(sample["on_reset"] | sample["done"] | sample["truncated"] | sample["voided"])[0]
-        return sample
-
-    def release(self) -> None:
-        self._source.release()
+    def restore(self, slots: Sequence[OpenEpisode]) -> None:
+        """Take back what is known of each channel's slot."""
+        for flags, slot in zip(self.open, slots, strict=True):
+            flags[:] = slot.open and slot.steps > 0
 
 
 def read_slots(arrays: Arrays) -> tuple[int, list[OpenEpisode]]:

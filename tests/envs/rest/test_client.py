@@ -1,5 +1,6 @@
 """The client against a real server that goes wrong: each step is applied once and told as it was, or a named error says that it is lost."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -16,8 +17,8 @@ from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, Remote
 from tidemill.core.loops import Loop
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
-from tidemill.envs.rest.connections import Address
-from tidemill.envs.rest.session import RemoteEnv
+from tidemill.envs.rest.connections import Address, _AsyncStream
+from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 
 FORMS = ("threads", "loop")
 HARMLESS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", "reply_repeated")
@@ -225,6 +226,35 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
             stop.set()
             environment.close()
             thread.join(20)
+
+
+def test_a_call_whose_time_is_over_ends_though_something_comes_all_the_time():
+    async def reads():
+        stream = _AsyncStream()
+        reading = asyncio.ensure_future(stream.read(100))
+        await asyncio.sleep(0)
+        stream.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")  # whoever reads is on its way when the alarm rings
+        stream.give_up(TimeoutError("its time is over"))
+        with pytest.raises(TimeoutError, match="its time is over"):
+            await reading
+        with pytest.raises(TimeoutError, match="its time is over"):
+            await stream.read(100)
+
+    asyncio.run(asyncio.wait_for(reads(), 20))
+
+
+def test_a_connection_that_waits_for_a_while_stays_open():
+    async def asks(env, times):
+        await env.reset(seed=1)
+        await asyncio.sleep(1.0)  # the alarm of that call has rung
+        stream = env._connection._stream
+        for _ in range(times):
+            await env.step(0)
+            assert env._connection._stream is stream
+        await env.close()
+
+    with serving() as server:
+        asyncio.run(asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=0.5, attempt=0.5).host()), 2), 60))
 
 
 def test_the_retry_budget_bounds_what_a_failing_server_is_asked():

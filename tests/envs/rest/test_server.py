@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import socket
 import threading
 import time
@@ -397,6 +398,8 @@ def test_a_client_that_is_gone_frees_its_session_and_one_that_was_hung_up_on_kee
         post(server, "close", sessions=["next"])
         idle = stack.enter_context(connected(server))
         assert served(idle, "reset", session="idle", episode=0)
+        while any(line.idle_since == math.inf for line in server._lines) and time.monotonic() < until:
+            time.sleep(0.001)  # its answer is here a moment before its thread waits again
         for _ in range(18):
             assert served(stack.enter_context(connected(server)))
         assert closed(idle)

@@ -214,7 +214,7 @@ def call(
             yield HANG_UP
             doubt, why = True, reason
         elif isinstance(said, Answer):
-            why = _refused(terms, where, said, doubt, applied)
+            why = _refused(terms, where, said, applied)
             pause = said.retry_after
             cost = int(said.status != 429)  # who says "too many" is well, and paces by himself who asks: others may need the retries
             doubt = doubt or _problem(said) is None
@@ -243,7 +243,7 @@ def _problem(said: Answer) -> Problem | None:
     return None
 
 
-def _refused(terms: Terms, where: str, said: Answer, doubt: bool, applied: Callable[[Problem], bool]) -> str:
+def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem], bool]) -> str:
     """Return why a refusal is worth another try, and raise otherwise."""
     problem = _problem(said)
     why = f"{said.status} {problem.error}: {problem.message}" if problem is not None else f"{said.status} {brief(said.body[:80])}"

@@ -77,9 +77,13 @@ class Rest(EnvironmentConfig):
 class RemoteLanes(LaneLoop):
     """Sessions in threads. Closing it does not wait for calls under way."""
 
-    def close(self) -> None:
+    def begin_close(self) -> None:
         for env in self.envs:
             env.interrupt()
+        super().begin_close()
+
+    def close(self) -> None:
+        self.begin_close()
         super().close()
 
 

@@ -6,6 +6,7 @@ hold a call for ever; here a request has one deadline.
 """
 
 import asyncio
+import math
 import socket
 import ssl
 import threading
@@ -176,9 +177,10 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._written += buffer
 
     def give_up(self, error: Exception) -> None:
-        """Have the read under way raise."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
+        """Have the read under way, and each that follows, raise: also while something comes all the time."""
+        self._ended, self._error = True, error
+        self._came.clear()
+        self._wake()
 
     def close(self) -> None:
         self._ended = True
@@ -239,7 +241,7 @@ class AsyncConnection:
         self._address = address
         self._stream: _AsyncStream | None = None
         self._connection: httpcore.AsyncHTTP11Connection | None = None
-        self._until = 0.0  # when the request under way is given up
+        self._until = math.inf  # when the request under way is given up
         self._alarm: asyncio.TimerHandle | None = None
 
     async def send(self, wanted: Send) -> Answer | Lost:
@@ -265,6 +267,7 @@ class AsyncConnection:
         except _NETWORK as error:
             return Lost(_cause(error), sent)
         finally:
+            self._until = math.inf
             if not whole:  # cancelled, too: half an answer must not be read as the next one's
                 self._drop()
 
@@ -297,7 +300,7 @@ class AsyncConnection:
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         self._alarm = None
-        if self._stream is not None:
+        if self._stream is not None and self._until < math.inf:
             if loop.time() >= self._until:
                 self._stream.give_up(TimeoutError())
             else:

@@ -12,7 +12,7 @@ from tidemill.envs.rest.host import Host
 from tidemill.envs.rest.wire import PREFIX, Problem, ResetCall, Result, SessionsCall, StepCall, encode
 from tidemill.envs.spaces import to_gymnasium
 
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.5  # each: five that get no answer open the breaker, within the seconds that an actor has to close
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 

@@ -1,0 +1,118 @@
+"""Environments that take long to make: engines that start, sessions that are opened. Threads make them while others go on."""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from time import monotonic
+
+from tidemill.api.environment import Environment
+from tidemill.core.errors import EnvironmentFault
+
+QUICK = 0.05  # seconds: what takes no longer is made by the thread that wants it
+MOST = 16  # at a time: engines that start want cores
+LONGEST = 600.0  # seconds for one; at a run's start the controller's deadline comes before
+
+
+class Making:
+    """A thread that makes an environment. First it closes the one that was `lost`, and waits `pause` seconds (None: for
+    ever; nothing is made once `closed` is set). `wake` is called from it in the end. It lives on as long as what it made, since an engine may be told
+    to end with the thread that started it (PR_SET_PDEATHSIG)."""
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        wake: Callable[[], None] = lambda: None,
+        lost: Environment | None = None,
+        pause: float | None = 0.0,
+        closed: threading.Event | None = None,
+    ) -> None:
+        self._made: Environment | Exception | None = None
+        self.pause = pause
+        self._unwanted = False
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._arguments = make, wake, lost, closed or threading.Event()
+        threading.Thread(target=self._work, daemon=True, name="slot").start()
+
+    def made(self) -> Environment | Exception | None:
+        """Return, once, what was made, or what that raised; None before."""
+        made, self._made = self._made, None
+        return made
+
+    def take(self) -> Environment:
+        """Return what is made, as soon as it is. Raises what that raised, and `EnvironmentFault` after `LONGEST` seconds."""
+        if not self._done.wait(LONGEST):
+            raise EnvironmentFault(f"an environment was not made within {LONGEST:g} s; what its constructor waits for does not come")
+        made = self.made()
+        if isinstance(made, Exception):
+            raise made
+        assert made is not None
+        return made
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: what it makes is closed."""
+        with self._lock:
+            self._unwanted = True
+            made = self.made()
+        if isinstance(made, Environment):
+            made.close()
+
+    def _work(self) -> None:
+        make, wake, lost, closed = self._arguments
+        if lost is not None:
+            with suppress(Exception):
+                lost.close()
+        del lost, self._arguments
+        if self.pause is None or closed.wait(self.pause) or self._unwanted:
+            return
+        made: Environment | Exception
+        try:
+            made = make()
+        except Exception as error:
+            made = error
+        except BaseException as error:  # sys.exit, say: it ends this thread, and somebody waits
+            made = EnvironmentFault(f"{type(error).__name__}: {error}")
+        with self._lock:
+            unwanted = self._unwanted or closed.is_set()
+            self._made = None if unwanted else made
+        self._done.set()
+        if unwanted:
+            if isinstance(made, Environment):
+                made.close()
+            return
+        gone = threading.Event()
+        if isinstance(made, Environment):
+            weakref.finalize(made, gone.set)
+        else:
+            gone.set()
+        wake()
+        del made, make, wake, closed  # which may hold it
+        gone.wait()
+
+
+def make_all(make: Callable[[int], Environment], numbers: Iterable[int]) -> Iterator[Environment]:
+    """Return an environment for each of `numbers`, in this order, as they get ready. Where the first takes long, the others are made side by side, if
+    they are such as are made anew in threads anyway (`Environment.voids`). Raises what making one raised; who is not handed out is closed."""
+    left, began = iter(numbers), monotonic()
+    first = make(next(left))
+    slow = first.voids and monotonic() - began > QUICK
+    yield first
+    if not slow:
+        yield from map(make, left)
+        return
+    making: deque[Making] = deque()
+    try:
+        while True:
+            making += (Making(partial(make, number)) for number in islice(left, MOST - len(making)))
+            if not making:
+                return
+            made = making[0].take()  # one that nobody waits for any longer is given up, too
+            making.popleft()
+            yield made
+    finally:
+        for each in making:
+            each.give_up()

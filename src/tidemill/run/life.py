@@ -1,0 +1,181 @@
+"""A life of a run: it is led by a controller in the run's folder, shown and told what to do on the way, and summed up at its end."""
+
+import sys
+from contextlib import ExitStack, closing, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tidemill.api.launcher import Job, Launcher
+from tidemill.core.errors import RunError, TidemillError
+from tidemill.run.control import ControlSocket
+from tidemill.run.controller import Controller
+from tidemill.run.folder import MEMORY, SUMMARY, RunFolder, command
+from tidemill.run.interrupts import Interrupts
+from tidemill.run.live import make_view
+from tidemill.run.metrics import MetricsWriter
+from tidemill.run.progress import Progress
+from tidemill.run.snapshot import snapshot
+from tidemill.workers.actor_config import Actors
+
+LOGS = "logs"
+TRACEBACKS = f"{LOGS}/traceback.log"
+
+
+class Life:
+    """In the locked `folder`. `resumed`: how far the run was, None for a new one. `quiet`: nothing is shown."""
+
+    def __init__(self, folder: RunFolder, resumed: Progress | None, quiet: bool) -> None:
+        self._folder, self._resumed = folder, resumed
+        self._console = Console()
+        self._view = None if quiet else make_view(self._console)
+        self._noticed = 0  # how many notices were shown
+        self._planned = False  # the memory plan was written
+        self._lost, self._kept = resumed is None, ""  # lost: nothing is there that is worth keeping, but for what is called kept
+
+    def lead(self, job: Job, launcher: Launcher, interrupts: Interrupts) -> dict[str, Any]:
+        """Lead the run to its end, let others have the folder, and return the summary. Raises the error that ended it. A new run that never began
+        leaves nothing; one that failed before an update, its logs."""
+        folder, resumed, view = self._folder, self._resumed, self._view
+        (folder.path / SUMMARY).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            stack.callback(lambda: folder.discard(self._kept) if self._lost else folder.unlock())
+            metrics = stack.enter_context(closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ()))))
+            self._control = stack.enter_context(closing(ControlSocket(folder.path)))
+            controller = Controller(job, launcher, metrics.write, self._watch, interrupts, resumed)
+            error: BaseException | None = None
+            try:
+                with view or nullcontext():
+                    controller.run()
+                    if view is not None and controller.began:
+                        view.show(snapshot(controller))  # what was told last
+            except BaseException as caught:
+                error = caught
+            metrics.close()
+            folder.tidy()
+            status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+            reason = (str(error) or type(error).__name__) if error is not None else controller.reason
+            summary = _summary(controller.progress, status, reason)
+            failed_first = error is not None and not controller.progress.updates
+            self._lost = resumed is None and (failed_first or not controller.began)
+            self._kept = LOGS if controller.began else ""
+            error = self._write_down(controller, summary, error)
+        self._show_notices(controller)
+        if isinstance(error, TidemillError):
+            raise type(error)(f"{error}{self._cure(controller)}") from error
+        if error is not None:
+            raise error
+        if self._lost:
+            never_began(controller.reason)
+        elif view is not None:
+            view.end({**summary, "folder": _display(folder.path)}, self._next(job))
+        return summary
+
+    # ---- on the way --------------------------------------------------------------------------------------------------------------------------
+
+    def _watch(self, controller: Controller) -> None:
+        if controller.plan is not None and not self._planned:
+            self._planned = True
+            with suppress(OSError):  # a full disk does not stop training
+                self._folder.write(MEMORY, controller.plan)
+        self._obey(controller)
+        self._show_notices(controller)
+        if self._view is not None:
+            self._view.show(snapshot(controller))
+
+    def _show_notices(self, controller: Controller) -> None:
+        """Print the notices that are new: above the live view where there is one."""
+        for notice in controller.notices[self._noticed :]:
+            if self._view is not None and self._console.is_terminal:
+                self._console.print(Text(f"note: {notice}"), soft_wrap=True)
+            else:
+                print(f"note: {notice}", file=sys.stderr)
+        self._noticed = len(controller.notices)
+
+    def _obey(self, controller: Controller) -> None:
+        control = self._control
+        for order, connection in control.commands():
+            match order:
+                case "pause":
+                    controller.pause()
+                    control.reply(connection, "paused")
+                case "start":
+                    controller.resume()
+                    control.reply(connection, "running")
+                case "save":
+                    saving = controller.save()
+                    control.reply(connection, "saving: a checkpoint is written" if saving else "nothing to save: the run is starting or ending")
+                case "stop":
+                    controller.stop("tidemill stop")
+                    control.reply(connection, "stopping: a final checkpoint is written")
+                case _:
+                    control.reply(connection, f'unknown command "{order[:40]}"')
+
+    # ---- at the end --------------------------------------------------------------------------------------------------------------------------
+
+    def _write_down(self, controller: Controller, summary: dict[str, Any], error: BaseException | None) -> BaseException | None:
+        """Write down how it ended, and return the error that ended it: the first cause."""
+        path = self._folder.path
+        try:
+            if controller.tracebacks and (controller.began or self._resumed is not None):
+                (path / LOGS).mkdir(exist_ok=True)
+                with (path / TRACEBACKS).open("a") as log:
+                    log.writelines(text + "\n" for text in controller.tracebacks)
+            if not self._lost:
+                self._folder.write(SUMMARY, summary)
+        except OSError as broken:
+            text = f"{broken.filename or path} cannot be written: {broken.strerror}; free the disk, or let yourself write there"
+            if error is None:
+                return RunError(text)
+            controller.notices.append(text)
+        return error
+
+    def _cure(self, controller: Controller) -> str:
+        path, kept = _display(self._folder.path), self._folder.has_checkpoints(controller.job.experiment.trained())
+        where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file() else ""
+        return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
+
+    def _next(self, job: Job) -> dict[str, str]:
+        """Return what to type next: purpose → command."""
+        path, typed = self._folder.path, command()
+        run, draws = _display(path), any(isinstance(worker, Actors) and worker.environment.draws for worker in job.experiment.workers.values())
+        return {
+            "evaluate": f"{typed} eval {run}",
+            **({"watch it play": f"{typed} play {run} --video {path.name}.mp4"} if draws else {}),
+            "plot": f"{typed} plot {run} --out {path.name}.png",
+            "go on": f"{typed} resume {run} --max-steps N",
+        }
+
+
+def never_began(reason: str) -> dict[str, Any]:
+    """Say so, and return the summary that there would be."""
+    print(f"{reason} before the run began: nothing is kept", file=sys.stderr)
+    return _summary(Progress(), "interrupted", reason)
+
+
+def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
+    stage = {"stage": progress.where} if progress.where else {}
+    told = progress.limiters.values()
+    counts = {name: int(sum(limiter[name] for limiter in told)) for name in ("started", "committed", "voided")} if told else {}
+    return {
+        "status": status,
+        "reason": reason,
+        "env_steps": progress.steps,
+        "seconds": round(progress.seconds, 3),
+        "steps_per_second": round(progress.steps / progress.seconds, 1) if progress.seconds else 0.0,
+        "updates": progress.updates,
+        "mean_return": progress.mean_return,
+        "episodes": progress.episodes,
+        "dropped": progress.dropped,
+        **counts,
+        **stage,
+    }
+
+
+def _display(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

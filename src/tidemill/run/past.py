@@ -1,0 +1,88 @@
+"""What a resumed run goes on from: how far it was at its newest good checkpoints, and which of its limits it has reached."""
+
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tidemill.api.experiment import Experiment, Limits
+from tidemill.core.checkpoint import checkpoints, read_newest
+from tidemill.core.errors import CheckpointError, RunError
+from tidemill.run.folder import SUMMARY, RunFolder
+from tidemill.run.metrics import read_metrics
+from tidemill.run.progress import Progress
+
+
+@dataclass(frozen=True)
+class Past:
+    """The newest good checkpoint's name, how far the run was then, and whether its last iteration or phase was still to be ended."""
+
+    checkpoint: str
+    progress: Progress
+    unfinished: bool
+
+    @classmethod
+    def of(cls, folder: RunFolder, experiment: Experiment) -> Self:
+        """Return that of the run in `folder`. Damaged checkpoints are renamed, so that they are never counted again."""
+        progress, name, unfinished = Progress(), "", False
+        for policy in experiment.trained():
+            if not folder.has_checkpoints([policy]):
+                raise CheckpointError(
+                    f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed before its trainer wrote the first one '
+                    "(checkpoint_seconds), so that there is nothing to go on from; train anew, in another folder"
+                )
+            path, _, facts, warnings = read_newest(folder.checkpoints(policy))
+            newer = checkpoints(path.parent)
+            for damaged in newer[newer.index(path) + 1 :]:
+                damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
+            for warning in warnings:
+                print(f"warning: {warning}; going on from {path}", file=sys.stderr)
+            try:
+                progress.steps = max(progress.steps, int(facts["steps"]))
+                progress.updates = max(progress.updates, int(facts["updates"]))
+                progress.dropped += int(facts["dropped"])
+                progress.seconds = max(progress.seconds, float(facts["seconds"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
+            name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts
+        with suppress(RunError):  # no metrics: the run ended before its first update
+            before = [r for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates]
+            progress.episodes = max((int(r.get("episodes", 0)) for r in before), default=0)
+            stage = max((int(r.get("curriculum/stage", 1)) for r in before), default=1)
+            progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
+        return cls(name, progress, unfinished)
+
+    def refuse_reached(self, folder: Path, limits: Limits) -> None:
+        """Raise `RunError` where the run, in `folder`, has reached one of `limits`."""
+        for setting, option, done in (
+            ("steps", "--max-steps N", self.progress.steps),
+            ("updates", "limits={'updates': N} (Python)", self.progress.updates),
+            ("seconds", "limits={'seconds': N} (Python)", self.progress.seconds),
+        ):
+            limit = getattr(limits, setting)
+            if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):
+                raise RunError(f"{folder} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go further with a higher one: {option}")
+
+
+def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
+    """Return the experiment without the mark that its run ended by reaching, unless another is `given`: it would end at once again."""
+    limits = experiment.limits
+    summary: Any = {}
+    with suppress(RunError):  # none: the run was killed
+        summary = folder.read(SUMMARY)
+    reason = str(summary.get("reason")) if isinstance(summary, dict) and summary.get("status") == "completed" else ""
+    if reason.startswith("mean return ") and limits.mean_return is not None and "mean_return" not in given:
+        mark, another, without = f"a mean return of {limits.mean_return:g}", "--stop-at-return X", limits.replace(mean_return=None)
+    elif limits.until and reason == limits.until and "until" not in given:
+        mark, another, without = limits.until, "limits={'until': …} (Python)", limits.replace(until="")
+    else:
+        return experiment
+    if without == Limits(window=limits.window):
+        raise RunError(
+            f"{folder.path} has already reached its mark, {mark}, and has no other limit; "
+            f"go further with a higher one: {another}, or with --max-steps N"
+        )
+    print(f"note: the run has reached its mark, {mark}, and goes on without one ({another} sets another)", file=sys.stderr)
+    return experiment.replace(limits=without)

@@ -1,0 +1,167 @@
+"""A run at one moment, as a view shows it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidemill.run.controller import Controller
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.trainer_config import Trainer
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker in a snapshot.
+
+    shares   share of its time by name (see `SHARES`), in [0, 1] each; what they leave of 1 is drawn empty
+    rate     what it does per second: env steps of an actor, answers of a policy worker, rows of a trainer
+    """
+
+    name: str
+    state: str
+    shares: Mapping[str, float]
+    rate: float
+
+
+@dataclass(frozen=True)
+class EvaluationView:
+    """The newest result of an evaluation in a snapshot: the mean return, its 95 % interval, and where games are won the share and the rating."""
+
+    mean: float
+    low: float
+    high: float
+    win_rate: float | None = None
+    elo: float | None = None
+
+    def __str__(self) -> str:
+        digits = 0 if self.high - self.low >= 20 else 1 if self.high - self.low >= 2 else 2
+        parts = [f"{self.mean:,.{digits}f} ({self.low:,.{digits}f} … {self.high:,.{digits}f})"]
+        parts += [f"won {self.win_rate:.0%}"] if self.win_rate is not None else []
+        return ", ".join(parts + ([f"Elo {self.elo:,.0f}"] if self.elo is not None else []))
+
+
+def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
+    """Return the evaluations among what was measured (``NAME/return`` and so on), by name."""
+    found = {}
+    for name in [metric.removesuffix("/return_low") for metric in measured if metric.endswith("/return_low")]:
+        mean, low, high = (measured[f"{name}/{bound}"] for bound in ("return", "return_low", "return_high"))
+        found[name] = EvaluationView(mean, low, high, measured.get(f"{name}/win_rate"), measured.get(f"{name}/elo"))
+    return found
+
+
+@dataclass(frozen=True)
+class LimiterView:
+    """What holds gathering and training together in a snapshot (see `replay.limiter`).
+
+    waited    seconds that gathering was held back by the gate, and training since nothing was owed
+    balance   N*, the slots at which neither would wait; None before it is known
+    healthy   of `slots`; none of them may be known
+    """
+
+    committed: int
+    tasks: int
+    debt: int
+    gathering_waited: float
+    training_waited: float
+    balance: float | None = None
+    healthy: int = 0
+    slots: int = 0
+
+    def figures(self) -> dict[str, str]:
+        """What is shown of it, by name."""
+        return {
+            "committed": f"{self.committed:,}",
+            "tasks": f"{self.tasks:,}",
+            "debt": f"{self.debt:,}",
+            "gather waited": f"{short(self.gathering_waited)} s",
+            "train waited": f"{short(self.training_waited)} s",
+            "N*": "–" if self.balance is None else short(self.balance),
+            **({"healthy": f"{self.healthy} of {self.slots}"} if self.slots else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    steps              env steps that entered training, of `limit` (None: no limit)
+    steps_per_second   over the last few seconds
+    mean_return        of the last episodes; None before the first has ended
+    lag                mean age of the rows in the newest batch, in versions; None before the first update
+    dropped            samples that were thrown away
+    memory             the memory plan in a line; "" before there is one
+    stage              of the curriculum: "1 of 3"; "" without one
+    evaluations        the newest result of each evaluation, by its name
+    limiters           of the trainers with a ratio, by name
+    iterations         what each one came to that has ended: number, step, training_return and so on
+    """
+
+    run: str
+    seconds: float
+    steps: int
+    limit: int | None
+    steps_per_second: float
+    mean_return: float | None
+    episodes: int
+    updates: int
+    lag: float | None
+    dropped: int
+    workers: tuple[WorkerView, ...] = ()
+    state: str = "running"
+    memory: str = ""
+    stage: str = ""
+    evaluations: Mapping[str, EvaluationView] = field(default_factory=dict)
+    limiters: Mapping[str, LimiterView] = field(default_factory=dict)
+    iterations: Sequence[Mapping[str, float]] = ()
+
+
+def snapshot(controller: Controller) -> Snapshot:
+    """Return the run as it is now."""
+    progress = controller.progress
+    return Snapshot(
+        run=controller.job.experiment.name,
+        seconds=progress.seconds,
+        steps=progress.steps,
+        limit=controller.job.experiment.limits.steps,
+        steps_per_second=controller.steps_per_second,
+        mean_return=progress.mean_return,
+        episodes=progress.episodes,
+        updates=progress.updates,
+        lag=progress.metrics.get("lag/mean"),
+        dropped=progress.dropped,
+        workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()),
+        state=controller.phase,
+        memory=str(controller.plan or ""),
+        stage=progress.where,
+        evaluations=evaluations_of(progress.measured),
+        limiters={name: _limiter_view(controller, name) for name in progress.limiters},
+        iterations=progress.iterations,
+    )
+
+
+def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
+    """Of a trainer, and the slots whose steps it stores."""
+    told, config = controller.progress.limiters[trainer], controller.members[trainer].config
+    assert isinstance(config, Trainer)
+    actors = [
+        m.told for m in controller.members.values() if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
+    ]
+    healthy, quarantined = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "quarantined"))
+    return LimiterView(
+        committed=int(told["committed"]),
+        tasks=int(told["tasks"]),
+        debt=int(told["debt"]),
+        gathering_waited=told["gathering_waited"],
+        training_waited=told["training_waited"],
+        balance=told.get("balance"),
+        healthy=healthy,
+        slots=healthy + quarantined,
+    )
+
+
+def short(value: float) -> str:
+    """Return a rate in at most five characters: 0.25, 12.3, 950, 9,500, 106k, 1.2M."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if value >= 1e4:
+        return f"{value / 1e3:.0f}k"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

@@ -1,0 +1,134 @@
+"""The intake of a limited trainer: how many steps actors may take, and how what they bring comes into the replay memory. Samples pass who looks at
+them on the way: the open episodes of an exact run, those that phases end with, the journal, and the ages of what acted.
+"""
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from tidemill.api.buffer import Demand, Received, ReplayBuffer
+from tidemill.api.experiment import Context
+from tidemill.api.stream import SampleConsumer
+from tidemill.core.checkpoint import Found
+from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.replay.journal import Journaled, JournalWriter, journal_path
+from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.ages import Ages
+from tidemill.workers.open_episodes import FILE as SLOTS
+from tidemill.workers.open_episodes import OpenEpisodes, Unfinished, read_slots
+from tidemill.workers.phases import Phases
+from tidemill.workers.shares import Shares
+from tidemill.workers.trainer import Kept
+from tidemill.workers.trainer_config import Trainer
+
+MEMORY = "buffer"
+
+
+class Intake:
+    """Of trainer `config`, from `source`. A resumed run takes back what was `found`; else that is None.
+
+    header  what the journal says of the run
+    tell    takes a text for the user
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        config: Trainer,
+        source: SampleConsumer,
+        demand: Demand,
+        found: Found | None,
+        header: Mapping[str, Any],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        seats = [block.lead[1] for block in source.offered() or ()]
+        self.producers = [edge.name.split("/")[2] for edge in context.edges(f"samples/{config.samples}/")]
+        cells = {edge.targets[0]: context.endpoints.writer(edge.name) for edge in context.edges(f"credits/{config.samples}/")}
+        lanes = {name: worker.lanes if isinstance(worker, Actors) else 1 for name, worker in context.experiment.members()}
+        self.shares = Shares(cells, lanes, [*zip(self.producers, seats, strict=True)])
+        slots = None if found is None or not config.exact else found.arrays.get(SLOTS)
+        self._open: OpenEpisodes | None = None
+        if config.exact:
+            source = self._open = OpenEpisodes(source, len(seats))
+            if slots is not None:
+                self._open.restore(*read_slots(slots))
+        unfinished = None
+        if config.finish_episodes:
+            if self.shares.holding:
+                raise ConfigError(
+                    "finish_episodes = True needs targets of one lane, which begin and end their episodes alone; take lanes = 1, and ring more"
+                )
+            source = unfinished = Unfinished(source, seats)
+            if self._open is not None:
+                unfinished.restore(self._open.slots)
+        self.journal: JournalWriter | None = None
+        if config.journal and demand.folder is not None:
+            end = None if found is None else _journal_end(found)
+            self.journal = JournalWriter(journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end)
+            source = Journaled(source, self.journal)
+        self.ages = Ages(source)
+        buffer = config.buffer.build(self.ages, demand)
+        assert isinstance(buffer, ReplayBuffer)
+        self.buffer = buffer
+        self.limiter = self._limit(found, slots is not None, tell)
+        facts = {} if found is None else found.facts
+        self.phases = Phases(self.limiter, self.shares, config.iteration_steps, context.experiment.limits.steps, unfinished, facts)
+
+    def _limit(self, found: Found | None, goes_on: bool, tell: Callable[[str], None]) -> Limiter:
+        """Return what limits the steps of the memory, which takes back what it had. Where it `goes_on` steps that were in flight are so again."""
+        config, shares, buffer = self._config, self.shares, self.buffer
+        assert config.ratio is not None
+        ratio, slack = parse_ratio(config.ratio), shares.slots if config.slack is None else config.slack
+        check_slack(slack, shares.holding)
+        if found is None:
+            return Limiter(ratio, slack)
+        kept = found.facts.get("limiter")
+        if kept is None:
+            raise CheckpointError(f"checkpoint {found.path} is of a run without a ratio, and this one has ratio = {config.ratio}; train anew")
+        counts = Counts(**kept)
+        if Fraction(found.facts["ratio"]) != ratio:
+            tell(f"ratio was {found.facts['ratio']} and is {ratio}: steps that are stored from now on owe by the new one")
+            if counts.waived is not None:
+                counts.waived, counts.base = counts.started - counts.voided if goes_on else counts.committed, counts.tasks
+        limiter = Limiter(ratio, slack, counts, lost=not (goes_on and config.keep_buffer))
+        if goes_on:
+            shares.go_on(limiter.in_flight)
+        if config.keep_buffer:
+            buffer.restore(found.path / MEMORY)
+            if buffer.sampleable:
+                limiter.sampleable()
+        else:
+            limiter.warm_up_again()
+            if self.journal is not None:
+                self.journal.emptied()
+        return limiter
+
+    def receive(self) -> list[Received]:
+        """Store what has come, and return that."""
+        arrivals = self.buffer.receive()
+        for channel, committed, voided, returns in arrivals:
+            self.shares.receive(channel, committed + voided)
+            if committed:
+                self.limiter.commit(committed)
+            if voided:
+                self.limiter.void(voided)
+            self.phases.returns += returns if self._config.iteration_steps is not None else ()
+        if arrivals and self.buffer.sampleable:
+            self.limiter.sampleable(self.shares.slots - 1 if self._config.exact else 0)
+        return arrivals
+
+    def kept(self, steps: int) -> Kept:
+        """Return what checkpoints keep of it."""
+        facts = {"limiter": vars(self.limiter.counts), "ratio": str(self.limiter.ratio), **self.phases.facts(steps)}
+        if self.journal is not None:
+            facts["journal"] = self.journal.sync()
+        whole = self._config.keep_buffer
+        return Kept({} if self._open is None else {SLOTS: self._open.arrays(whole)}, facts, {MEMORY: self.buffer.save} if whole else {})
+
+
+def _journal_end(found: Found) -> int:
+    if "journal" not in found.facts:
+        raise CheckpointError(f"checkpoint {found.path} is of a run without a journal, which cannot begin in its middle; resume with journal = False")
+    return int(found.facts["journal"])
