@@ -1,10 +1,12 @@
 """Code that the user names."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file
 
 
@@ -22,3 +24,20 @@ def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_
     (tmp_path / "other.py").write_text("")
     load_file(tmp_path / "other.py", "test")
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_a_thread_that_asks_for_a_file_which_another_is_running_gets_the_whole_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.2)\nclass Late: pass")
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: load_attribute(f"{tmp_path}/slow.py:Late", "test"), range(2))
+    assert first is second
+
+
+def test_a_file_that_fails_is_run_anew_when_it_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ConfigError, match=r"test: running .*broken.py failed: ZeroDivisionError: division by zero"):
+        load_file(tmp_path / "broken.py", "test")
+    (tmp_path / "broken.py").write_text("MENDED = True")
+    assert load_attribute(f"{tmp_path}/broken.py:MENDED", "test")

@@ -6,8 +6,11 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -49,20 +52,27 @@ def load_file(path: Path, setting: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path}")
     name = f"tidemill_file_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses inside look themselves up by module
+    _FILES.paths[name] = path
     if (folder := str(path.resolve().parent)) not in sys.path:
         sys.path.append(folder)
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(name)
     except Exception as error:
-        del sys.modules[name]
         raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
-    return module
+
+
+class _Files(MetaPathFinder):
+    """Lets Python import the user's files, so that a thread which asks for one that another thread is running waits until it is whole."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, Path] = {}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return spec_from_file_location(fullname, self.paths[fullname]) if fullname in self.paths else None
+
+
+_FILES = _Files()
+sys.meta_path.append(_FILES)
 
 
 def named_files(config: Any) -> list[str]:
