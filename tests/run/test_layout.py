@@ -37,6 +37,7 @@ from tidemill.core import memory
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.threads import limit_threads
 from tidemill.run import arrange as arranging
 from tidemill.run import layout as laying_out
 from tidemill.run import presets
@@ -639,6 +640,43 @@ def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(tmp_pa
     assert told["step"] <= {str([core]) for core in every}
     assert len(told["step"]) == (min(2, len(every)) if launch == "processes" else 1)  # threads of one process have Python's lock by turns
     assert sorted(os.sched_getaffinity(0)) == every  # the run is over
+
+
+COUNTED = """
+import gymnasium, numpy as np
+from threadpoolctl import threadpool_info
+
+class Counted(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        (blas,) = {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+        return np.zeros(2, np.float32), float(blas), True, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "together", "threads"), [("processes", False, 1), ("processes", True, 2), ("threads", False, 2), ("inline", False, 2)]
+)
+def test_numeric_libraries_have_the_threads_that_the_workers_of_a_process_ask_for(tmp_path: Path, launch: str, together: bool, threads: int) -> None:
+    (tmp_path / "env.py").write_text(COUNTED)
+    made = experiment(lanes=2, steps=4, minibatch=8, environment=Gymnasium(make=f"{tmp_path}/env.py:Counted"), math_threads=2)
+    made = made.replace(together=("actor", "trainer") if together else ())
+    try:
+        result = tidemill.train(made, launch=launch, run_dir=tmp_path / "run", quiet=True)
+    finally:
+        limit_threads(1)
+    assert result.summary["mean_return"] == threads
+
+
+def test_a_layout_is_not_chosen_where_threads_of_numeric_libraries_are_set() -> None:
+    assert why_given(experiment(math_threads=2)) == "workers.trainer.math_threads is 2"
+    with pytest.raises(ConfigError, match="math_threads = 0 must be at least 1"):
+        experiment(math_threads=0)
 
 
 def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

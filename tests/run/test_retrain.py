@@ -15,6 +15,7 @@ from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
 from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
+from tidemill.run import retrain as retraining
 from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
 
@@ -38,6 +39,17 @@ def test_a_run_is_trained_again_to_the_same_weights(tmp_path: Path, exact: bool,
     again, n = retrain(tmp_path / "run"), facts(tmp_path / "run")["limiter"]
     assert again.same and (again.updates, again.committed, again.voided) == (n["tasks"], n["committed"], n["voided"])
     assert again.updates > 50
+
+
+def test_a_run_is_trained_again_with_as_many_threads_of_numeric_libraries_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "run", math_threads=2)
+    given: list[int] = []
+    monkeypatch.setattr(retraining, "limit_threads", given.append)
+    assert retrain(tmp_path / "run").same and given == [2]
+    path = journal_path(tmp_path / "run", "policy")
+    path.write_bytes(path.read_bytes().replace(b'"math_threads": 2', b'"math_threads": -1', 1))
+    with pytest.raises(CheckpointError, match="numeric libraries had -1 threads; 1 to 1,024 can be"):
+        retrain(tmp_path / "run")
 
 
 def test_losses_are_in_the_journal(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ An experiment names policies, groups of workers, and limits. Workers name the st
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
@@ -88,10 +88,14 @@ class WorkerConfig(Config):
     one_core   keep each one's process on one core (in threads: its thread, and those that step for it, one core for all). For actors whose lanes wait
                in threads: they have Python's lock by turns all the same, and wake one another several times quicker on one core. What computes
                outside of that lock loses its other cores
+    math_threads
+               threads that numeric libraries (BLAS, torch) may use in the process of each; workers of one process use the most of theirs. More than
+               1 is for wide networks on cores that no other worker needs
     """
 
     count: int = 1
     one_core: bool = False
+    math_threads: int = 1
     order: ClassVar[int] = 0
     """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2, policies 3, evaluation 4, population 5, actors 6."""
     owns_environment: ClassVar[bool] = False
@@ -100,8 +104,9 @@ class WorkerConfig(Config):
     """Such workers end by themselves, at the limits; any other that returns before it is told to is an error."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"count = {self.count} must be at least 1")
+        for name in ("count", "math_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
 
     @property
     def farewell_s(self) -> float:
@@ -172,6 +177,11 @@ class Experiment(Config):
         for group, config in self.workers.items():
             for index in range(config.count):
                 yield f"{group}-{index}", config
+
+    def math_threads(self, names: Iterable[str]) -> int:
+        """Return how many threads numeric libraries may use in a process that has these workers."""
+        members = dict(self.members())
+        return max(members[name].math_threads for name in names)
 
     def processes(self) -> list[list[str]]:
         """Return the workers that share a process, for each process, in order."""
@@ -291,7 +301,7 @@ class Context:
     folder       the run's folder, or None when nothing is to be kept
     resume       name of the checkpoint to go on from, or None
     spin         seconds to poll without sleeping when nothing can be done: 0 unless every busy worker has a core of its own
-    threads      threads that numeric libraries may use in this worker
+    math_threads threads that numeric libraries may use in this worker's process
     """
 
     experiment: Experiment
@@ -301,7 +311,7 @@ class Context:
     folder: str | None = None
     resume: str | None = None
     spin: float = 0.0
-    threads: int = 1
+    math_threads: int = 1
 
     def seed(self, *path: str | int) -> int:
         """Return the seed of a part of this worker that plays. Another one after a resume: what was played before it is not to be played again."""

@@ -52,7 +52,9 @@ def main() -> None:
                 load_file(Path(order.source), "experiment file")
             experiment = decode(Experiment, json.loads(order.experiment))
             config, endpoints = dict(experiment.members())[seat.worker], SharedEndpoints(bell, link, seat.edges)
-            workers.append(config.build(Context(experiment, seat.worker, config, endpoints, order.folder, order.resume, order.spin, order.threads)))
+            workers.append(
+                config.build(Context(experiment, seat.worker, config, endpoints, order.folder, order.resume, order.spin, order.math_threads))
+            )
         except TidemillError as error:
             link.send(pack(Status(State.FAILED, error=str(error))))
             return

@@ -17,16 +17,17 @@ class InlineLauncher(Launcher):
         self._links: list[LocalLink] = []
 
     def launch(self, job: Job) -> dict[str, Link]:
-        limit_threads(1)
         experiment = job.experiment
         names = [name for name, _ in experiment.members()]
+        math_threads = experiment.math_threads(names)
+        limit_threads(math_threads)
         ends = local_endpoints(names, experiment.edges(), [names])
         self._bell = ends[names[0]][0].bell
         links: dict[str, Link] = {}
         for name, config in experiment.members():
             endpoints, links[name] = ends[name]
             self._links.append(ends[name][1])
-            self._workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
+            self._workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads))
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:

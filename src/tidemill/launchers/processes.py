@@ -56,7 +56,7 @@ class Order(msgspec.Struct, frozen=True):
     folder: str | None
     resume: str | None
     spin: float
-    threads: int
+    math_threads: int
     core: int | None  # the one that it keeps to
     bell: int
 
@@ -67,12 +67,11 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class ProcessesLauncher(Launcher):
-    """See the module's text. `threads` is what numeric libraries may use in each worker."""
+    """See the module's text."""
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
             raise RunError(f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch threads or --launch inline")
-        self._threads = threads
         self._processes: list[subprocess.Popen[bytes]] = []
         self._process_of: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
@@ -99,7 +98,7 @@ class ProcessesLauncher(Launcher):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
-            order = Order(seats, text, job.source, job.folder, job.resume, spin, self._threads, core, bells[names[0]])
+            order = Order(seats, text, job.source, job.folder, job.resume, spin, experiment.math_threads(names), core, bells[names[0]])
             log = logs / f"{'+'.join(names)}.log"
             for name, (ours, _) in zip(names, pairs, strict=True):
                 self._links[name] = RunnerLink(ours, bells[name], self._bell)
@@ -126,7 +125,7 @@ class ProcessesLauncher(Launcher):
         return descriptor
 
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
-        threads = str(order.threads)
+        threads = str(order.math_threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
             process = subprocess.Popen(

@@ -23,8 +23,9 @@ class ThreadsLauncher(Launcher):
         self._core = _any_core()
 
     def launch(self, job: Job) -> dict[str, Link]:
-        limit_threads(1)
         experiment, configs = job.experiment, dict(job.experiment.members())
+        math_threads = experiment.math_threads(configs)
+        limit_threads(math_threads)
         groups = experiment.processes()
         ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges(), groups)
         links: dict[str, Link] = {}
@@ -34,7 +35,7 @@ class ThreadsLauncher(Launcher):
             links[name] = link
             self._links.append(link)
             self._bell = link.bell
-            workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume))
+            workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads))
         for names in groups:
             core = self._core if any(configs[name].one_core for name in names) else None
             lives = [workers[name] for name in names], [ends[name][1].peer for name in names], core

@@ -234,7 +234,7 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
 
 
 _LAID_OUT = re.compile(
-    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|one_core|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
+    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|one_core|math_threads|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
 )
 
 
@@ -257,6 +257,9 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
             return f"{name}.count is {count}"
     if experiment.together:
         return "together is set"
+    for name, config in ((parts.actor, parts.actors), (parts.trainer, parts.trainers)):
+        if config.math_threads > 1:
+            return f"workers.{name}.math_threads is {config.math_threads}"
     if parts.actors.ring > 1:
         return f"workers.{parts.actor}.ring is {parts.actors.ring}"
     if parts.actors.one_core or parts.trainers.one_core:

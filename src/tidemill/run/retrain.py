@@ -8,7 +8,7 @@ import numpy as np
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.label import read_spaces
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.core.threads import limit_threads
@@ -16,6 +16,8 @@ from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
 from tidemill.run.folder import RunFolder
 from tidemill.workers.trainer_config import Trainer
+
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ def retrain(run: str | Path) -> Retrained:
         raise RunError(f"{folder.path} has no journal: its trainer was not told to write one; train with Trainer(journal=True)")
     ((group, config),) = found
     worker = f"{group}-0"
-    limit_threads(1)  # as launchers do: products on several threads have other last bits
     reader = JournalReader(journal_path(folder.path, config.policy))
     try:
+        limit_threads(_math_threads(reader))
         spaces = read_spaces(reader.facts["spaces"])
         policy = experiment.policies[config.policy].build_on(
             choose_device(config.device, 0), spaces, derive_seed(experiment.seed, "policy", config.policy)
@@ -88,3 +90,10 @@ def retrain(run: str | Path) -> Retrained:
     finally:
         reader.close()
     return Retrained({name: array.copy() for name, array in policy.parameters().items()}, updates, committed, voided, compared, same)
+
+
+def _math_threads(reader: JournalReader) -> int:
+    count = reader.facts.get("math_threads", 1)
+    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        raise CheckpointError(f"the journal says that numeric libraries had {count!r} threads; 1 to {MOST_THREADS:,} can be")
+    return count

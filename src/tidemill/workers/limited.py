@@ -54,7 +54,12 @@ class LimitedTrainerWorker(TrainerWorker):
                 f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay memory stores steps one by one; take '
                 'AgentSpec(mode = "stepwise")'
             )
-        header = {"experiment": self.context.experiment.name, "policy": config.policy, "spaces": plain_spaces(self._spaces)}
+        header = {
+            "experiment": self.context.experiment.name,
+            "policy": config.policy,
+            "spaces": plain_spaces(self._spaces),
+            "math_threads": self.context.math_threads,  # products on more threads have other last bits
+        }
         self._intake = intake = Intake(self.context, config, source, demand, found, header, self._tell)
         self.limiter, self._shares, self._phases = intake.limiter, intake.shares, intake.phases
         self._ages, self._journal = intake.ages, intake.journal
