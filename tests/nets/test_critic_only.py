@@ -132,7 +132,7 @@ def test_gradients_are_autograd_s_and_0_where_the_actor_is_blind(action, observa
             out = tensor.numpy()
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
         part = blind(policy, out)
         assert part.size == (policy.encoder.width - policy.encoder.seen) * hidden[0]
         assert (part == 0).all()

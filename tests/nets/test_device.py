@@ -59,7 +59,7 @@ def test_an_mlp_in_torch_is_the_one_in_numpy(action, settings):
     gradient, of_torch = np.empty(plain.size, np.float32), torch.empty(plain.size)
     plain.backward(*factors, gradient)
     other.backward(*torch.from_numpy(factors), of_torch)
-    np.testing.assert_allclose(of_torch, gradient, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(of_torch, gradient, rtol=1e-5, atol=1e-5)
     modes = [answer(policy, config, spaces, seen, True) for policy in (plain, other)]
     for name in modes[0]:
         np.testing.assert_allclose(modes[1][name], modes[0][name], rtol=1e-5, atol=1e-5)

@@ -66,13 +66,13 @@ def test_forward_and_backward_are_autograd_s(action, shared, hidden, activation)
         np.testing.assert_allclose(array, tensor.detach(), rtol=1e-5, atol=1e-5)
     out = np.full(policy.size, np.nan, np.float32)
     policy.backward(*factors, out)
-    np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
     factors[1] = 0
     _, gradient = by_autograd(policy, inputs, actions, factors)
     policy.forward(inputs, actions)
     policy.backward(factors[0], None, factors[2], out)
-    np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -86,7 +86,7 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
         between()
         weights.grad.zero_()
         sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward(retain_graph=True)
-        np.testing.assert_allclose(weights.grad, gradient, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(weights.grad, gradient, rtol=1e-5, atol=1e-5)
         found.value.mean().backward()  # added, and a factor that is one number spread out
         assert not np.allclose(weights.grad, gradient)
         np.testing.assert_allclose(found.log_prob.detach(), expected[0].detach(), rtol=1e-5, atol=1e-5)
@@ -139,7 +139,7 @@ def test_any_number_of_rows_in_turn():
         _, gradient = by_autograd(policy, part, acted, factors[:, :n])
         policy.forward(part, acted)
         policy.backward(*factors[:, :n], out)
-        np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("off", [0.0, 1e4])
