@@ -102,13 +102,13 @@ def test_a_simulator_that_writes_much_is_not_held_up(script, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_killed_simulator_is_noticed_within_a_second(script, tmp_path, layout):
+def test_a_killed_simulator_is_noticed_though_a_step_may_take_any_time(script, tmp_path, layout):
     simulator = Simulator(script(WORLD), [str(tmp_path / "reason")], layout=layout)
     os.kill(int(simulator.get_steps("w")[0].obs[0][0, 2]), signal.SIGKILL)
     begun = time.monotonic()
     with pytest.raises(PeerLost, match=r"SIGKILL.*\npid"):
         simulator.step()
-    assert time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun < 30
     assert files_of(simulator) == []
     with pytest.raises(SimulatorError, match="is closed"):
         simulator.step()
