@@ -114,6 +114,32 @@ class Broken(gymnasium.Env):
     assert sound.exit_code == 0, sound.output
 
 
+def test_an_environment_in_a_file_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the class, or as what a function returns; named by a path from here, and played from elsewhere later."""
+    (tmp_path / "own.py").write_text("""
+import gymnasium
+
+class Pole(gymnasium.Wrapper):
+    def __init__(self, limit=9):
+        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=limit))
+
+def pole(limit=9):
+    return Pole(limit)
+""")
+    monkeypatch.chdir(tmp_path)
+    small = ("--launch", "inline", "--layout", "given", "--set", "workers.actor.lanes=2", "--max-steps", 200)
+    for name in ("Pole", "pole"):
+        result = tidemill("train", f"own.py:{name}", "--env-arg", "limit=5", "--run-dir", name, *small)
+        assert result.exit_code == 0, result.output
+        config = json.loads((tmp_path / name / "config.json").read_bytes())
+        assert (config["name"], config["workers"]["actor"]["environment"]["kwargs"]) == (name, {"limit": 5})
+        assert json.loads((tmp_path / name / "summary.json").read_bytes())["mean_return"] <= 5
+        monkeypatch.chdir(tmp_path / name)
+        result = tidemill("eval", tmp_path / name, "--episodes", 2)
+        assert result.exit_code == 0, result.output
+        monkeypatch.chdir(tmp_path)
+
+
 def test_check_env_looks_at_the_environments_of_an_experiment(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("""

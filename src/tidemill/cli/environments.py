@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.friendly import friendly, print_table
-from tidemill.cli.named import EnvArg, environments, pairs, settings
+from tidemill.cli.named import EnvArg, Trained, environments, pairs, settings
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @friendly
 def check_env(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="An environment, or a function of an experiment.")],
+    what: Trained,
     env_arg: EnvArg = None,
     seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
 ) -> None:

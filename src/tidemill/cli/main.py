@@ -10,7 +10,7 @@ from rich.table import Table
 from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.friendly import friendly, print_table, width
 from tidemill.cli.measuring import bench, tune
-from tidemill.cli.named import EnvArg, Lay, Set, changed, experiment_from, pairs
+from tidemill.cli.named import EnvArg, Lay, Set, Trained, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inl
 @app.command()
 @friendly
 def train(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION | http://HOST:PORT", help="What to train on.")],
+    what: Trained,
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,

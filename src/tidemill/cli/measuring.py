@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from tidemill.cli.friendly import friendly, print_table
-from tidemill.cli.named import EnvArg, Lay, Set, experiment_from, pairs
+from tidemill.cli.named import EnvArg, Lay, Set, Trained, experiment_from, pairs
 from tidemill.core.errors import ConfigError
 
 
 @friendly
 def bench(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to measure, as for train.")],
+    what: Trained,
     seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
     layout: Lay = "auto",
@@ -51,15 +51,16 @@ def bench(
 
 @friendly
 def tune(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:ENV_ID | FILE.py:FUNCTION", help="What to tune, as for train.")],
+    what: Trained,
     seconds: Annotated[float, typer.Option(help="Length of a run, after its start-up; the first of each layout takes half of that.")] = 6.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
-    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here. Ctrl-C ends the
-    search, with the fastest of what has run by then."""
+    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here.
+
+    Ctrl-C ends the search, with the fastest of what has run by then."""
     from rich.live import Live
 
     from tidemill.bench.tune import Tuning, check_out, table, write

@@ -15,6 +15,11 @@ from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
 from tidemill.workers.actor import Actors
 
+KINDS = (
+    "CartPole-v1, module:ENV_ID, pettingzoo:MODULE, simulator:PATH or http://HOST:PORT; FILE.py:NAME, an environment of your own, or a function that "
+    "returns an experiment."
+)
+Trained = Annotated[str, typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)]
 EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
 Lay = Annotated[
@@ -51,13 +56,15 @@ def _json(text: str) -> Any:
 
 
 def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:
-    """Return the experiment that `what` names (ENV_ID, module:ENV_ID, FILE.py:FUNCTION) and the file it came from, if any."""
+    """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and the file it came from, if any."""
     from tidemill.run.presets import experiment_for
     from tidemill.run.resolve import environment_from, is_named
 
     source, colon, _ = what.rpartition(":")
     if colon and source.endswith(".py") and not is_named(what):
         made = load_attribute(what, "experiment")
+        if _is_environment(made):
+            return _in_file(what, env_args, algorithm), None
         try:
             experiment = made() if callable(made) else made
         except TidemillError:
@@ -66,8 +73,11 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
             lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == Path(source).name]
             where = f" (line {lines[-1]})" if lines else ""
             raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
+        if _is_environment(type(experiment)):
+            experiment.close()
+            return _in_file(what, env_args, algorithm), None
         if not isinstance(experiment, Experiment):
-            raise ConfigError(f"{what} gives a {type(experiment).__name__}, not an Experiment; let the function return tidemill.Experiment(…)")
+            raise ConfigError(f"{what} gives a {type(experiment).__name__}, neither an Experiment nor a gymnasium.Env; return tidemill.Experiment(…)")
         if env_args:
             raise ConfigError(
                 "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
@@ -76,6 +86,21 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
             raise ConfigError(f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own")
         return experiment, Path(source)
     return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
+
+
+def _is_environment(made: Any) -> bool:
+    import gymnasium
+
+    return isinstance(made, type) and issubclass(made, gymnasium.Env)
+
+
+def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None) -> Experiment:
+    """Return the experiment for an environment of the user's own, FILE.py:NAME. It is called NAME, and resumes from any folder."""
+    from tidemill.run.presets import experiment_for
+    from tidemill.run.resolve import environment_from
+
+    file, _, name = what.rpartition(":")
+    return experiment_for(name, environment_from(f"{Path(file).absolute()}:{name}", env_args), algorithm or "ppo")
 
 
 def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
