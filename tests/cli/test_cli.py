@@ -1,6 +1,7 @@
 """The command line, from the words typed to the words printed."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     assert f"tidemill eval {shown}" in result.output and f"tidemill play {shown}" in result.output
     return path
+
+
+def test_version_tells_the_version() -> None:
+    result = tidemill("--version")
+    assert result.exit_code == 0 and result.output == f"tidemill {version('tidemill')}\n"
 
 
 def test_a_layout_that_was_shown_runs_again(tmp_path: Path) -> None:

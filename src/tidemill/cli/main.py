@@ -15,7 +15,6 @@ from tidemill.cli.simulator import simulator
 
 app = typer.Typer(
     name="tidemill",
-    help="Train reinforcement-learning agents.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,6 +23,21 @@ app = typer.Typer(
 app.add_typer(simulator, name="simulator")
 doctor = typer.Typer(name="doctor", help="Look over what a run depends on.", no_args_is_help=True)
 app.add_typer(doctor)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"tidemill {version('tidemill')}")
+        raise typer.Exit
+
+
+@app.callback(help="Train reinforcement-learning agents.")
+def tidemill(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
