@@ -48,6 +48,16 @@ def test_runs_of_one_experiment_are_one_line(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "new" / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_one_point_alone_is_seen(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("matplotlib.image")
+    runs = [run(tmp_path / str(seed), [1.0], "ppo") for seed in range(2)]
+    for name, those in (("one", runs[:1]), ("two", runs)):
+        plot(those, tmp_path / f"{name}.png")
+        picture = image.imread(tmp_path / f"{name}.png")[100:500, 200:700, :3]  # the middle, without axes and legend
+        assert (np.ptp(picture, axis=2) > 0.5).sum() > 20, "nothing there has a colour"
+
+
 def test_an_unknown_metric_is_named_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(RunError, match='no metric "return/maen"; did you mean "return/mean"'):
         plot([run(tmp_path / "a", [1.0])], tmp_path / "a.png", y="return/maen")

@@ -32,10 +32,10 @@ def plot(runs: list[Path], out: Path, x: str = "step", y: str = "return/mean") -
     axes = figure.subplots()
     for label, curves in _groups(runs, x, y).items():
         if len(curves) == 1:
-            axes.plot(*curves[0], label=label)
+            axes.plot(*curves[0], label=label, marker=_marker(curves[0][0]))
             continue
         places, mean, low, high = over_seeds(curves)
-        (line,) = axes.plot(places, mean, label=f"{label} (mean of {len(curves)}, min–max)")
+        (line,) = axes.plot(places, mean, label=f"{label} (mean of {len(curves)}, min–max)", marker=_marker(places))
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(AXES.get(x, x))
     axes.set_ylabel(AXES.get(y, y))
@@ -62,6 +62,10 @@ def over_seeds(curves: Iterable[Curve]) -> tuple[NDArray[np.float64], NDArray[np
     places = np.unique(np.concatenate([where for where, _ in curves]))
     values = np.stack([np.interp(places, where, value, left=np.nan, right=np.nan) for where, value in curves])
     return places, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+
+
+def _marker(places: NDArray[np.float64]) -> str:
+    return "o" if len(places) == 1 else ""  # one point alone makes no line
 
 
 def _groups(runs: list[Path], x: str, y: str) -> dict[str, list[Curve]]:
