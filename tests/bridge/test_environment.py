@@ -336,6 +336,12 @@ def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
         assert told == [[False], [False], [False], [True], [False], [False]]
 
 
+def test_an_editor_that_nobody_opened_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(TidemillError, match=r"an editor.* did not join .*press play there while this waits, or raise start_seconds$"):
+        SimulatorEnvironment(start_seconds=0.2).build(1, 1)
+
+
 def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypatch):
     """Somebody presses play once the trainer waits: the world finds it without being told where, and a second trainer is refused."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -294,7 +294,9 @@ class Simulator:
             elif starts:
                 did = "has joined, but asked for no decision after the first reset"
             setting = "start_seconds" if starts else "deadline"
-            raise DeadlineError(f"{self._what} {did} within {setting} = {limit:g} s; it is still running{self._output()}")
+            editor = self._process is None and not self._exchanges
+            then = f"press play there while this waits, or raise {setting}" if editor else "it is still running"
+            raise DeadlineError(f"{self._what} {did} within {setting} = {limit:g} s; {then}{self._output()}")
 
     def _gone(self) -> str | None:
         """Return how the simulator ended; None while it lives."""
