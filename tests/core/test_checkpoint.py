@@ -100,6 +100,27 @@ def test_one_that_is_killed_while_it_replaces_the_only_checkpoint_loses_none(tmp
     assert seen == sorted(seen, key=lambda facts: "second" in facts) and {"second": True} in seen and {"updates": 5} in seen
 
 
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_one_that_is_killed_while_it_removes_an_old_checkpoint_leaves_no_part_of_it_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    """Nothing would ever remove it: it is no checkpoint any more, and not aside either."""
+    write(tmp_path, 1)
+    unlink, done = os.unlink, []
+
+    def cut(*arguments: Any, **named: Any) -> None:
+        if len(done) == removed:
+            raise Cut
+        done.append(arguments)
+        unlink(*arguments, **named)
+
+    monkeypatch.setattr(os, "unlink", cut)
+    with pytest.raises(Cut):
+        write(tmp_path, 2, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".update-1.{os.getpid()}", "update-2"]
+    assert [p.name for p in checkpoints(tmp_path)] == ["update-2"]
+
+
 def test_what_is_no_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:
     write(tmp_path, 1)
     (tmp_path / ".update-9.123").mkdir()

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,13 +70,22 @@ def write_checkpoint(
             target.rename(replaced)
         aside.rename(target)
         sync(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror}; free space or make the folder writable") from None
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     return target
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, if it is there, aside: what a writer that is killed meanwhile leaves of it is for whoever resumes to tidy up."""
+    if path.exists():
+        aside = path.with_name(f".{path.stem}.{os.getpid()}")
+        with suppress(OSError):  # the folder is not writable any more
+            path.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
