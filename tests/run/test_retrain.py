@@ -48,7 +48,7 @@ def test_a_run_is_trained_again_with_as_many_threads_of_numeric_libraries_as_it_
     assert retrain(tmp_path / "run").same and given == [2]
     path = journal_path(tmp_path / "run", "policy")
     path.write_bytes(path.read_bytes().replace(b'"math_threads": 2', b'"math_threads": -1', 1))
-    with pytest.raises(CheckpointError, match="numeric libraries had -1 threads; 1 to 1,024 can be"):
+    with pytest.raises(CheckpointError, match="numeric libraries had -1 threads, not 1 to 1,024"):
         retrain(tmp_path / "run")
 
 
@@ -177,6 +177,16 @@ def test_a_run_without_a_journal_says_so(tmp_path: Path) -> None:
         retrain(tmp_path / "run")
     with pytest.raises(CheckpointError, match="no journal can be read"):
         JournalReader(tmp_path / "run" / "nothing")
+
+
+@pytest.mark.parametrize(("told", "damaged"), [(b'"spaces"', b'"rpaces"'), (b'"facts"', b'"gacts"'), (b'"observation"', b'"obserwation"')])
+def test_a_header_that_was_changed_is_named(tmp_path: Path, told: bytes, damaged: bytes) -> None:
+    run(tmp_path / "run")
+    path = journal_path(tmp_path / "run", "policy")
+    header, rest = path.read_bytes().split(b"\n", 1)
+    path.write_bytes(header.replace(told, damaged, 1) + b"\n" + rest)
+    with pytest.raises(CheckpointError, match="journal"):
+        retrain(tmp_path / "run")
 
 
 def test_tasks_know_their_progress(tmp_path: Path) -> None:

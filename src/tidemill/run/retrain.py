@@ -7,8 +7,9 @@ import numpy as np
 
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.label import read_spaces
+from tidemill.api.spaces import Spaces
 from tidemill.core.checkpoint import read_newest
-from tidemill.core.errors import CheckpointError, ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.core.threads import limit_threads
@@ -44,8 +45,8 @@ def retrain(run: str | Path) -> Retrained:
     worker = f"{group}-0"
     reader = JournalReader(journal_path(folder.path, config.policy))
     try:
-        limit_threads(_math_threads(reader))
-        spaces = read_spaces(reader.facts["spaces"])
+        spaces, math_threads = _header(reader, folder.path)
+        limit_threads(math_threads)  # products on more threads have other last bits
         policy = experiment.policies[config.policy].build_on(
             choose_device(config.device, 0), spaces, derive_seed(experiment.seed, "policy", config.policy)
         )
@@ -92,8 +93,14 @@ def retrain(run: str | Path) -> Retrained:
     return Retrained({name: array.copy() for name, array in policy.parameters().items()}, updates, committed, voided, compared, same)
 
 
-def _math_threads(reader: JournalReader) -> int:
-    count = reader.facts.get("math_threads", 1)
-    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
-        raise CheckpointError(f"the journal says that numeric libraries had {count!r} threads; 1 to {MOST_THREADS:,} can be")
-    return count
+def _header(reader: JournalReader, folder: Path) -> tuple[Spaces, int]:
+    """Return the spaces of a journal's run, and how many threads numeric libraries had in it."""
+    try:
+        spaces, threads = read_spaces(reader.facts["spaces"]), reader.facts.get("math_threads", 1)
+    except (KeyError, TypeError, SchemaError) as error:
+        raise CheckpointError(f"the journal of {folder} is damaged: its header does not say what spaces the run had ({error!r})") from None
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise CheckpointError(
+            f"the journal of {folder} is damaged: it says that numeric libraries had {threads!r} threads, not 1 to {MOST_THREADS:,}"
+        )
+    return spaces, threads
