@@ -438,7 +438,7 @@ def test_a_replay_of_other_settings_is_not_restored(tmp_path):
     play = make()
     live(play, 0, 5)
     save(play, tmp_path / "replay")
-    for other in (make(capacity=60), make(PrioritisedReplay), make(frame_stack=1)):
+    for other in (make(capacity=60), make(PrioritisedReplay), make(frame_stack=1), make(steps=1)):
         with pytest.raises(CheckpointError, match="resume with the settings"):
             other.buffer.restore(tmp_path / "replay")
 

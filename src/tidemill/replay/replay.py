@@ -280,7 +280,14 @@ class Uniform(ReplayBuffer):
 
     def _facts(self) -> dict[str, Any]:
         fields = {name: [list(field.shape), field.dtype] for name, field in self._store.schema.items()}
-        return {"format": FORMAT, "kind": type(self).__name__, "lanes": self.sequences.lanes, "length": self.sequences.length, "fields": fields}
+        return {
+            "format": FORMAT,
+            "kind": type(self).__name__,
+            "lanes": self.sequences.lanes,
+            "length": self.sequences.length,
+            "fields": fields,
+            "steps": self._config.steps,
+        }
 
     def _arrays(self) -> Arrays:
         """Return all arrays that make it up, by file name: views. Those of rows have the places first."""
@@ -316,6 +323,7 @@ class Uniform(ReplayBuffer):
     def restore(self, folder: Path) -> None:
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
+            manifest.setdefault("steps", self._config.steps)  # earlier ones do not say it
             for name, own in self._facts().items():
                 if manifest[name] != own:
                     raise CheckpointError(
