@@ -69,6 +69,17 @@ def test_a_resumed_run_is_trained_again_as_a_whole(tmp_path: Path, keep: bool) -
     assert again.same and again.committed == 100 and again.updates == facts(folder)["updates"]
 
 
+def test_a_journal_that_is_shorter_than_the_checkpoint_says_is_refused_by_the_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, steps=50)
+    path = journal_path(folder, "policy")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="what came before is lost; put the whole file back"):
+        JournalWriter(path, [], {}, facts(folder)["journal"])
+    with pytest.raises(RunError, match="put the whole file back"):
+        resume(folder, launch="threads", limits={"steps": 100}, quiet=True)
+
+
 def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
     run(tmp_path / "run")
     path = journal_path(tmp_path / "run", "policy")

@@ -50,6 +50,12 @@ class JournalWriter:
                 self._file.write(json.dumps(header).encode() + b"\n")
             else:
                 self._file = path.open("r+b")
+                if (size := path.stat().st_size) < end:
+                    self._file.close()
+                    raise CheckpointError(
+                        f"the journal {path} has {size:,} bytes, and had {end:,} when the checkpoint was written that the run goes on from: what "
+                        "came before is lost; put the whole file back, or resume with journal = False"
+                    )
                 self._file.truncate(end)
                 self._file.seek(end)
         except OSError as error:
