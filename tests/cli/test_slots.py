@@ -43,3 +43,12 @@ def test_settings_are_changed_in_what_has_the_slots() -> None:
     dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
     assert "an actor has ring = 4 targets" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=5")
     assert "failures = 0" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=4", "--set", "workers.actor.environment.failures=0")
+
+
+def test_settings_that_need_one_another_go_in_either_order() -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
+    buffer = "workers.trainer.buffer."
+    pair = [("--set", f"{buffer}capacity=400"), ("--set", f"{buffer}warm_up=300")]  # the preset's warm_up is 1,000
+    for first, second in (pair, pair[::-1]):
+        assert "failures = 0" in refused(*dqn, *first, *second, "--set", "workers.actor.environment.failures=0")
+    assert "warm_up = 1,000 transitions are more than capacity = 400" in refused(*dqn, *pair[0])

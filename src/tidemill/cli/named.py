@@ -110,9 +110,20 @@ def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | N
 
 
 def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
-    """Return the experiment with the settings of --set."""
-    for path, text in pairs("--set", changes or []).items():
-        experiment = set_path(experiment, path, text)
+    """Return the experiment with the settings of --set, in whichever order goes: some are allowed only once another has been made."""
+    waiting = list(pairs("--set", changes or []).items())
+    while waiting:
+        refused: list[tuple[str, str]] = []
+        first: ConfigError | None = None
+        for path, text in waiting:
+            try:
+                experiment = set_path(experiment, path, text)
+            except ConfigError as error:
+                refused.append((path, text))
+                first = first or error
+        if first is not None and len(refused) == len(waiting):
+            raise first
+        waiting = refused
     return experiment
 
 
