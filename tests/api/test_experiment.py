@@ -44,3 +44,8 @@ def test_limits_are_positive(limits):
 def test_names_are_names(name):
     with pytest.raises(ConfigError, match="is not a name"):
         Experiment(name=name, policies={}, workers={})
+
+
+def test_a_group_of_absurdly_many_workers_is_refused_at_once():
+    with pytest.raises(ConfigError, match="count = 999,999,999 must be at most 10,000"):
+        actors(count=999_999_999)
