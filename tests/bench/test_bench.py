@@ -21,7 +21,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
 from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
-from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, notes_of, run_of
+from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, in_threads, notes_of, run_of
 from tidemill.bench.reference import Network, Plain, log_prob_entropy, parts_of, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
@@ -325,3 +325,10 @@ def test_another_algorithm_is_told_to_be_counted_as_ppo() -> None:
     costs = dict.fromkeys(("env", "infer", "train"), Cost(1e-6, 1e-6, (1e-6,), {}))
     (note,) = notes_of(impala, {"network": "mlp 8 tanh", "epochs": 4}, costs, Run(1.0, 1.0, 100, 0.0, ()))
     assert note == "the reference knows PPO alone: Impala is counted as 4 epochs of that"
+
+
+@pytest.mark.parametrize(("threads", "told"), [(0, False), (8, True)])
+def test_lanes_in_threads_are_known_to_make_their_actor_wait(threads: int, told: bool) -> None:
+    actors = Actors(environment=Gymnasium(id="CartPole-v1", threads=threads), lanes=8, agents=(AgentSpec(sample_steps=8),))
+    workers = {"actor": actors, "trainer": Trainer(algorithm=PPO())}
+    assert in_threads(Experiment(name="some", policies={"policy": ActorCritic()}, workers=workers)) is told

@@ -35,7 +35,7 @@ class Advice:
 
 def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
     """Return what limits the run. A side that never waits is the bottleneck of one that does; `elsewhere` says that the environment steps outside
-    its actor (in threads of its library, on another machine), so that an actor which waits may be waiting for it."""
+    its actor's own thread (in threads, of its library or of lanes, or on another machine), so that an actor which waits may be waiting for it."""
     if any(w.kind == "turns" for w in workers) and not any(w.kind == "trainer" for w in workers):
         return _advise_turns(_mean(workers, "turns"))
     actor, policy, trainer = (_mean(workers, kind) for kind in ("actor", "policy", "trainer"))
@@ -58,7 +58,7 @@ def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
         if elsewhere:
             return Advice(
                 "environment",
-                f"Slow environment: {idle}, and the actors {actors_wait:.0%}, for the environment. Give it more threads or cores.",
+                f"Slow environment: {idle}, and the actors {actors_wait:.0%}, for the environment. Give it more lanes, threads or cores.",
             )
         return Advice(
             "waits",

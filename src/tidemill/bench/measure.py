@@ -104,7 +104,7 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
     joined = {part: [answer for found in measured for answer in found[part]] for part in facts["parts"]}
     costs = {part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part}) for part in PARTS}
     bound = bound_of(cores, {part: cost.core for part, cost in costs.items()}, facts["rows_per_step"], facts["epochs"])
-    advice = advise(run.workers, facts["elsewhere"])
+    advice = advise(run.workers, facts["elsewhere"] or in_threads(experiment))
     return Bench(
         experiment.name, cores, facts, costs, bound, run, run.steps_per_second / bound, advice, notes_of(experiment, facts, costs, run)
     )  # fmt: skip
@@ -248,6 +248,11 @@ def kind_of(config: WorkerConfig) -> Kind:
     if isinstance(config, PolicyWorkers):
         return "policy"
     return "trainer" if config.limited else "other"
+
+
+def in_threads(experiment: Experiment) -> bool:
+    """Return whether lanes step in threads of their own, so that an actor which waits may be waiting for its environment."""
+    return any(bool(getattr(config.environment, "threads", 0)) for config in experiment.workers.values() if isinstance(config, Actors))
 
 
 def notes_of(experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cost], run: Run) -> tuple[str, ...]:
