@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 
 import gymnasium
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from tests.envs.rest.served import Ledger, Script, applied, serving
@@ -175,6 +176,49 @@ def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_
         assert len(stepped) == 1
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_environment_that_raises_to_end_the_program_is_stepped_once_and_named(kind):
+    stepped = []
+
+    class Leaving(Ledger):
+        def step(self, action):
+            stepped.append(action)
+            raise kind("\ud800")
+
+    with serving(Leaving) as server:
+        reset(server)
+        assert step(server, 1).json()["message"] == f"the environment raised {kind.__name__}: ?"
+        assert step(server, 1).json()["error"] == "unknown_session" and len(stepped) == 1
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_info_of_any_kind_is_sent_as_plain_values_or_left_out(form):
+    info = {
+        "x_position": np.float64(0.5),
+        "single": np.float32(0.5),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "name": np.str_("leg"),
+        "half": "\ud800",
+        3: 2**64 - 1,
+        "large": 2**64,
+        "small": -(2**63) - 1,
+        "array": np.zeros(2),
+        "map": {"a": 1},
+    }
+
+    class Telling(Ledger):
+        def reset(self, **asked):
+            return super().reset(**asked)[0], info
+
+    encode, decode = (msgspec.json.encode, msgspec.json.decode) if form == "json" else (msgspec.msgpack.encode, msgspec.msgpack.decode)
+    with serving(Telling) as server:
+        content = encode({"session": "s", "episode": 0})
+        said = HTTP.post(f"{server.url}/v1/reset", content=content, headers={"content-type": f"application/{form}"})
+    sent = {"x_position": 0.5, "single": 0.5, "count": 3, "flag": True, "name": "leg", "half": "?", "3": 2**64 - 1}
+    assert said.status_code == 200 and decode(said.content)["info"] == sent
+
+
 def test_an_environment_that_cannot_be_made_is_named_and_takes_up_no_session():
     made = []
 
@@ -290,6 +334,8 @@ def test_large_bodies_are_refused_however_they_come():
         ("POST", "/v1/step", b"{", "application/json", 400),
         ("POST", "/v1/step", b"{}", "application/json", 400),
         ("POST", "/v1/step", b"\xc1", "application/msgpack", 400),
+        ("POST", "/v1/close", b'{"sessions": ["\xff"]}', "application/json", 400),
+        ("POST", "/v1/close", b"\x81\xa8sessions\x91\xa1\xff", "application/msgpack", 400),
         ("POST", "/v1/step", b"[" * 5000, "application/json", 400),
         ("POST", "/v1/step", b"{}", "text/plain", 415),
         ("GET", "/v1/step", b"", "application/json", 405),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
+
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.leaves import brief
@@ -247,11 +249,11 @@ class Sessions:
         """Call the environment. One that raises, or answers what cannot be sent, is done with, and so is its session."""
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: it would end the connection's thread, and the call would be sent, and applied, again
             with self._lock:
                 self._open.pop(name, None)
             session.closed = True
-            raise refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {error}") from error
+            raise refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {_sendable(str(error))}") from error
 
     def _reply(
         self,
@@ -305,8 +307,24 @@ class Sessions:
 
 
 def _plain(info: Any) -> dict[str, Any]:
-    """Return what of an environment's info is sent."""
-    return {str(key): value for key, value in (info or {}).items() if isinstance(value, (bool, int, float, str))}
+    """Return what of an environment's info is sent: numbers and texts, numpy's among them, as Python's own."""
+    said = {}
+    for key, value in (info or {}).items():
+        match value.item() if isinstance(value, np.generic) else value:
+            case bool(plain):
+                said[_sendable(str(key))] = plain
+            case int(plain) if -(1 << 63) <= plain < 1 << 64:  # as MessagePack has them
+                said[_sendable(str(key))] = int(plain)
+            case float(plain):
+                said[_sendable(str(key))] = float(plain)
+            case str(plain):
+                said[_sendable(str(key))] = _sendable(plain)
+    return said
+
+
+def _sendable(text: str) -> str:
+    """Return a text without what UTF-8 has no bytes for."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _out_of_order(name: str, session: _Session, asked: str) -> Refused:

@@ -138,7 +138,10 @@ def encode(value: Any, content_type: str) -> bytes:
 
 def decode(body: bytes, content_type: str, kind: Any) -> Any:
     """Return a body as `kind`. Raises `msgspec.DecodeError` (of which `ValidationError` is one)."""
-    return msgspec.msgpack.decode(body, type=kind) if content_type == "application/msgpack" else msgspec.json.decode(body, type=kind)
+    try:
+        return msgspec.msgpack.decode(body, type=kind) if content_type == "application/msgpack" else msgspec.json.decode(body, type=kind)
+    except UnicodeDecodeError as error:  # the only error of its own that msgspec lets through
+        raise msgspec.DecodeError(f"its text is no UTF-8: {error}") from None
 
 
 class Values:
