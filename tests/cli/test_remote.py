@@ -90,6 +90,14 @@ def test_the_doctor_finds_what_is_wrong():
     assert "nothing answers there" in tidemill("doctor", "env", server.url).output
 
 
+def test_the_doctor_needs_one_session_only():
+    with serving(limit=1) as server:
+        result = tidemill("doctor", "env", server.url, "--seconds", 1)
+    assert result.exit_code == 0 and "steps in two sessions" in result.output and "1 slot, and no evaluation_steps" in " ".join(result.output.split())
+    with serving(Random, limit=1) as server:
+        assert "gave something else after 0 steps" in tidemill("doctor", "env", server.url, "--seconds", 1).output
+
+
 @pytest.mark.parametrize(("faults", "told"), [({"nan_at": 1}, "is not finite"), ({"raises_at": 1}, "as the test asks")])
 def test_the_doctor_blames_no_repeat_for_what_the_first_call_did(faults, told):
     with serving(lambda: Ledger(**faults)) as server:

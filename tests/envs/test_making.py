@@ -62,6 +62,24 @@ def wait_for(what: Any) -> None:
     assert what()
 
 
+@pytest.mark.parametrize("needs_maker", [True, False])
+def test_a_thread_outlives_what_it_made_only_where_that_needs_it(monkeypatch: Any, needs_maker: bool) -> None:
+    monkeypatch.setattr(Made, "needs_maker", needs_maker)
+    maker = Maker()
+    maker.gate.set()
+    made = list(make_all(maker, range(4)))
+    others = {environment.thread for environment in made[1:] if isinstance(environment, Made)}
+
+    def alive() -> int:
+        return sum(thread.ident in others for thread in threading.enumerate())
+
+    if needs_maker:
+        assert alive() == len(others) == 3
+    else:
+        wait_for(lambda: alive() == 0)
+        assert alive() == 0
+
+
 def test_slow_ones_that_may_be_are_made_side_by_side_and_come_in_order() -> None:
     maker = Maker()
     found = make_all(maker, range(MOST + 5))

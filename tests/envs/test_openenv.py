@@ -169,5 +169,6 @@ def test_what_cannot_be_is_refused():
     environment.close()
     with pytest.raises(ConfigError, match="has no observation_space"):
         config.replace(translate="tests.envs.driver:copy_of").replace(translate="builtins:object").build(1, 0)
-    with pytest.raises(ConfigError, match="no address"):
-        OpenEnv(url="localhost:8000", translate="x:y")
+    for url in ("localhost:8000", "http://[::1", "http://a..b"):
+        with pytest.raises(ConfigError, match="no address"):
+            OpenEnv(url=url, translate="x:y")

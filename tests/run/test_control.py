@@ -14,6 +14,7 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Scripted, Trainer
+from tidemill.api.control import Notice, pack, unpack_up
 from tidemill.core.errors import RunError
 from tidemill.run.control import ControlSocket, _address, tell
 
@@ -29,6 +30,10 @@ def until(future: "Future[str]", socket: ControlSocket) -> list[str]:
             seen.append(command)
             ControlSocket.reply(connection, f"did {command}")
     return seen
+
+
+def test_a_message_may_tell_the_name_of_a_file_that_is_no_utf_8() -> None:
+    assert unpack_up(pack(Notice("cannot open caf\udce9.xml"))) == Notice("cannot open caf?.xml")
 
 
 def test_commands_arrive_and_are_answered(tmp_path: Path) -> None:

@@ -322,10 +322,14 @@ def test_what_an_actor_says_of_its_slots_is_what_it_offers() -> None:
     assert sum(offered) <= told["samples"] < sum(offered) + 6 * 64 * len(world.consumers[EDGE].schema)
 
 
+BUILT: list[int] = []
+
+
 class Few(Marked):
     """11 lanes at a time, say all of its environments."""
 
     def build(self, lanes: int, seed: int, render: bool = False) -> Any:
+        BUILT.append(lanes)
         environment = super().build(lanes, seed, render)
         environment.most_lanes = 11
         return environment
@@ -336,6 +340,10 @@ def test_more_lanes_than_there_can_be_at_a_time_are_refused_with_the_sum() -> No
     for wrapped in (spec(), spec(frame_stack=2)):
         with pytest.raises(ConfigError, match=r"12 lanes .* \(actor: count 2 x ring 2 x 3 lanes\).* can be 11.*--max-sessions 12"):
             world_of(Few(), agents=(wrapped,), lanes=3, ring=2, count=2).begin()
+    BUILT.clear()
+    with pytest.raises(ConfigError, match="1,000 lanes"):
+        world_of(Few(), lanes=1, ring=1000).begin()
+    assert BUILT == [1]
 
 
 def test_a_hundred_million_lanes_are_refused_before_they_are_built() -> None:

@@ -165,8 +165,13 @@ _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 def pack(message: Down | Up) -> bytes:
-    """Return the message as bytes."""
-    return _encoder.encode(message)
+    """Return the message as bytes, with "?" in its texts for what UTF-8 cannot say: names of files may hold such, and errors tell them."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        fields = {name: getattr(message, name) for name in message.__struct_fields__}
+        texts = {name: text.encode("utf-8", "replace").decode() for name, text in fields.items() if isinstance(text, str)}
+        return _encoder.encode(msgspec.structs.replace(message, **texts))
 
 
 def unpack_down(data: bytes) -> Down:

@@ -90,6 +90,7 @@ class Environment(ABC):
     info          schema of the environment's own episode statistics, {} when it has none
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
     most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
+    needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     quarantined   it has given up, and is never `ready` again (those who void only)
     faults        what went wrong since somebody took these texts away (those who void only)
@@ -103,6 +104,7 @@ class Environment(ABC):
     info: Mapping[str, Field] = {}
     max_episode_steps: int = 0
     most_lanes: int = 0
+    needs_maker: bool = True
     voids: bool = False
     quarantined: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends

@@ -20,7 +20,7 @@ LONGEST = 600.0  # seconds for one; at a run's start the controller's deadline c
 class Making:
     """A thread that makes an environment. First it closes the one that was `lost`, and waits `pause` seconds (None: for
     ever; nothing is made once `closed` is set). `wake` is called from it in the end. It lives on as long as what it made, since an engine may be told
-    to end with the thread that started it (PR_SET_PDEATHSIG)."""
+    to end with the thread that started it (PR_SET_PDEATHSIG); where what it made is a mere connection (not `needs_maker`) it ends."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Making:
                 made.close()
             return
         gone = threading.Event()
-        if isinstance(made, Environment):
+        if isinstance(made, Environment) and made.needs_maker:
             weakref.finalize(made, gone.set)
         else:
             gone.set()

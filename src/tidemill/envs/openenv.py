@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,9 +20,10 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
 from tidemill.envs.registry import call_maker
-from tidemill.envs.rest.config import token_of
+from tidemill.envs.rest.config import check_url, token_of
 
 CLOSE_SECONDS = 1.0
+SCHEMES = ("http", "https", "ws", "wss")
 LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
 
 
@@ -52,8 +52,7 @@ class OpenEnv(EnvironmentConfig):
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https", "ws", "wss") or not urlsplit(self.url).hostname:
-            raise ConfigError(f'url = "{self.url}" is no address of a server; write "http://HOST:PORT" or "https://HOST"')
+        check_url(self.url, SCHEMES)
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
         if not (math.isfinite(self.deadline) and self.deadline > 0):
@@ -78,7 +77,9 @@ class OpenEnv(EnvironmentConfig):
         for name in ("observation_space", "action_space", "observation", "action"):
             if not hasattr(translators[0], name):
                 raise ConfigError(f"translate: {self.translate} has no {name}; it needs observation_space, action_space, observation and action")
-        return AsyncLanes([OpenEnvSession(self, translator) for translator in translators], self.url, seed)
+        made = AsyncLanes([OpenEnvSession(self, translator) for translator in translators], self.url, seed)
+        made.needs_maker = False
+        return made
 
 
 class OpenEnvSession:
@@ -87,7 +88,7 @@ class OpenEnvSession:
     def __init__(self, config: OpenEnv, translator: Any) -> None:
         """Nothing is sent before the first reset."""
         self._config, self._translator = config, translator
-        self._url = "ws" + config.url.removeprefix("http").removeprefix("ws").rstrip("/") + "/ws"
+        self._url = "ws" + check_url(config.url, SCHEMES).removeprefix("http").removeprefix("ws") + "/ws"
         self.observation_space, self.action_space = translator.observation_space, translator.action_space
         self.spec = SimpleNamespace(id=config.url, max_episode_steps=config.max_episode_steps)
         token = token_of(config.token)

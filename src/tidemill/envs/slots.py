@@ -78,7 +78,7 @@ class SlotEnvironment(Environment):
         self._config, self._seed, self._render = config, seed, render
         self._inner: Environment | None = config.environment.build(1, seed, render)
         self.agents, self.info, self.max_episode_steps = self._inner.agents, self._inner.info, self._inner.max_episode_steps
-        self.same_step, self.most_lanes = self._inner.same_step, self._inner.most_lanes
+        self.same_step, self.most_lanes, self.needs_maker = self._inner.same_step, self._inner.most_lanes, self._inner.needs_maker
         self.faults: list[str] = []
         self.quarantined = False
         self._wake: Callable[[], None] = lambda: None

@@ -97,7 +97,6 @@ class ActorWorker(Worker):
             check_lanes(context, config, context.seed("target", 0))
         self._make_environments()
         first = self._environments[0]
-        check_most_lanes(context, config, first)
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, first, spaces)
@@ -146,6 +145,8 @@ class ActorWorker(Worker):
 
         for environment in make_all(make, range(config.ring)):
             self._environments.append(environment)
+            if len(self._environments) == 1:
+                check_most_lanes(context, config, environment)
             if (now := monotonic()) - told_at > TELL and len(self._environments) < config.ring:
                 told_at = now
                 self.report(Notice(f"{len(self._environments)} of {config.ring} environments are made"))

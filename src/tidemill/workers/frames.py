@@ -58,7 +58,7 @@ class Stacking(Environment):
         self._inner, self._counts = inner, counts
         self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
         self.max_episode_steps, self.independent = inner.max_episode_steps, inner.independent
-        self.most_lanes, self.voids, self.faults = inner.most_lanes, inner.voids, inner.faults
+        self.most_lanes, self.voids, self.faults, self.needs_maker = inner.most_lanes, inner.voids, inner.faults, inner.needs_maker
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
             for agent, count in zip(inner.agents, counts, strict=True)

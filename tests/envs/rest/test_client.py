@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.envs.driver import Driver
 from tests.envs.rest.served import Ledger, Script, applied, client, serving
+from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.core.loops import Loop
@@ -379,6 +380,11 @@ def Wider_space():
         ({"url": "ftp://host"}, "no address"),
         ({"url": "http://"}, "no address"),
         ({"url": "http://user:secret@host"}, "token instead"),
+        ({"url": "http://a..b"}, "no address"),
+        ({"url": f"http://{'a' * 70}.com"}, "no address"),
+        ({"url": "http://[::1"}, "no address"),
+        ({"url": "http://пример.рф"}, "xn--"),
+        ({"url": "http://host/a b"}, "%20"),
         ({"url": "http://host", "deadline": 0.0}, "deadline = 0.0"),
         ({"url": "http://host", "attempt": float("nan")}, "attempt = nan"),
         ({"url": "http://host", "retries": 2.0}, "retries = 2.0"),
@@ -388,6 +394,17 @@ def Wider_space():
 def test_settings_that_cannot_be_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         Rest(**settings)
+
+
+@pytest.mark.parametrize("token", ["ключ-и-замок", "secret-token\n"])
+def test_a_token_that_no_header_carries_is_refused(token):
+    with serving() as server, pytest.raises(ConfigError, match="printable ASCII"):
+        Rest(url=server.url, token=token).build(1, 0)
+
+
+def test_a_url_may_have_blanks_around_it_and_its_scheme_in_capitals():
+    with serving() as server:
+        Rest(url=f" {server.url.replace('http', 'HTTP')}/ ").build(1, 0).close()
 
 
 def test_a_url_that_is_no_environment_server_is_refused_at_the_start():
@@ -428,11 +445,24 @@ def test_a_url_that_is_no_environment_server_is_refused_at_the_start():
         Rest(url=server.url, token="other-token").build(1, 0)
 
 
+@pytest.mark.parametrize("idle_seconds", [1e-9, 1e12])
+def test_any_patience_of_a_server_is_one_that_a_client_can_wait_for(monkeypatch, idle_seconds):
+    waited = []
+    monkeypatch.setattr("tidemill.envs.rest.host._keep", lambda host, done, every: waited.append(every))
+    with serving(idle_seconds=3600) as server:
+        host = client(server).host()
+        host.description.idle_seconds = idle_seconds
+        host.heard("s")
+        wait_until(lambda: waited, 20, "the thread that keeps sessions")
+        host.forget("s")
+    assert 0.01 <= waited[0] <= 3600
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_environment_knows_how_many_sessions_its_server_takes(form):
     with serving(limit=2) as server:
         environment = client(server, form=form).build(1, 0)
-        assert environment.most_lanes == 2
+        assert environment.most_lanes == 2 and not environment.needs_maker
         environment.close()
 
 

@@ -513,6 +513,12 @@ def test_a_restart_forgets_sessions_and_keeps_the_count():
         assert HTTP.get(f"{server.url}/v1/counts").json()["applied"] == 1
 
 
+@pytest.mark.parametrize("settings", [{"idle_seconds": math.inf}, {"idle_seconds": math.nan}, {"left_seconds": math.nan}, {"left_seconds": -1.0}])
+def test_seconds_that_are_none_are_refused(settings):
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))} = "):
+        Sessions(Ledger, "Ledger", **settings)
+
+
 def test_an_environment_without_arrays_is_refused_at_the_start():
     class Texts(Ledger):
         observation_space = gymnasium.spaces.Text(5)
@@ -538,6 +544,8 @@ def test_faults_are_drawn_as_often_as_asked_and_the_same_again():
         ({"stall": "often"}, "no number"),
         ({"stall": "-1"}, "0 or more"),
         ({"stall": "nan"}, "0 or more"),
+        ({"restart_every": "1e20"}, "no more than 1e"),
+        ({"latency": "inf"}, "no distribution"),
         ({"stall": "0.6", "reply_lost": "0.6"}, "add up to 1.2"),
         ({"latency": "normal:1:2"}, "no distribution"),
         ({"latency": "uniform:1"}, "no distribution"),

@@ -93,6 +93,7 @@ def test_a_value_that_does_not_fit_is_named(space, wire, words):
         {"type": "box", "shape": [2], "dtype": "object"},
         {"type": "box", "shape": [2], "dtype": "float32", "low": [0, 0, 0]},
         {"type": "box", "shape": [-1], "dtype": "float32"},
+        {"type": "box", "shape": [2], "dtype": "float32", "low": [0, 5], "high": [1]},
         {"type": "discrete", "n": 0},
         {"type": "dict", "spaces": {"a.b": {"type": "discrete", "n": 2}}},
         {"type": "multi_discrete", "nvec": []},

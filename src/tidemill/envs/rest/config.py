@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ class Rest(EnvironmentConfig):
             made = AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
         else:
             made = RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
-        made.most_lanes = host.description.max_sessions
+        made.most_lanes, made.needs_maker = host.description.max_sessions, False
         return made
 
     def host(self) -> "Host":
@@ -88,19 +89,26 @@ class RemoteLanes(LaneLoop):
 
 
 def token_of(setting: str) -> str | None:
-    """Return what the setting `token` stands for."""
-    return (os.environ.get(setting[1:]) if setting.startswith("$") else setting) or None
+    """Return what the setting `token` stands for. Raises `ConfigError` for what no header can carry."""
+    token = os.environ.get(setting[1:]) if setting.startswith("$") else setting
+    if token and not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token holds a line break or other characters that cannot be sent: it is printable ASCII")
+    return token or None
 
 
-def check_url(url: str) -> str:
-    """Return a server's URL without a slash at its end. Raises `ConfigError`."""
+def check_url(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
+    """Return a server's URL without a slash at its end, its scheme in small letters. Raises `ConfigError`."""
+    url = url.strip()
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment and parts.port != 0
+        good = parts.scheme in schemes and bool(parts.hostname) and not parts.query and not parts.fragment and parts.port != 0
+        (parts.hostname or "").encode("idna")  # as it is looked up: no label may be empty or too long
     except ValueError:
         good = False
     if not good:
         raise ConfigError(f'url = "{url}" is no address of a server; write "http://HOST:PORT" or "https://HOST"')
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ConfigError(f'url = {url!r} holds characters that no address has; write a name of a host as "xn--…", and others as "%20"')
     if parts.username is not None or parts.password is not None:
         raise ConfigError("url holds a user or password, which would be saved with the run; give token instead")
-    return url.rstrip("/")
+    return parts.scheme + url[len(parts.scheme) :].rstrip("/")

@@ -1,7 +1,9 @@
 """Looks an environment server over before a run depends on it: what `tidemill doctor env URL` prints."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -88,10 +90,15 @@ def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]
 def _determinism(host: Host, seconds: float) -> Finding:
     envs, until, ticks = [RemoteEnv(host), RemoteEnv(host)], monotonic() + seconds, 0
     try:
-        actions = _actions(host, 1)
-        told: list[Any] = [env.reset(seed=7)[0] for env in envs]
-        over = False
-        while True:
+        first, second = (_told(env, _actions(host, 1)) for env in envs)
+        if host.description.max_sessions == 1:  # one after the other
+            until = monotonic() + seconds / 2
+            before = list(takewhile(lambda _: monotonic() < until, islice(first, 301))) or [next(first)]
+            envs[0].close()
+            pairs, until = zip(before, second, strict=False), math.inf
+        else:
+            pairs = zip(first, second, strict=True)
+        for ticks, told in enumerate(pairs):
             if not _equal(*told):
                 return Finding(
                     "determinism",
@@ -101,17 +108,19 @@ def _determinism(host: Host, seconds: float) -> Finding:
                 )
             if monotonic() > until or ticks >= 300:
                 break
-            if over:
-                told, over = [env.reset()[0] for env in envs], False
-                continue
-            action = next(actions)
-            told = [env.step(action)[:4] for env in envs]
-            over = told[0][2] or told[0][3]
-            ticks += 1
         return Finding("determinism", "ok", f"the same seed and actions gave the same {ticks} steps in two sessions")
     finally:
         for env in envs:
             env.close()
+
+
+def _told(env: RemoteEnv, actions: Iterator[Any]) -> Iterator[Any]:
+    """Yield what resets and steps tell: the first observation, then a step each."""
+    yield env.reset(seed=7)[0]
+    while True:
+        told = env.step(next(actions))[:4]
+        over = told[2] or told[3]
+        yield (*told, env.reset()[0]) if over else told
 
 
 class _Latency:

@@ -14,6 +14,9 @@ KINDS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", 
 connection, ``session_lost`` forgets the session. After it: ``reply_lost`` closes the connection without an answer, ``reply_torn`` in the middle of
 it, ``reply_repeated`` sends it twice, ``stall`` sends it `stall_seconds` later."""
 
+LONGEST = 1e6
+"""Seconds of anything."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Faults(Config):
@@ -46,8 +49,8 @@ class Faults(Config):
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"fault {each.name} = {value} must be 0 or more")
+            if isinstance(value, float) and not 0 <= value <= LONGEST:
+                raise ConfigError(f"fault {each.name} = {value} must be 0 or more, and no more than {LONGEST:g}")
         if (total := sum(getattr(self, kind) for kind in KINDS)) > 1:
             raise ConfigError(f"the shares of faults add up to {total:g}; they exclude one another, so that they can be 1 together at most")
         _latency(self.latency)
@@ -75,7 +78,7 @@ def _latency(text: str) -> tuple[str, list[float]]:
     except ValueError:
         values = []
     wanted = {"constant": 1, "uniform": 2, "lognormal": 2}.get(kind)
-    if wanted != len(values) or any(not (math.isfinite(value) and value >= 0) for value in values):
+    if wanted != len(values) or any(not 0 <= value <= LONGEST for value in values):
         raise ConfigError(f'latency = "{text}" is no distribution of seconds; write "0.05", "uniform:0.01:0.1" or "lognormal:0.05:0.5"')
     return kind, values
 

@@ -17,6 +17,7 @@ from tidemill.envs.rest.connections import Address, Connection
 from tidemill.envs.rest.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
 START_SECONDS = 10.0  # for a server to say what it is, at the start
+SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0  # seconds between two calls that keep sessions open, whatever a server says of its patience
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Host:
             self._heard[session] = monotonic()
             if self._done is None and self.description.idle_seconds > 0:
                 self._done = threading.Event()
-                args = weakref.ref(self), self._done, self.description.idle_seconds / 4
+                args = weakref.ref(self), self._done, min(max(self.description.idle_seconds / 4, SHORTEST_KEEP), LONGEST_KEEP)
                 threading.Thread(target=_keep, args=args, name="rest keeper", daemon=True).start()
 
     def forget(self, session: str) -> None:

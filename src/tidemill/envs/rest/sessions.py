@@ -1,5 +1,6 @@
 """The sessions of a reference server: what reset, step and close do, whichever way the calls came."""
 
+import math
 import secrets
 import threading
 import time
@@ -81,9 +82,9 @@ class Sessions:
         """Make one environment to learn its spaces, and close it. Raises `ConfigError`."""
         if limit < 1:
             raise ConfigError(f"max_sessions = {limit} must be at least 1")
-        if idle_seconds < 0:
+        if not 0 <= idle_seconds < math.inf:
             raise ConfigError(f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more")
-        if left_seconds < 0:
+        if not 0 <= left_seconds < math.inf:
             raise ConfigError(f"left_seconds = {left_seconds:g} must be 0 (sessions that were left give way at once) or more")
         self._make, self.name, self.limit, self.idle_seconds, self._left_seconds = make, name, limit, idle_seconds, left_seconds
         env = make()
@@ -308,17 +309,19 @@ class Sessions:
 
 def _plain(info: Any) -> dict[str, Any]:
     """Return what of an environment's info is sent: numbers and texts, numpy's among them, as Python's own."""
-    said = {}
+    said: dict[str, Any] = {}
     for key, value in (info or {}).items():
-        match value.item() if isinstance(value, np.generic) else value:
-            case bool(plain):
-                said[_sendable(str(key))] = plain
-            case int(plain) if -(1 << 63) <= plain < 1 << 64:  # as MessagePack has them
-                said[_sendable(str(key))] = int(plain)
-            case float(plain):
-                said[_sendable(str(key))] = float(plain)
-            case str(plain):
-                said[_sendable(str(key))] = _sendable(plain)
+        plain = value.item() if isinstance(value, np.generic) else value
+        if isinstance(plain, int) and not isinstance(plain, bool):
+            plain = int(plain) if -(1 << 63) <= plain < 1 << 64 else None  # as MessagePack has them
+        elif isinstance(plain, float):
+            plain = float(plain)
+        elif isinstance(plain, str):
+            plain = _sendable(plain)
+        elif not isinstance(plain, bool):
+            plain = None
+        if plain is not None:
+            said[_sendable(str(key))] = plain
     return said
 
 

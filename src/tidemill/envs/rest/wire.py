@@ -275,6 +275,8 @@ def _check_space(space: Space) -> None:
             for bound in (space.low, space.high):
                 if len(bound) not in (1, math.prod(space.shape)) or any(math.isnan(each) for each in bound):
                     raise ValueError(f"{len(bound)} bounds for shape {list(space.shape)}; give one, or one per element")
+            if not np.all(np.less_equal(space.low, space.high)):  # one bound stands for all
+                raise ValueError("a lower bound is above the upper one")
         case Discrete(n=n) | MultiBinary(n=n):
             if not 1 <= n <= (LARGEST if isinstance(space, MultiBinary) else 1 << 62):
                 raise ValueError(f"n = {n} must be at least 1, and no more than can be sent")
