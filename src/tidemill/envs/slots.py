@@ -7,6 +7,7 @@ Nothing is made up: what the lost step would have told is not known, so that the
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -188,9 +189,10 @@ class SlotEnvironment(Environment):
         self._closed.set()
         if self._mending is not None:
             self._mending.give_up()
-        if self._inner is not None:
-            self._inner.close()
-            self._inner = None
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            with suppress(Exception):  # it was to end anyway: what it did until now holds, as when it is made anew
+                inner.close()
 
     def statistics(self) -> dict[str, Told]:
         return {} if self._inner is None else self._inner.statistics()
