@@ -52,3 +52,10 @@ def test_settings_that_need_one_another_go_in_either_order() -> None:
     for first, second in (pair, pair[::-1]):
         assert "failures = 0" in refused(*dqn, *first, *second, "--set", "workers.actor.environment.failures=0")
     assert "warm_up = 1,000 transitions are more than capacity = 400" in refused(*dqn, *pair[0])
+
+
+def test_a_run_that_trained_nothing_says_so(tmp_path: Path) -> None:
+    result = tidemill("train", "CartPole-v1", "--algorithm", "dqn", "--launch", "inline", "--max-steps", 200, "--run-dir", tmp_path / "run")
+    assert result.exit_code == 0 and "note: nothing was trained" in result.stderr
+    result = tidemill("resume", tmp_path / "run", "--launch", "inline", "--max-steps", 1200)
+    assert result.exit_code == 0 and "nothing was trained" not in result.output

@@ -62,6 +62,10 @@ class Life:
             self._lost = resumed is None and (failed_first or not controller.began)
             self._kept = LOGS if controller.began else ""
             error = self._write_down(controller, summary, error)
+        if status == "completed" and job.experiment.trained() and not controller.progress.updates:
+            controller.notices.append(
+                "nothing was trained: the run ended before an update had enough to begin with (batch_size, or the memory's warm_up)"
+            )
         self._show_notices(controller)
         if isinstance(error, TidemillError):
             raise type(error)(f"{error}{self._cure(controller)}") from error
