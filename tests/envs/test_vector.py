@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from tests.envs import games
@@ -111,6 +112,23 @@ def test_what_has_no_vector_form_says_what_to_use():
         GymnasiumVector(id="Acrobot-v1").build(2, 0)
     with pytest.raises(ConfigError, match="must be one of"):
         GymnasiumVector(id="CartPole-v1", autoreset="never")
+
+
+def test_what_is_no_vector_of_so_many_lanes_is_refused(monkeypatch):
+    vector = games.vector
+    monkeypatch.setattr(games, "vector", lambda num_envs: vector(num_envs + 1))
+    with pytest.raises(ConfigError, match="asked for num_envs = 3 and has 4"):
+        GymnasiumVector(make="tests.envs.games:vector").build(3, 0)
+    monkeypatch.setattr(games, "vector", lambda num_envs: gymnasium.make("CartPole-v1"))
+    with pytest.raises(ConfigError, match=r"no gymnasium\.vector\.VectorEnv: it has no num_envs"):
+        GymnasiumVector(make="tests.envs.games:vector").build(3, 0)
+
+
+def test_a_reset_that_returns_no_pair_is_named():
+    env = games.vector(2)
+    env.reset = lambda **_: np.zeros((2, 2), np.float32)
+    with pytest.raises(EnvironmentFault, match=r"Counters: reset must return \(observations, infos\)"):
+        Driver(VectorLanes(env, "Counters", 0, "next-step")).tick()
 
 
 @pytest.mark.parametrize(

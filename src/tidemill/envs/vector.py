@@ -82,10 +82,28 @@ class GymnasiumVector(EnvironmentConfig):
         if render:
             kwargs["render_mode"] = "rgb_array"
         env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
+        _check_vector(env, name, lanes)
         vector = VectorLanes(env, name, None if self.seed_argument else seed, autoreset_of(env, name, self.autoreset))
         own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
         vector.max_episode_steps = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         return vector
+
+
+def _check_vector(env: Any, name: str, lanes: int) -> None:
+    """Raise `ConfigError`, with `env` closed where it can be, unless that is a vector of so many lanes."""
+    missing = [part for part in ("num_envs", "single_observation_space", "single_action_space", "metadata") if not hasattr(env, part)]
+    if not missing and env.num_envs == lanes:
+        return
+    if callable(close := getattr(env, "close", None)):
+        close()
+    if missing:
+        raise ConfigError(
+            f'"{name}" made a {type(env).__name__}, which is no gymnasium.vector.VectorEnv: it has no {", ".join(missing)}. Single environments are '
+            "named by Gymnasium(id=…)"
+        )
+    raise ConfigError(
+        f'vector environment "{name}" was asked for num_envs = {lanes} and has {env.num_envs}; it must take the number that it is given'
+    )
 
 
 def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:
@@ -162,7 +180,10 @@ class VectorLanes(Environment):
         self._began = reset.copy()
         if not self._started or reset.all():
             seed, self._seed, self._started = self._seed, None, True
-            observation, _ = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed, **self._asked()))
+            answer = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed, **self._asked()))
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise EnvironmentFault(f"{self.name}: reset must return (observations, infos), not this {type(answer).__name__}")
+            observation, _ = answer
             nothing = np.zeros(self.lanes, np.bool_)
             self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
             self._began.fill(True)
