@@ -677,6 +677,8 @@ def test_a_layout_is_not_chosen_where_threads_of_numeric_libraries_are_set() -> 
     assert why_given(experiment(math_threads=2)) == "workers.trainer.math_threads is 2"
     with pytest.raises(ConfigError, match="math_threads = 0 must be at least 1"):
         experiment(math_threads=0)
+    with pytest.raises(ConfigError, match="math_threads = 100,000 must be at most 1,024"):
+        experiment(math_threads=100_000)
 
 
 def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

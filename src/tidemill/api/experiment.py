@@ -31,6 +31,7 @@ from tidemill.core.query import Query
 from tidemill.core.seeding import derive_seed
 from tidemill.core.versions import RESERVED
 
+MOST_THREADS = 1024
 MOST_WORKERS = 10_000
 """In a group: what looks at every worker, the sums of the memory that they need among it, takes a second with so many."""
 
@@ -110,6 +111,8 @@ class WorkerConfig(Config):
         for name in ("count", "math_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.math_threads > MOST_THREADS:
+            raise ConfigError(f"math_threads = {self.math_threads:,} must be at most {MOST_THREADS:,}; more than the machine has cores is slower")
         if self.count > MOST_WORKERS:
             raise ConfigError(f"count = {self.count:,} must be at most {MOST_WORKERS:,}; an actor steps several environments with lanes")
 

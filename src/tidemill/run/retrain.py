@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tidemill.api.buffer import Demand, ReplayBuffer
+from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.label import read_spaces
 from tidemill.api.spaces import Spaces
 from tidemill.core.checkpoint import read_newest
@@ -17,8 +18,6 @@ from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
 from tidemill.run.folder import RunFolder
 from tidemill.workers.trainer_config import Trainer
-
-MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
