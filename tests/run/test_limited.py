@@ -262,6 +262,8 @@ def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path)
     with pytest.raises(TidemillError, match=r"no step was stored for 0\.3 s \(max_no_progress_s\), with 1 in flight"):
         failed(made, tmp_path / "run")
     assert read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["steps"] == 19
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["voided"] == 1 and summary["started"] == summary["committed"] + summary["voided"]
 
 
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])

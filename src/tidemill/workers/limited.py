@@ -240,8 +240,11 @@ class LimitedTrainerWorker(TrainerWorker):
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
             TrainerWorker._save(self, final=True)
+            hanging = self.limiter.in_flight
+            self.limiter.void(hanging)  # after the checkpoint: an exact run plays them again
+            self._summarise()
             raise NoProgress(
-                f"no step was stored for {limit:g} s (max_no_progress_s), with {self.limiter.in_flight} in flight: environments do not answer, or "
+                f"no step was stored for {limit:g} s (max_no_progress_s), with {hanging} in flight: environments do not answer, or "
                 "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set max_no_progress_s higher",
                 limit,
             )
