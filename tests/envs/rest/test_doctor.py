@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.envs.rest.served import Ledger, client, serving
 
+from tidemill.envs.rest import doctor
 from tidemill.envs.rest.doctor import _slots, examine
 
 
@@ -39,6 +40,14 @@ def test_a_limit_that_the_server_does_not_tell_is_found():
     tried = said["at a time"]
     assert tried.level == "warn" and sessions(tried) == [1, 2, 3] and "all 3 sessions are taken" in tried.message
     assert tried.cure == "stay at 3 sessions, evaluations included"
+
+
+def test_a_server_that_is_gone_before_the_end_is_no_server_of_few_sessions(monkeypatch):
+    rates = iter([(100.0, 0.01, "", 1), (0.0, 0.0, "nothing answers", 0), (0.0, 0.0, "nothing answers", 0)])
+    monkeypatch.setattr(doctor, "_rate", lambda host, count, seconds: next(rates))
+    with serving(limit=4) as server:
+        said = found(server)
+    assert said["at a time"].level == "fail" and "the server answers no more" in said["at a time"].message and "proposal" not in said
 
 
 def test_deadlines_are_several_times_the_slowest_call():

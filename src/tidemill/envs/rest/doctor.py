@@ -181,6 +181,12 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
         yield Finding("at a time", "fail", cause, "see the server's own log")
         return
     if cause:
+        *_, gone, _ = _rate(host, 1, 0.0)
+        if gone:
+            yield Finding(
+                "at a time", "fail", f"the server answers no more, not even one session: {gone}", "see the server's own log, and start it anew"
+            )
+            return
         limit = max(rates)
     top = max(rates.values())
     best = next(count for count, rate in rates.items() if rate >= 0.9 * top)
