@@ -1,6 +1,7 @@
 """A run is trained again from its journal, to the same weights."""
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def test_a_journal_that_is_shorter_than_the_checkpoint_says_is_refused_by_the_re
         JournalWriter(path, [], {}, facts(folder)["journal"])
     with pytest.raises(RunError, match="put the whole file back"):
         resume(folder, launch="threads", limits={"steps": 100}, quiet=True)
+
+
+def test_a_resume_with_what_a_journal_cannot_change_says_that_it_ends_being_trained_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    run(folder, steps=50)
+    path = folder / "config.json"
+    path.write_text(re.sub(r'"batch_size": \d+', '"batch_size": 5', path.read_text()))
+    resume(folder, launch="threads", limits={"steps": 70}, quiet=True)
+    said = capfd.readouterr()
+    assert re.search(r"batch_size was \d+ and is 5: the journal goes on, but the run cannot be trained again", said.out + said.err)
 
 
 def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class Intake:
         self.journal: JournalWriter | None = None
         if config.journal and demand.folder is not None:
             end = None if found is None else _journal_end(found)
+            if found is not None:
+                self._look_for_changes(found, tell)
             self.journal = JournalWriter(journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end)
             source = Journaled(source, self.journal)
         self.ages = Ages(source)
@@ -105,6 +107,15 @@ class Intake:
                 self.journal.emptied()
         return limiter
 
+    def _journaled(self) -> dict[str, Any]:
+        """Return those settings that a journal is read by, and that it has from its beginning to its end."""
+        return {"exact": self._config.exact, "batch_size": self._config.batch_size}
+
+    def _look_for_changes(self, found: Found, tell: Callable[[str], None]) -> None:
+        for name, value in self._journaled().items():
+            if (was := found.facts.get("journaled", {}).get(name, value)) != value:
+                tell(f"{name} was {was} and is {value}: the journal goes on, but the run cannot be trained again from it (tidemill retrain)")
+
     def receive(self) -> list[Received]:
         """Store what has come, and return that."""
         arrivals = self.buffer.receive()
@@ -123,7 +134,7 @@ class Intake:
         """Return what checkpoints keep of it."""
         facts = {"limiter": vars(self.limiter.counts), "ratio": str(self.limiter.ratio), **self.phases.facts(steps)}
         if self.journal is not None:
-            facts["journal"] = self.journal.sync()
+            facts["journal"], facts["journaled"] = self.journal.sync(), self._journaled()
         whole = self._config.keep_buffer
         return Kept({} if self._open is None else {SLOTS: self._open.arrays(whole)}, facts, {MEMORY: self.buffer.save} if whole else {})
 
