@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import gymnasium
@@ -32,7 +33,7 @@ class CartPole:
 
 
 @contextmanager
-def serving(fault="", at=3, token=None):
+def serving(fault="", at=3, token=None, port=0):
     """A server whose session goes wrong in its step `at`. Without the token none is opened."""
     sessions = []
 
@@ -78,7 +79,7 @@ def serving(fault="", at=3, token=None):
             said = request.headers.get("authorization")
             return None if token is None or said == f"Bearer {token}" else connection.respond(401, "no token")
 
-        async with websockets.serve(session, "127.0.0.1", 0, close_timeout=0.1, process_request=known) as server:
+        async with websockets.serve(session, "127.0.0.1", port, close_timeout=0.1, process_request=known) as server:
             ports.append(server.sockets[0].getsockname()[1])
             ready.set()
             await stop.wait()
@@ -128,6 +129,37 @@ def test_what_goes_wrong_is_named_and_the_next_reset_opens_another_session(fault
         (told,) = driver.tick(reset=np.ones(1, bool))
         assert told.tick.present.all() and len(sessions) == 2
         environment.close()
+
+
+def test_a_server_that_starts_again_is_tried_until_it_is_there():
+    with serving() as (config, _):
+        port = int(config.url.rpartition(":")[2])
+        environment, refused = config.build(1, 5), config.build(1, 5)
+        driver = Driver(environment)
+        driver.tick(), driver.tick()
+    with pytest.raises(ReplyLost, match="connection was lost"):
+        driver.tick()
+    with pytest.raises(RemoteUnavailable, match="no session could be opened"):
+        Driver(refused).tick()  # it has never answered
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(lambda: driver.tick(reset=np.ones(1, bool))[0])
+        assert wait([told], 0.3).not_done  # it is being tried
+        with serving(port=port) as (_, sessions):
+            assert told.result(20).tick.present.all() and len(sessions) == 1
+            environment.close()
+    refused.close()
+
+
+def test_a_server_that_stays_away_is_given_up_at_the_deadline():
+    with serving() as (config, _):
+        environment = config.replace(deadline=0.5).build(1, 5)
+        driver = Driver(environment)
+        driver.tick(), driver.tick()
+    with pytest.raises(ReplyLost, match="connection was lost"):
+        driver.tick()
+    with pytest.raises(RemoteUnavailable, match=r"no session could be opened within 0\.5 s"):
+        driver.tick(reset=np.ones(1, bool))
+    environment.close()
 
 
 def test_a_reward_that_is_no_number_is_named():

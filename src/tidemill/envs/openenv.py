@@ -6,6 +6,7 @@ so that a lost reply always costs the episode. It does not tell cut episodes fro
 
 import asyncio
 import math
+import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class OpenEnv(EnvironmentConfig):
     max_episode_steps  an episode is cut after that many steps; 0: none
     token              sent as ``Authorization: Bearer …`` when a session is opened, for what stands before the server (it asks for none itself);
                        "$NAME" is read from the environment variable NAME, so that the token is not saved with the run; unset it means none
-    deadline           seconds for a call; where no session is open, that is done in it, too
+    deadline           seconds for a call; where no session is open, that is done in it, too: a server that answered once and is gone is tried again
+                       for so long
     """
 
     url: str
@@ -94,7 +96,7 @@ class OpenEnvSession:
         token = token_of(config.token)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._socket: Any = None
-        self._steps = 0
+        self._steps, self._answered = 0, False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
@@ -131,9 +133,7 @@ class OpenEnvSession:
         try:
             async with asyncio.timeout(self._config.deadline):
                 if self._socket is None:
-                    self._socket = await websockets.connect(
-                        self._url, additional_headers=self._headers, max_size=LARGEST, open_timeout=None, ping_timeout=None
-                    )
+                    self._socket = await self._open()
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
                 said = msgspec.json.decode(await self._socket.recv())
@@ -143,9 +143,11 @@ class OpenEnvSession:
                 raise RemoteFault(f"{where}: answered {answer.get('code', 'an error')}: {answer.get('message', '')}; see the server's environment")
             if not isinstance(answer.get("observation"), dict):
                 raise RemoteFault(f"{where}: what was answered has no observation: {brief(answer)}")
-            whole = True
+            whole = self._answered = True
             return answer
         except TimeoutError as error:
+            if not sent:
+                raise RemoteUnavailable(f"{where}: no session could be opened within {self._config.deadline:g} s (deadline)") from error
             raise RemoteTimeout(f"{where}: no answer within {self._config.deadline:g} s (deadline)") from error
         except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
@@ -160,3 +162,17 @@ class OpenEnvSession:
                 broken, self._socket = self._socket, None
                 if broken is not None:
                     broken.transport.abort()
+
+    async def _open(self) -> Any:
+        """Return the connection of a new session. Nothing has been applied yet, so that a server which starts again may be tried again."""
+        import websockets
+
+        pause = 0.1
+        while True:
+            try:
+                return await websockets.connect(self._url, additional_headers=self._headers, max_size=LARGEST, open_timeout=None, ping_timeout=None)
+            except OSError:
+                if not self._answered:  # a wrong URL, more likely
+                    raise
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, 2.0)
