@@ -1,5 +1,8 @@
 """What memory there is, and the refusal of what cannot fit."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,23 @@ def test_a_process_knows_what_it_holds() -> None:
     kept = bytearray(b"x" * 50_000_000)
     assert 45_000_000 < held()[0] - before < 60_000_000
     assert len(kept) == 50_000_000
+
+
+FREED = """
+import resource, sys
+import numpy as np
+from tidemill.core.memory import keep_freed
+
+if sys.argv[1] == "kept":
+    keep_freed()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(50_000_000, np.uint8)[::4096] = 1
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+def test_what_a_process_frees_it_can_keep() -> None:
+    faults = {way: int(subprocess.run([sys.executable, "-c", FREED, way], check=True, capture_output=True).stdout) for way in ("kept", "given back")}
+    assert faults["kept"] < 5 < faults["given back"]

@@ -9,6 +9,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.encoders import AT_A_TIME
 
 VECTOR = Box((3,), "float32")
 ACTIONS = {
@@ -112,13 +113,17 @@ def test_acting_and_evaluating_agree_for_every_observation_space(observation, no
     assert gradient.abs().sum() > 0
 
 
-def test_images_reach_the_network_as_they_are_and_the_layout_does_not_matter():
+def test_images_reach_the_network_as_bytes_and_the_layout_does_not_matter():
     spaces_first = Spaces(Box((4, 36, 40), "uint8", (0.0,), (255.0,)), Discrete(3))
     spaces_last = Spaces(Box((36, 40, 4), "uint8", (0.0,), (255.0,)), Discrete(3))
     config = ActorCritic()
-    images = draw(spaces_first.observation, 3)
+    images = draw(spaces_first.observation, 3 * AT_A_TIME // 2)
     policies = [config.build(s, 0) for s in (spaces_first, spaces_last)]
-    assert policies[0].prepare(images)["obs"] is images["obs"]
+    prepared = policies[0].prepare(images)["obs"]
+    assert prepared.flags.c_contiguous
+    np.testing.assert_array_equal(prepared, np.moveaxis(images["obs"], 1, 3), strict=True)
+    last = np.ascontiguousarray(prepared)
+    assert np.shares_memory(policies[1].prepare({"obs": last})["obs"], last)
     assert policies[0].towers == 1
     assert config.replace(shared_critic=False).build(spaces_first, 0).towers == 2
     values = [

@@ -15,6 +15,7 @@ import msgspec
 
 from tidemill.core.errors import ConfigError, SchemaError
 
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 LIMIT = 64 << 30  # bytes; a size beyond it is a corrupt header, not a plan
 
 
@@ -119,6 +120,20 @@ def _room(group: Path) -> int | None:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return max(limit - used + int(stat.get("inactive_file", 0)), 0)  # files that were read and can be dropped again
     return None
+
+
+def keep_freed() -> None:
+    """Let this process use again what it frees, in place of giving it back and asking for it anew (glibc; elsewhere nothing happens).
+
+    The large arrays of a network that sees images live for a moment each. Without this the kernel clears all of their pages in every minibatch,
+    60,000 a second: a sixth of what training on Atari's images takes, and what is cleared has left the cache.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)  # bytes, all that it takes: free at the end of the heap beyond that, they go back
 
 
 def held(children: bool = False) -> list[int]:

@@ -24,6 +24,7 @@ from tidemill.api.experiment import Context, Experiment
 from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
+from tidemill.core.memory import keep_freed
 from tidemill.core.source import load_file
 from tidemill.launchers.processes import Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
@@ -34,6 +35,7 @@ GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gon
 def main() -> None:
     """Run the workers that standard input describes."""
     gc.set_threshold(10_000)  # imports make objects that stay: with 700, a tenth of torch's import is looking for garbage among them
+    keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)

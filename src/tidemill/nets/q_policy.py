@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Array, Arrays
+from tidemill.nets.encoders import channels_last
 from tidemill.nets.q_function import QFunction, first_weights
 from tidemill.nets.towers import Floats
 from tidemill.nets.weights import load_parameters, views
@@ -49,8 +50,7 @@ class QPolicy(Policy):
         """Return what the network takes of raw observations [n], whose leaves begin with `of`."""
         if self._image is not None:
             image = observation[of + self._image.removeprefix("obs")]
-            image = image[..., np.newaxis] if image.ndim == 3 else image
-            image = image if self.shape.image == image.shape[1:] else np.moveaxis(image, 1, -1)
+            image = channels_last(image, self.shape.image != image.shape[1:])
             if len(self.shape.convolutions) > 1:  # which take bytes
                 return image
             found: Floats = image.astype(np.float32)

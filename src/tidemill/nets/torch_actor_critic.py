@@ -11,6 +11,7 @@ from torch.nn import functional
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+from tidemill.nets.encoders import channels_last
 from tidemill.nets.masks import FORBIDDEN
 from tidemill.nets.torch_device import Mirror
 from tidemill.nets.torch_gradients import bind, leaf
@@ -100,19 +101,22 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
             towers = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, towers, strict=True)]
         return towers
 
+    def prepare(self, observation: Arrays) -> Arrays:
+        """See `ActorCriticPolicy.prepare`. Images lie [n, height, width, channels]: once for all epochs."""
+        inputs = super().prepare(observation)
+        return inputs | {name: channels_last(inputs[name], image.channels_first) for name, image in self.encoder.images.items()}
+
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:
-        """Return the 512 features of images [n, ...] uint8. Channels-last: 1.8 times as fast as channels-first, forward and backward, on a CPU."""
-        if image.ndim == 3:
-            image = image.unsqueeze(1)
-        elif not self.encoder.images[name].channels_first:
-            image = image.permute(0, 3, 1, 2)
+        """Return the 512 features of images [n, height, width, channels] uint8. Channels-last: 1.8 times as fast as channels-first, forward and
+        backward, on a CPU."""
         dtype = torch.bfloat16 if self.bfloat16 else torch.float32
 
         def weight(part: str) -> Tensor:
-            return self._tensors[f"cnn.{name}.{part}"][tower].to(dtype)
+            return self._tensors[f"cnn.{name}.{part}"][tower]
 
-        x = image.contiguous(memory_format=torch.channels_last).to(dtype) / 255
+        x = image.permute(0, 3, 1, 2).to(dtype)  # bytes, which both types have exactly
         for i, (_, _, stride) in enumerate(CONVOLUTIONS):
-            x = functional.conv2d(x, weight(f"{i}.weight"), weight(f"{i}.bias"), stride).relu()
+            kernel = weight(f"{i}.weight") if i else weight("0.weight") / 255  # of few weights instead of many pixels
+            x = functional.conv2d(x, kernel.to(dtype), weight(f"{i}.bias").to(dtype), stride).relu_()
         x = x.permute(0, 2, 3, 1).flatten(1)  # as it lies: nothing is copied
-        return torch.addmm(weight("out.bias"), x, weight("out.weight")).relu().float()
+        return torch.addmm(weight("out.bias").to(dtype), x, weight("out.weight").to(dtype)).relu_().float()

@@ -23,10 +23,12 @@ class TorchConvolutions(Trunk):
         self._features: Tensor | None = None
 
     def forward(self, images: NDArray[Any]) -> Floats:
-        x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last).float() / 255
+        x = torch.from_numpy(images).permute(0, 3, 1, 2).float()
         for i, (filters, kernel, stride) in enumerate(self._convolutions):
             weight, bias = self._leaves[2 * i : 2 * i + 2]
-            x = functional.conv2d(x, weight.view(kernel, kernel, -1, filters).permute(3, 2, 0, 1), bias, stride).relu()
+            if not i:
+                weight = weight / 255  # of few weights instead of many pixels
+            x = functional.conv2d(x, weight.view(kernel, kernel, -1, filters).permute(3, 2, 0, 1), bias, stride).relu_()
         self._features = x.permute(0, 2, 3, 1).flatten(1)
         features: Floats = self._features.detach().numpy()
         return features

@@ -33,6 +33,7 @@ from tidemill.api.spaces import Discrete, MultiDiscrete, Space, Spaces, leaves, 
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
@@ -371,7 +372,8 @@ def queued() -> dict[int, float]:
 def main() -> None:
     """Obey standard input (see the module's text)."""
     signal.alarm(SECONDS)  # whatever hangs, this process does not
-    gc.set_threshold(10_000)  # as in workers
+    gc.set_threshold(10_000)  # as in workers, and so is the next
+    keep_freed()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an environment prints is no answer
     limit_threads(1)
