@@ -147,6 +147,32 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
     np.testing.assert_allclose(act(policy, config, spaces, images)["value"], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("convolutions", ["float32", "bfloat16"])
+def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolutions):
+    """They are converted once for many answers."""
+    spaces, config = Spaces(Box((2, 36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), ActorCritic(convolutions=convolutions)
+    policy, other, images = config.build(spaces, 0), config.build(spaces, 1), draw(spaces.observation, 3)
+
+    def value():
+        return act(policy, config, spaces, images, True)["value"].copy()
+
+    def afresh():
+        twin = config.build(spaces, 2)
+        twin.load(policy.parameters(), 1)
+        return act(twin, config, spaces, images, True)["value"]
+
+    first = value()
+    policy.load(other.parameters(), 1)
+    loaded = value()
+    assert not np.allclose(first, loaded, atol=1e-3)
+    np.testing.assert_array_equal(loaded, afresh())
+    with torch.no_grad():  # as Adam does
+        policy.trainable_parameters()[0].detach().mul_(1.1)
+    trained = value()
+    assert not np.allclose(loaded, trained, atol=1e-3)
+    np.testing.assert_array_equal(trained, afresh())
+
+
 @pytest.mark.parametrize("action", ["discrete", "branches", "bits"])
 def test_sampling_follows_the_probabilities(action):
     spaces, config = Spaces(VECTOR, ACTIONS[action]), ActorCritic(hidden=())
