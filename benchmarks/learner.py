@@ -15,6 +15,7 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.ppo_learner import PPOLearner, _sums, _whole
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="the fastest counts (images: one)")
     options = parser.parse_args()
     limit_threads(1)
+    keep_freed()  # as workers do
     observation = Box((4, 84, 84), "uint8", (0.0,), (255.0,)) if options.images else Box((4,), "float32")
     spaces = Spaces(observation, Discrete(6 if options.images else 2))
     config = ActorCritic(convolutions="bfloat16" if options.bfloat16 else "float32")
