@@ -89,6 +89,6 @@ def test_episodes_count_by_turns_however_far_each_environment_is() -> None:
 def test_an_evaluation_goes_on_without_an_environment_that_fails(tmp_path: Path, kwargs: dict[str, Any]) -> None:
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, failures=1)
-    made = limited.experiment(environment=environment, iteration_steps=30, evaluation_steps=40, max_no_progress_s=0.5)
+    made = limited.experiment(environment=environment, iteration_steps=30, evaluation_steps=40, max_no_progress_s=3.0)
     assert run(made, tmp_path / "run")["limiter"]["committed"] == 60
     assert [told[0] for told in found(tmp_path / "run")] == [40, 40]
