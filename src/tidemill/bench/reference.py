@@ -38,6 +38,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
@@ -498,6 +499,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what an environment prints is no answer
     limit_threads(1)
+    keep_freed()  # as workers: what they can do without is no bare cost
     torch.manual_seed(0)
     order = json.loads(sys.stdin.readline())
     Thread(target=end_with, args=(order["runner"],), daemon=True).start()
