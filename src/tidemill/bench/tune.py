@@ -170,18 +170,20 @@ def candidates(experiment: Experiment, whole: Experiment, costs: Costs, cores: i
 
 def neighbours(layout: Layout, least: int) -> list[Layout]:
     """Return the layouts one change away: twice or half the lanes, with samples half or twice as long; slots; with threads, more or fewer targets of
-    fewer or more lanes, and one core or every core."""
+    fewer or more lanes; with threads or several processes, each on one core or on every core."""
     found = []
     if layout.threads:
         for ring, lanes in ((2 * layout.ring, layout.lanes / 2), (layout.ring / 2, 2 * layout.lanes)):
             if lanes == int(lanes) and ring == int(ring):
                 found.append(replace(layout, ring=int(ring), lanes=int(lanes), threads=int(lanes)))
-        found += [replace(layout, one_core=not layout.one_core), replace(layout, threads=max(1, layout.threads // 2))]
+        found.append(replace(layout, threads=max(1, layout.threads // 2)))
     else:
         if layout.lanes % 2 == 0:
             found.append(replace(layout, lanes=layout.lanes // 2, sample_steps=2 * layout.sample_steps))
         if layout.sample_steps % 2 == 0 and layout.sample_steps // 2 >= least:
             found.append(replace(layout, lanes=2 * layout.lanes, sample_steps=layout.sample_steps // 2))
+    if layout.threads or layout.processes > 1:
+        found.append(replace(layout, one_core=not layout.one_core))
     found += [replace(layout, slots=slots) for slots in (1, 2, 3) if slots != layout.slots and not (layout.together and slots == 3)]
     return found
 
