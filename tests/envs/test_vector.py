@@ -144,6 +144,23 @@ def test_faulty_answers_are_named(observation, says):
         driver.tick()
 
 
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ((np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(2, bool), {}), r"step must return \(observations, .*\), not 4 values"),
+        (np.zeros((2, 2), np.float32), "not this ndarray"),
+        ((np.zeros((2, 2), np.float32), 0.5, np.zeros(2, bool), np.zeros(2, bool), {}), r"an array of 2 lanes: one of them has the shape \(\)"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_named(result, says):
+    env = games.vector(2)
+    driver = Driver(VectorLanes(env, "Counters", 0, "next-step"))
+    driver.tick()
+    env.step = lambda actions: result
+    with pytest.raises(EnvironmentFault, match=says):
+        driver.tick()
+
+
 def test_an_environment_that_raises_is_named():
     env = games.vector(2)
     driver = Driver(VectorLanes(env, "Counters", 0, "next-step"))

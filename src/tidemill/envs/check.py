@@ -314,7 +314,8 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
             "return what observation_space declares, dtype included: other libraries insist on it",
         )
     except Exception as error:
-        return Finding("raw observation", "fail", _said(error), "see the error that reset raised")
+        cure = "write reset(self, *, seed=None, options=None), which returns (observation, info)"
+        return Finding("raw observation", "fail", _said(error), cure)
     finally:
         env.close()
 

@@ -224,9 +224,10 @@ class VectorLanes(Environment):
         tick = ticks[0]
         observation, reward, terminated, truncated, infos = self._result
         try:
-            tick.reward[:] = reward
-            tick.done[:] = terminated
-            tick.truncated[:] = truncated
+            for target, values in ((tick.reward, reward), (tick.done, terminated), (tick.truncated, truncated)):
+                target[:] = values
+                if np.ndim(values) != 1:  # a single number would be everybody's
+                    raise ValueError(f"one of them has the shape {np.shape(values)}")
         except (TypeError, ValueError) as error:
             raise EnvironmentFault(f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes: {error}") from error
         tick.reward[self._began] = 0.0
@@ -281,6 +282,9 @@ class VectorLanes(Environment):
 
     def _step(self, result: Any, forced: NDArray[np.bool_] | None) -> Any:
         """Reset what must be reset after a step."""
+        if not isinstance(result, (tuple, list)) or len(result) != 5:
+            what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"this {type(result).__name__}"
+            raise EnvironmentFault(f"{self.name}: step must return (observations, rewards, terminated, truncated, infos), not {what}")
         observation, reward, terminated, truncated, infos = result
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
         if forced is not None:  # what their last step led to is of an episode that is over
