@@ -203,3 +203,5 @@ def test_large_images_stay_bytes_and_are_acted_on_however_they_lie(shape, seen):
     assert found.dtype == np.uint8 and found.shape == (5, *seen) and policy.shape.image == seen
     policy.act({"obs": images}, {}, True, out)
     np.testing.assert_allclose(out["value"], policy.twin().forward(found)[..., 0].max(1), rtol=1e-4)
+    policy.act({"obs": images[:0]}, {}, True, out)
+    assert policy.inputs({"obs": images[:0]}).shape == (0, *seen)

@@ -51,7 +51,7 @@ def channels_last(images: Array, channels_first: bool) -> Array:
     Copied by planes of a few images, which stay in the cache: 10 µs for four of 84 x 84 on a core, where torch takes 25 and numpy 40.
     """
     if images.ndim == 3 or not channels_first:
-        return np.ascontiguousarray(images).reshape(*images.shape[:3], -1)
+        return np.ascontiguousarray(images).reshape(*images.shape[:3], *(images.shape[3:] or (1,)))
     n, channels, *sides = images.shape
     out = np.empty((n, *sides, channels), images.dtype)
     for start in range(0, n, AT_A_TIME):
