@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, Tuple, leaves, schema_of_space
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
@@ -147,8 +148,23 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
     np.testing.assert_allclose(act(policy, config, spaces, images)["value"], expected, rtol=1e-4, atol=1e-4)
 
 
+def fused(policy):
+    optimiser = TorchLibrary(policy).optimiser(policy, torch.ones(policy.size), 1e-5)
+    optimiser.descend(0.01, 1.0, None, torch.zeros(()))
+
+
+def in_place(policy):
+    with torch.no_grad():
+        policy.trainable_parameters()[0].mul_(1.1)
+
+
+def unseen(policy):
+    policy.trainable_parameters()[0].data.mul_(1.1)
+
+
 @pytest.mark.parametrize("convolutions", ["float32", "bfloat16"])
-def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolutions):
+@pytest.mark.parametrize("change", [fused, in_place, unseen])
+def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolutions, change):
     """They are converted once for many answers."""
     spaces, config = Spaces(Box((2, 36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), ActorCritic(convolutions=convolutions)
     policy, other, images = config.build(spaces, 0), config.build(spaces, 1), draw(spaces.observation, 3)
@@ -166,11 +182,29 @@ def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolution
     loaded = value()
     assert not np.allclose(first, loaded, atol=1e-3)
     np.testing.assert_array_equal(loaded, afresh())
-    with torch.no_grad():  # as Adam does
-        policy.trainable_parameters()[0].detach().mul_(1.1)
-    trained = value()
-    assert not np.allclose(loaded, trained, atol=1e-3)
-    np.testing.assert_array_equal(trained, afresh())
+    for _ in range(2):
+        before = value()
+        change(policy)
+        assert not np.allclose(value(), before, atol=1e-3)
+        np.testing.assert_array_equal(value(), afresh())
+
+
+def test_who_acts_while_weights_are_loaded_keeps_none_of_those_before(monkeypatch):
+    """As where several threads ask one policy."""
+    spaces, config = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), ActorCritic()
+    policy, other, images = config.build(spaces, 0), config.build(spaces, 1), draw(spaces.observation, 3)
+    contiguous, calls = torch.Tensor.contiguous, []
+
+    def meanwhile(tensor, **form):
+        if not calls:
+            calls.append(policy.load(other.parameters(), 1))
+            act(policy, config, spaces, images, True)
+        return contiguous(tensor, **form)
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", meanwhile)
+    act(policy, config, spaces, images, True)
+    assert calls
+    np.testing.assert_array_equal(act(policy, config, spaces, images, True)["value"], act(other, config, spaces, images, True)["value"])
 
 
 @pytest.mark.parametrize("action", ["discrete", "branches", "bits"])

@@ -33,8 +33,8 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         self._place(device)
         with self.place():
             self._leaf = leaf(torch.from_numpy(self.flat).to(self.device))
-        self._kept_weights: dict[tuple[str, int], Tensor] = {}
-        self._kept_version = -1
+        self._kept_weights: dict[tuple[str, int], Tensor] = {}  # another one with each `load`, so that nobody keeps in it what was before
+        self._lent = False
         self._mirror = Mirror(self._leaf)
         self.flat = self._mirror.array
         self.weights = views(self.flat, self._shapes)
@@ -51,10 +51,12 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
     def trainable_parameters(self) -> list[Tensor]:
         """Return one float32 tensor: all weights, flat, with `.grad` in place."""
         assert self._leaf is not None
+        self._lent = True
         return [self._leaf]
 
     def _bind(self, gradient: Tensor) -> None:
-        self.trainable_parameters()[0].grad = gradient
+        assert self._leaf is not None
+        self._leaf.grad = gradient
         bind(list(self._tensors.values()), gradient)
 
     def parameters(self) -> Arrays:
@@ -68,7 +70,7 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         """See `Policy.load`. Waits for what is being answered with the weights so far."""
         self.settle()
         super().load(parameters, version)
-        self._kept_version = -1
+        self._kept_weights = {}
         with self.place():
             self._mirror.push()
         self.settle()
@@ -120,21 +122,17 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         return torch.addmm(weights[-1], x, weights[-2]).relu_().float()
 
     def _converted(self, name: str, tower: int) -> Tensor:
-        """Return a weight of the convolutions as they take it. Those that act on a CPU are kept until the weights change: for 16 rows, to convert
-        them is half of the work."""
-        keeps = torch.is_inference_mode_enabled() and self.device.type == "cpu"
-        if keeps:
-            version = self.trainable_parameters()[0]._version  # counts what torch has changed; what `load` has, it tells itself
-            if version != self._kept_version:
-                self._kept_version = version
-                self._kept_weights.clear()
-            found = self._kept_weights.get((name, tower))
-            if found is not None:
-                return found
-        weight = self._tensors[name][tower]
-        if name.endswith(".0.weight"):
-            weight = weight / 255  # few weights instead of many pixels
-        weight = weight.to(torch.bfloat16 if self.bfloat16 else torch.float32)
-        if keeps:
-            self._kept_weights[name, tower] = weight.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else weight
+        """Return a weight of the convolutions as they take it. Those that act on a CPU are kept until `load`: for 16 rows, to convert them is half of
+        the work. Whoever has `trainable_parameters` may change them at any time, and torch's fused optimisers count no versions: nothing is kept."""
+        acts = torch.is_inference_mode_enabled() and self.device.type == "cpu"
+        kept = self._kept_weights if acts and not self._lent else {}
+        weight = kept.get((name, tower))
+        if weight is None:
+            weight = self._tensors[name][tower]
+            if name.endswith(".0.weight"):
+                weight = weight / 255  # few weights instead of many pixels
+            weight = weight.to(torch.bfloat16 if self.bfloat16 else torch.float32)
+            if acts and weight.ndim == 4:
+                weight = weight.contiguous(memory_format=torch.channels_last)
+            kept[name, tower] = weight
         return weight
