@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.losses import explained_variance
+from tests.algorithms.losses import clipped_surrogate, explained_variance, value_loss
 
 from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.chunks import Rows
@@ -187,6 +187,43 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     assert of_policy + 0.5 * of_value - 0.01 * entropy == pytest.approx(naive.item(), abs=1e-6)
     expected = torch.cat([w[name].grad.reshape(-1) if w[name].numel() else torch.zeros(0) for name in w])
     np.testing.assert_allclose(learner._gradient, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 0.05])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_an_update_is_that_of_a_plain_torch_network(normalise, limit):
+    learner = learner_of(
+        minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, normalise_returns=False, normalise_advantages=normalise, max_gradient_norm=limit
+    )
+    policy = learner.policy
+    sample = make_sample(policy, T=33, N=8)
+    batch = gather([sample], gae_of(0.99, 0.95))
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items() if array.size}
+    adam = torch.optim.Adam(w.values(), lr=1e-2, eps=1e-5)
+    x, action, target = (torch.from_numpy(array) for array in (batch.observation["obs"], batch.action["action"], batch.target))
+    advantage = torch.from_numpy(batch.advantage)
+    if normalise:
+        advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+
+    def tower(g):
+        h = x
+        for i in range(2):
+            h = torch.tanh(h @ w[f"hidden.{i}.weight"][g] + w[f"hidden.{i}.bias"][g])
+        return h
+
+    for _ in range(3):
+        logs = torch.log_softmax(tower(0) @ w["actor.weight"].T + w["actor.bias"].T, -1)
+        value = tower(1) @ w["critic.weight"] + w["critic.bias"]
+        log_ratio = logs[torch.arange(len(x)), action] - torch.from_numpy(batch.log_prob)
+        loss = clipped_surrogate(log_ratio, advantage, 0.2) + 0.5 * value_loss(value, target) + 0.01 * (logs.exp() * logs).sum(-1).mean()
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(list(w.values()), limit or float("inf"))
+        assert limit is None or norm > limit
+        adam.step()
+    assert learner.update([sample], 0.0)["minibatches"] == 3
+    for name, tensor in w.items():
+        np.testing.assert_allclose(policy.weights[name], tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_two_runs_of_updates_are_byte_equal():
