@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -286,6 +287,35 @@ def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: Algorith
     made = experiment(Gymnasium(id="CartPole-v1"), lanes=1)
     facts, _ = parts_of(made.replace(workers={**made.workers, "trainer": Trainer(algorithm=algorithm)}))
     assert facts["epochs"] == epochs
+
+
+@pytest.mark.parametrize(
+    ("environment", "critic", "network"),
+    [
+        (GymnasiumVector(id="CartPole-v1"), None, "mlp 8 tanh"),
+        (GymnasiumVector(id="CartPole-v1"), True, "own"),
+        (Gymnasium(make=f"{__file__}:Camera"), None, "nature cnn float32"),
+        (Gymnasium(make=f"{__file__}:Camera"), False, "own"),
+    ],
+)
+def test_a_network_with_more_or_fewer_layers_than_the_reference_s_is_measured_itself(
+    environment: EnvironmentConfig, critic: bool | None, network: str
+) -> None:
+    made = experiment(environment, lanes=2).replace(policies={"policy": ActorCritic(hidden=(8,), shared_critic=critic)})
+    facts, parts = parts_of(made)
+    assert facts["network"] == network
+    assert parts["train" if "train" in parts else "train torch"]() == facts["rows"]
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((36, 36, 1), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros((36, 36, 1), np.uint8), 0.0, False, False, {}
 
 
 def test_figures_are_in_their_file_before_tables_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,7 +380,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     if not isinstance(config, ActorCritic) or config.state(spaces) or not isinstance(spaces.action, (Discrete, Box)):
         return "own", own_parts(config, spaces, ppo, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
-    if len(encoder.images) + bool(encoder.width) != 1:
+    if len(encoder.images) + bool(encoder.width) != 1 or config.towers(encoder) != (1 if encoder.images else 2):
         return "own", own_parts(config, spaces, ppo, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
     network = Network(config, encoder, spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)))
