@@ -278,6 +278,11 @@ def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
     return total
 
 
+def times_as_long(work: str) -> int:
+    """Return by how much a run of that work is longer than others."""
+    return 3 if work.startswith("pong") else 1
+
+
 def minutes(seconds: float) -> str:
     """Return a time in words."""
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
@@ -355,7 +360,9 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
     best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
     head = ["system", "version", "layout", f"{work.unit}, median (lowest … highest)"]
     head += ["Tidemill is"] * bool(own) + ["475 after, s of training: median (of how many runs)"] * work.target
-    text = [f"### {work.title}", "", f"`make bench ARGS={work.name}` · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.", ""]
+    runs = max((len(found) for found in data["runs"].values()), default=0)
+    asked = f'`make bench ARGS="{work.name} --runs {runs} --seconds {seconds / times_as_long(work.name):g}"`'
+    text = [f"### {work.title}", "", f"{asked} · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.", ""]
     text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for line in lines:
         latest = line.good[-1] if line.good else {}
@@ -585,8 +592,7 @@ def main() -> None:
     if not given.report:
         stores = {}
         for name in works:
-            length = seconds * (3 if name.startswith("pong") else 1)
-            stores[name] = Store(docs / "results" / "bench" / f"{name}.json", length, given.keep)
+            stores[name] = Store(docs / "results" / "bench" / f"{name}.json", seconds * times_as_long(name), given.keep)
         chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
         scripts = not given.works and not given.quick
         foretell(stores, chosen, runs, docs if scripts else None, given.keep)

@@ -87,6 +87,8 @@ def test_a_failed_system_is_reported_with_its_reason() -> None:
     }
     data = {"seconds": 20.0, "date": "2026-11-21", "machine": {"processor": "P", "cores": 2, "gpu": False}, "runs": runs}
     text = compare.section_of(compare.WORKS["cartpole"], data, "results/bench")
+    assert '`make bench ARGS="cartpole --runs 2 --seconds 20"`' in text
+    assert '"pong --runs 2 --seconds 10"' in compare.section_of(compare.WORKS["pong"], {**data, "seconds": 30.0}, "results/bench")
     served = {**data, "runs": {"tidemill": {"1": {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}}}}
     assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(compare.WORKS["cartpole_served"], served, "", 125.0)
     assert "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
