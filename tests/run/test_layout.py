@@ -41,8 +41,9 @@ from tidemill.core.threads import limit_threads
 from tidemill.run import arrange as arranging
 from tidemill.run import layout as laying_out
 from tidemill.run import presets
+from tidemill.run import probe as probing
 from tidemill.run.arrange import arrange, cache, costs_of
-from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, parse, promises, why_given
+from tidemill.run.layout import COLD, Costs, Layout, apply, by_turns, choose, layout_of, parse, promises, why_given
 from tidemill.run.probe import measure_environment, read_answer, threads_serve
 from tidemill.run.runners import with_slots
 
@@ -322,6 +323,22 @@ def test_an_environment_that_cannot_have_the_lanes_of_a_probe_is_not_refused_and
         measure_environment(Actors(environment=Eights(), lanes=8), lambda _: None)
     with pytest.raises(ConfigError, match="lanes = 12 are no eights"):
         measure_environment(Actors(environment=Eights(), lanes=12), lambda _: None)
+
+
+@pytest.mark.parametrize(("own", "waking", "left"), [(200e-6, 180e-6, 100e-6), (200e-6, COLD / 2, 200e-6), (80e-6, 1e-3, 0.0)])
+def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
+    own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+        work()
+        return costs.pop(0), 5e-3
+
+    monkeypatch.setattr(probing, "timed", timed)
+    costs = [own, waking]
+    core, wall = measure_environment(Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8), lambda _: None)
+    assert (core, wall) == (pytest.approx(left, abs=2e-9), 5e-3) and core > 0
+    costs = [own, waking]
+    assert measure_environment(Actors(environment=Scripted(), lanes=8), lambda _: None) == (own, 5e-3)  # has no threads: its costs choose nothing
 
 
 def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,11 @@ ALMOST = 0.01  # and among those with as many, within this, the one with fewer t
 WAIT_FACTOR, WAIT_SECONDS = 2.0, 0.5e-3  # an environment waits when its step takes so much longer than its work, and so long
 
 
+def waits(core: float, wall: float) -> bool:
+    """Return whether a step that takes so many core seconds, and seconds, waits for something other than a core."""
+    return wall > WAIT_FACTOR * core and wall > WAIT_SECONDS
+
+
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a probe measured.
 
@@ -64,7 +69,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def waits(self) -> bool:
         """True when a step is spent waiting for something other than a core."""
-        return self.wall > WAIT_FACTOR * self.env and self.wall > WAIT_SECONDS
+        return waits(self.env, self.wall)
 
     def words(self, lanes: int) -> str:
         """For people, per env step, with so many lanes in a target."""

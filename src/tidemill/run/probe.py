@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread, get_native_id
 from time import perf_counter, process_time, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,7 +39,8 @@ from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
 from tidemill.envs.check import keep_allowed, sample_actions
-from tidemill.run.layout import Costs
+from tidemill.envs.lanes import LaneLoop
+from tidemill.run.layout import COLD, Costs, waits
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import seen_by
@@ -51,6 +53,7 @@ QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
 FEW_LANES = 2
 LATER = 0.02  # by which a tick may be longer on one core, and that core be enough
+LONGEST_NAP = 0.01  # seconds; by then caches are as cold as they get
 FEW_ROWS = 64  # trained on first, to see how many there is time for
 
 
@@ -193,9 +196,27 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
             stepping = Stepping(environment)
             lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
         stepping.tick()
-        return timed(stepping.tick, STEPPING)
+        core, wall = timed(stepping.tick, STEPPING)
     finally:
         environment.close()
+    if waits(core, wall) and getattr(actors.environment, "threads", None) is not None:
+        core -= max(waking(wall - core) - COLD, 0.0)
+    return max(core, 1e-9), wall
+
+
+def waking(seconds: float) -> float:
+    """Return the core seconds of a tick of one lane that only sleeps for so long: more than `COLD` where others use the cores, whose caches are then
+    colder than those of a run whose lanes are awake in turn."""
+    from gymnasium.spaces import Discrete as Choice
+
+    def step(_: Any) -> tuple[Any, ...]:
+        sleep(min(seconds, LONGEST_NAP))
+        return 0, 0.0, False, False, {}
+
+    lane = SimpleNamespace(observation_space=Choice(1), action_space=Choice(1), reset=lambda **_: (0, {}), step=step)
+    stepping = Stepping(LaneLoop([lane], "a lane that sleeps", 0))
+    stepping.tick()
+    return timed(stepping.tick, STEPPING)[0]
 
 
 def build(config: EnvironmentConfig, lanes: int) -> tuple[Environment, float]:
