@@ -60,10 +60,11 @@ def test_the_cheaper_way_counts() -> None:
     assert cost == Cost(0.05, 0.075, (0.05,), {"torch": 0.1, "numpy": 0.05})
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("environment", "activation"), [("CartPole-v1", "tanh"), ("CartPole-v1", "relu"), ("Pendulum-v1", "tanh")])
-def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, activation: Any) -> None:
+def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, activation: Any, shared: bool) -> None:
     torch.manual_seed(1)
-    policy = ActorCritic(hidden=(16, 8), activation=activation)
+    policy = ActorCritic(hidden=(16, 8), activation=activation, shared_critic=shared)
     spaces = Gymnasium(id=environment).build(1, 0).agents[0].spaces
     ppo = PPO(entropy_coefficient=0.3, value_coefficient=0.7, max_gradient_norm=None)
     encoder = ObservationEncoder(spaces.observation, "auto")
@@ -293,18 +294,19 @@ def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: Algorith
     ("environment", "critic", "network"),
     [
         (GymnasiumVector(id="CartPole-v1"), None, "mlp 8 tanh"),
-        (GymnasiumVector(id="CartPole-v1"), True, "own"),
+        (GymnasiumVector(id="CartPole-v1"), True, "mlp 8 tanh, shared"),
         (Gymnasium(make=f"{__file__}:Camera"), None, "nature cnn float32"),
         (Gymnasium(make=f"{__file__}:Camera"), False, "own"),
     ],
 )
-def test_a_network_with_more_or_fewer_layers_than_the_reference_s_is_measured_itself(
+def test_the_network_that_is_measured_shares_as_many_layers_as_the_policy_s(
     environment: EnvironmentConfig, critic: bool | None, network: str
 ) -> None:
     made = experiment(environment, lanes=2).replace(policies={"policy": ActorCritic(hidden=(8,), shared_critic=critic)})
     facts, parts = parts_of(made)
     assert facts["network"] == network
-    assert parts["train" if "train" in parts else "train torch"]() == facts["rows"]
+    for name, part in parts.items():
+        assert name == "env" or part() == facts["rows" if name.startswith("train") else "batch"]
 
 
 class Camera(gymnasium.Env[Any, Any]):

@@ -148,16 +148,19 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
 
 
 class Network(nn.Module):
-    """Actor and critic: two MLPs, or Mnih et al.'s convolutions (channels last) under two heads."""
+    """Actor and critic: two MLPs, one with the outputs of both, or Mnih et al.'s convolutions (channels last) under two heads."""
 
     def __init__(self, config: ActorCritic, encoder: ObservationEncoder, outputs: int) -> None:
         super().__init__()
         self.dtype = torch.float32
         self.log_std = nn.Parameter(torch.zeros(outputs))
-        self.image = next(iter(encoder.images.values()), None)
+        self.image, self.shared = next(iter(encoder.images.values()), None), config.towers(encoder) == 1
         if self.image is None:
             activation = nn.Tanh if config.activation == "tanh" else nn.ReLU
-            self.actor, self.critic = (mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1))
+            if self.shared:
+                self.both = mlp(encoder.width, config.hidden, activation, outputs + 1)
+            else:
+                self.actor, self.critic = (mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1))
             return
         self.dtype = torch.bfloat16 if config.convolutions == "bfloat16" else torch.float32
         sizes = [self.image.height, self.image.width]
@@ -181,6 +184,9 @@ class Network(nn.Module):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype is torch.bfloat16):
                 x = observation.contiguous(memory_format=torch.channels_last).to(self.dtype) / 255
                 observation = self.features(x).float()
+        elif self.shared:
+            both = self.both(observation)
+            return both[:, :-1], both[:, -1]
         return self.actor(observation), self.critic(observation).squeeze(-1)
 
 
@@ -271,8 +277,8 @@ class Plain:
         self.weights, self.gradients = (
             [part.reshape(w.shape) for part, w in zip(np.split(flat.numpy(), ends), weights, strict=True)] for flat in (self.flat, self.flat.grad)
         )
-        layers = len(config.hidden) + 1
-        self.towers = (1, 1 + 2 * layers), (1 + 2 * layers, 1 + 4 * layers)  # where each one's layers lie in `weights`
+        layers, self.shared = len(config.hidden) + 1, network.shared
+        self.towers = (1, 1 + 2 * layers), (1 + 2 * layers, 1 + 4 * layers)  # where each one's layers lie in `weights`; the first alone, if shared
         self.adam = torch.optim.Adam([self.flat], lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
         self.rng = np.random.default_rng(0)
 
@@ -299,7 +305,10 @@ class Plain:
     def act(self, x: Array, discrete: bool) -> None:
         """Answer n rows."""
         head, rows = self.forward(x, 0)[1], len(x)
-        self.forward(x, 1)
+        if self.shared:
+            head = head[:-1]
+        else:
+            self.forward(x, 1)
         if discrete:
             head -= head.max(0)
             sums = np.exp(head).cumsum(0)
@@ -315,7 +324,11 @@ class Plain:
         ppo, columns = self.ppo, {name: column.numpy() for name, column in part.items()}
         action, advantage, log_std = columns["action"], columns["advantage"], self.weights[0]
         rows = len(advantage)
-        (kept, head), (of_critic, value) = self.forward(columns["input"], 0), self.forward(columns["input"], 1)
+        kept, head = self.forward(columns["input"], 0)
+        if self.shared:
+            head, value = head[:-1], head[-1:]
+        else:
+            of_critic, value = self.forward(columns["input"], 1)
         if action.dtype.kind == "i":
             head -= head.max(0)
             p = np.exp(head)
@@ -339,8 +352,12 @@ class Plain:
         else:
             of_head = of_log_prob * noise / std
             self.gradients[0][...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(ppo.entropy_coefficient)
-        self.backward(kept, of_head, 0)
-        self.backward(of_critic, (value - columns["target"]) * np.float32(ppo.value_coefficient / rows), 1)
+        of_value = (value - columns["target"]) * np.float32(ppo.value_coefficient / rows)
+        if self.shared:
+            self.backward(kept, np.concatenate((of_head, of_value)), 0)
+        else:
+            self.backward(kept, of_head, 0)
+            self.backward(of_critic, of_value, 1)
 
     def step(self, part: Columns) -> None:
         """Do one minibatch."""
@@ -380,7 +397,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     if not isinstance(config, ActorCritic) or config.state(spaces) or not isinstance(spaces.action, (Discrete, Box)):
         return "own", own_parts(config, spaces, ppo, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
-    if len(encoder.images) + bool(encoder.width) != 1 or config.towers(encoder) != (1 if encoder.images else 2):
+    if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
         return "own", own_parts(config, spaces, ppo, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
     network = Network(config, encoder, spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)))
@@ -410,7 +427,8 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
         return batch
 
     trains = {"train torch": train_part(ppo, columns, step), "train numpy": train_part(ppo, columns, plain_mlps.step)}
-    return f"mlp {'×'.join(map(str, config.hidden))} {config.activation}", {"infer torch": infer, "infer numpy": infer_numpy, **trains}
+    kind = f"mlp {'×'.join(map(str, config.hidden))} {config.activation}{', shared' * network.shared}"
+    return kind, {"infer torch": infer, "infer numpy": infer_numpy, **trains}
 
 
 def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
