@@ -207,6 +207,17 @@ def test_who_acts_while_weights_are_loaded_keeps_none_of_those_before(monkeypatc
     np.testing.assert_array_equal(act(policy, config, spaces, images, True)["value"], act(other, config, spaces, images, True)["value"])
 
 
+def test_who_has_acted_without_gradients_can_be_trained_and_may_be_built_without():
+    spaces, config = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), ActorCritic()
+    images = draw(spaces.observation, 3)
+    with torch.inference_mode():
+        inside = act(config.build(spaces, 0), config, spaces, images, True)["value"]
+    policy = config.build(spaces, 0)
+    np.testing.assert_array_equal(act(policy, config, spaces, images, True)["value"], inside)
+    evaluate(policy, images, np.zeros(3, np.int64)).value.sum().backward()
+    assert policy.trainable_parameters()[0].grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("action", ["discrete", "branches", "bits"])
 def test_sampling_follows_the_probabilities(action):
     spaces, config = Spaces(VECTOR, ACTIONS[action]), ActorCritic(hidden=())
