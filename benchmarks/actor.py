@@ -6,6 +6,7 @@ Free environments (they return zeros), a policy that answers zeros, a consumer t
 clock's share of "python" and "copy" in the actor worker, with everything that an actor does (agents, ring, rows, samples, requests).
 """
 
+import argparse
 import statistics
 from dataclasses import dataclass
 from time import perf_counter
@@ -90,6 +91,7 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
 
 def main():
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{'environment':46} {'seats':>6} {'actor µs/tick':>14} {'allowed':>9} {'environment µs/tick':>20}")
     dying = Free(agents=1024, death_rate=0.01)
     by_turns = Scripted(agents=1024, turns=4, shortest=1024, longest=1024)

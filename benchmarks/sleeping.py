@@ -131,7 +131,12 @@ def main():
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--splits", default="8x8,16x4,8x8/all")
     given = parser.parse_args()
-    splits = [(*map(int, split.removesuffix("/all").split("x")), not split.endswith("/all")) for split in given.splits.split(",")]
+    try:
+        splits = [(*map(int, split.removesuffix("/all").split("x")), not split.endswith("/all")) for split in given.splits.split(",")]
+    except ValueError:
+        splits = []
+    if not splits or any(len(split) != 3 or split[0] * split[1] != ENVIRONMENTS for split in splits):
+        parser.error(f"--splits {given.splits}: each is RxL or RxL/all, with {ENVIRONMENTS} environments in all")
     began, found = perf_counter(), {}
     for run in range(given.runs):
         others = Others()

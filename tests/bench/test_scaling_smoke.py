@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -26,3 +28,10 @@ def test_the_benchmark_of_sleeping_environments_runs():
     assert done.returncode == 0, done.stderr
     assert "bare threads" in done.stdout
     assert "4 x 16" in done.stdout
+
+
+@pytest.mark.parametrize("splits", ["4x4", "8x", "64", "4x4x4"])
+def test_splits_of_other_than_its_environments_are_refused(splits):
+    command = [sys.executable, str(BENCHMARKS / "sleeping.py"), "--splits", splits]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"--splits {splits}: each is RxL" in done.stderr
