@@ -90,6 +90,7 @@ SCRIPTS: dict[tuple[str, ...], float] = {  # the other benchmarks, each with its
     ("actor.py",): 60,
     ("learner.py",): 60,
     ("learner.py", "--images", "--rows", "1024", "--minibatch", "256", "--epochs", "1"): 60,
+    ("compiled.py",): 40,
     ("start.py",): 150,
     ("synthetic.py",): 60,
     ("sleeping.py",): 220,

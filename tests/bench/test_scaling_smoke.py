@@ -1,6 +1,7 @@
-"""The benchmarks of scaling and of sleeping environments run; their figures decide nothing here."""
+"""The benchmarks of scaling, of sleeping environments and of compiled networks run; their figures decide nothing here."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,11 @@ def test_splits_of_other_than_its_environments_are_refused(splits):
     command = [sys.executable, str(BENCHMARKS / "sleeping.py"), "--splits", splits]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and f"--splits {splits}: each is RxL" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by g++")
+def test_the_benchmark_of_compiled_networks_runs():
+    words = ["--rounds", "1", "--minibatches", "16", "--images"]
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "compiled.py"), *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert all(way in done.stdout for way in ("minibatch 16", "autograd", "compiled", "numpy"))

@@ -1,0 +1,86 @@
+"""What a row and epoch of PPO cost by torch's autograd, the same compiled (`torch.compile`, which needs a C++ compiler), and written out in numpy.
+
+    OMP_NUM_THREADS=1 python benchmarks/compiled.py [--rounds 15] [--minibatches 2048 512] [--images 256]
+
+Networks, loss and ways are those of the reference of `tidemill bench`; compiled are forward, loss and backward at once. Processor µs, the best of
+alternating rounds; seconds of compiling apart.
+"""
+
+import argparse
+from collections.abc import Callable
+from math import log
+from time import perf_counter, process_time
+
+import torch
+from torch import Tensor, nn
+
+from tidemill import PPO, ActorCritic
+from tidemill.api.spaces import Box
+from tidemill.bench.reference import Columns, Network, Plain, log_prob_entropy, train_part
+from tidemill.core.threads import limit_threads
+from tidemill.nets.encoders import ObservationEncoder
+
+
+def stepping(ppo: PPO, network: Network, compiled: bool) -> Callable[[Columns], None]:
+    """Return a function that does one minibatch with torch's autograd."""
+    parameters = list(network.parameters())
+    optimiser = torch.optim.Adam(parameters, lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
+
+    def loss(part: Columns) -> Tensor:
+        head, value = network(part["input"])
+        ratio = (log_prob_entropy(head, network.log_std, part["action"])[0] - part["log_prob"]).exp()
+        gain = torch.min(ratio * part["advantage"], ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * part["advantage"])
+        return ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean() - gain.mean()
+
+    found: Callable[[Columns], Tensor] = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss
+
+    def step(part: Columns) -> None:
+        of_part = found(part)
+        optimiser.zero_grad(set_to_none=False)
+        of_part.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(parameters, ppo.max_gradient_norm or float("inf"))
+        optimiser.step()
+
+    return step
+
+
+def measure(observation: Box, config: ActorCritic, actions: int, minibatch: int, count: int, rounds: int) -> dict[str, float]:
+    """Return µs a row and epoch by way, of epochs of `count` minibatches."""
+    ppo, encoder, rows = PPO(minibatch_size=minibatch), ObservationEncoder(observation, "auto"), count * minibatch
+    network = Network(config, encoder, actions)
+    images = torch.randint(0, 256, (rows, *observation.shape), dtype=torch.uint8)
+    columns = {"input": images if encoder.images else torch.randn(rows, encoder.width), "action": torch.randint(0, actions, (rows,))}
+    columns |= {"log_prob": torch.full((rows,), -log(actions)), "advantage": torch.randn(rows), "target": torch.randn(rows)}
+    ways = {"autograd": stepping(ppo, network, False), "compiled": stepping(ppo, network, True)}
+    if not encoder.images:
+        ways["numpy"] = Plain(network, config, ppo).step
+    began, best = perf_counter(), dict.fromkeys(ways, float("inf"))
+    train_part(ppo, columns, ways["compiled"])()
+    compiling = perf_counter() - began
+    for _ in range(rounds):
+        for way, step in ways.items():
+            work, start = train_part(ppo, columns, step), process_time()
+            work()
+            best[way] = min(best[way], (process_time() - start) / rows * 1e6)
+    return best | {"s to compile": compiling}
+
+
+def main() -> None:
+    """Print a line for each network and minibatch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--minibatches", type=int, nargs="*", default=[2048, 512], help="of the MLPs of CartPole")
+    parser.add_argument("--images", type=int, nargs="*", default=[256], help="minibatches of Mnih et al.'s convolutions in bfloat16")
+    given = parser.parse_args()
+    limit_threads(1)
+    torch.manual_seed(0)
+    vector, screen = Box((4,), "float32"), Box((4, 84, 84), "uint8", (0.0,), (255.0,))
+    works = [("MLP", vector, ActorCritic(), 2, size, 4) for size in given.minibatches]
+    works += [("Nature CNN, bfloat16", screen, ActorCritic(convolutions="bfloat16"), 6, size, 2) for size in given.images]
+    for name, observation, config, actions, minibatch, count in works:
+        found = measure(observation, config, actions, minibatch, count, given.rounds)
+        print(f"{name}, minibatch {minibatch}: {', '.join(f'{way} {value:.2f}' for way, value in found.items())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
