@@ -433,7 +433,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
 
 def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
     """Return the parts of a policy whose network this file does not have."""
-    policy = config.build(spaces, 0)
+    policy, acting = config.build(spaces, 0), config.build(spaces, 0)  # one that is trained may not keep what it prepares for acting
     if not isinstance(policy, TrainablePolicy):
         raise ConfigError(f"bench cannot tell what training costs: a {type(policy).__name__} is no TrainablePolicy (see tidemill.nets.trainable)")
     if policy.recurrent:
@@ -447,7 +447,7 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, see
     actions = [name for name in columns if name.startswith("action")]
 
     def act() -> int:
-        policy.act(acted, state, False, out)
+        acting.act(acted, state, False, out)
         return batch
 
     def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
