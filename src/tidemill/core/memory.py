@@ -129,12 +129,21 @@ def keep_freed() -> None:
     The large arrays of a network that sees images live for a moment each. Without this the kernel clears all of their pages in every minibatch,
     60,000 a second: a sixth of what training on Atari's images takes, and what is cleared has left the cache.
     """
+    _malloc("mallopt", _MMAP_MAX, 0)
+    _malloc("mallopt", _TRIM_THRESHOLD, KEPT)
+
+
+def give_back() -> None:
+    """Give back what this process has freed (glibc; elsewhere nothing happens): what it grows by from now on is what it needs more."""
+    _malloc("malloc_trim", 0)
+
+
+def _malloc(name: str, *arguments: int) -> None:
     import ctypes
 
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, KEPT)
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*arguments)
 
 
 def held(children: bool = False) -> list[int]:

@@ -4,7 +4,7 @@ from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.errors import ConfigError
-from tidemill.core.memory import Need, available, check_memory, held
+from tidemill.core.memory import Need, available, check_memory, give_back, held
 from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, Actors, match_agents
 from tidemill.workers.blocks import sizes
@@ -94,6 +94,7 @@ def check_lanes(context: Context, config: Actors, seed: int) -> None:
     """
     if config.lanes < MANY_LANES:
         return
+    give_back()  # else lanes would lie where freed memory was
     lanes = 4
     marks: list[tuple[int, int]] = []  # lanes, bytes that the process held then
     while config.lanes >= lanes * 8:
