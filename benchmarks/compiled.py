@@ -7,41 +7,31 @@ alternating rounds; seconds of compiling apart.
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from math import log
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tidemill import PPO, ActorCritic
 from tidemill.api.spaces import Box
-from tidemill.bench.reference import Columns, Network, Plain, log_prob_entropy, train_part
+from tidemill.bench.reference import Columns, Network, Plain, log_prob_entropy, loss_of, torch_step, train_part
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
 
 def stepping(ppo: PPO, network: Network, compiled: bool) -> Callable[[Columns], None]:
     """Return a function that does one minibatch with torch's autograd."""
-    parameters = list(network.parameters())
-    optimiser = torch.optim.Adam(parameters, lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
 
-    def loss(part: Columns) -> Tensor:
+    def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
         head, value = network(part["input"])
-        ratio = (log_prob_entropy(head, network.log_std, part["action"])[0] - part["log_prob"]).exp()
-        gain = torch.min(ratio * part["advantage"], ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * part["advantage"])
-        return ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean() - gain.mean()
+        return *log_prob_entropy(head, network.log_std, part["action"]), value
 
-    found: Callable[[Columns], Tensor] = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss
-
-    def step(part: Columns) -> None:
-        of_part = found(part)
-        optimiser.zero_grad(set_to_none=False)
-        of_part.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, ppo.max_gradient_norm or float("inf"))
-        optimiser.step()
-
-    return step
+    loss = loss_of(ppo, evaluate)
+    return torch_step(ppo, torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss, list(network.parameters()))
 
 
 def measure(observation: Box, config: ActorCritic, actions: int, minibatch: int, count: int, rounds: int) -> dict[str, float]:
@@ -77,9 +67,11 @@ def main() -> None:
     vector, screen = Box((4,), "float32"), Box((4, 84, 84), "uint8", (0.0,), (255.0,))
     works = [("MLP", vector, ActorCritic(), 2, size, 4) for size in given.minibatches]
     works += [("Nature CNN, bfloat16", screen, ActorCritic(convolutions="bfloat16"), 6, size, 2) for size in given.images]
-    for name, observation, config, actions, minibatch, count in works:
-        found = measure(observation, config, actions, minibatch, count, given.rounds)
-        print(f"{name}, minibatch {minibatch}: {', '.join(f'{way} {value:.2f}' for way, value in found.items())}", flush=True)
+    with TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # nothing is taken from an earlier run, and nothing stays
+        for name, observation, config, actions, minibatch, count in works:
+            found = measure(observation, config, actions, minibatch, count, given.rounds)
+            print(f"{name}, minibatch {minibatch}: {', '.join(f'{way} {value:.2f}' for way, value in found.items())}", flush=True)
 
 
 if __name__ == "__main__":

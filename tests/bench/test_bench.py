@@ -23,7 +23,7 @@ from tidemill.api.spaces import Discrete
 from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
 from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, in_threads, notes_of, run_of
-from tidemill.bench.reference import Network, Plain, log_prob_entropy, parts_of, torch_step
+from tidemill.bench.reference import Network, Plain, log_prob_entropy, loss_of, parts_of, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
@@ -81,7 +81,7 @@ def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, act
     part["log_prob"] = evaluate(part)[0].detach() + 0.3 * torch.randn(50)  # some ratios are clipped
     plain = Plain(network, policy, ppo)
     plain.gradient(part)
-    torch_step(ppo, evaluate, list(network.parameters()))(part)
+    torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))(part)
     by_torch = [torch.zeros(()) if p.grad is None else p.grad.T if p.ndim == 2 else p.grad for p in network.parameters()]
     for ours, theirs in zip(plain.gradients, by_torch, strict=True):
         np.testing.assert_allclose(ours, np.broadcast_to(theirs.numpy(), ours.shape), atol=1e-6)

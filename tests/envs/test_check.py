@@ -43,7 +43,7 @@ def test_faulty_ones_fail_with_the_fault(fault):
 def test_a_reset_of_the_old_kind_is_told_what_it_must_be():
     findings = check_environment(Gymnasium(make=f"{GAMES}:Counter", kwargs={"fault": "reset"}), seconds=0.2)
     found = next(finding for finding in findings if finding.name == "raw observation")
-    assert found.level == "fail" and "reset(self, *, seed=None, options=None), which returns (observation, info)" in found.cure
+    assert found.level == "fail" and "reset(self, *, seed=None, options=None), and return (observation, info)" in found.cure
 
 
 def test_an_unknown_environment_is_one_finding():

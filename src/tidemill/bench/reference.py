@@ -227,22 +227,31 @@ def infer_part(network: Network, observation: Tensor, discrete: bool) -> Callabl
 
 Columns = dict[str, Tensor]
 Evaluate = Callable[[Columns], tuple[Tensor, Tensor, Tensor]]
+Loss = Callable[[Columns], Tensor]
 """Columns of n rows → (log_prob, entropy, value), each [n]."""
 
 
-def torch_step(ppo: PPO, evaluate: Evaluate, parameters: list[Tensor]) -> Callable[[Columns], None]:
+def loss_of(ppo: PPO, evaluate: Evaluate) -> Loss:
+    """Return the loss of a minibatch."""
+
+    def loss(part: Columns) -> Tensor:
+        log_prob, entropy, value = evaluate(part)
+        ratio, advantage = (log_prob - part["log_prob"]).exp(), part["advantage"]
+        of_policy = -torch.min(ratio * advantage, ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * advantage).mean()
+        found = of_policy + ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean()
+        return found - ppo.entropy_coefficient * entropy.mean() if ppo.entropy_coefficient else found
+
+    return loss
+
+
+def torch_step(ppo: PPO, loss: Loss, parameters: list[Tensor]) -> Callable[[Columns], None]:
     """Return a function that does one minibatch with torch's autograd."""
     optimiser = torch.optim.Adam(parameters, lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
 
     def step(part: Columns) -> None:
-        log_prob, entropy, value = evaluate(part)
-        ratio, advantage = (log_prob - part["log_prob"]).exp(), part["advantage"]
-        of_policy = -torch.min(ratio * advantage, ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * advantage).mean()
-        loss = of_policy + ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean()
-        if ppo.entropy_coefficient:
-            loss = loss - ppo.entropy_coefficient * entropy.mean()
+        found = loss(part)
         optimiser.zero_grad(set_to_none=False)
-        loss.backward()  # type: ignore[no-untyped-call]
+        found.backward()  # type: ignore[no-untyped-call]
         if ppo.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(parameters, ppo.max_gradient_norm)
         optimiser.step()
@@ -417,7 +426,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     with torch.no_grad():  # as it is at the first epoch: nothing is clipped
         every = [evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0] for i in range(0, rows, 1024)]
     columns["log_prob"] = torch.cat(every)
-    infer, step = infer_part(network, x, discrete), torch_step(ppo, evaluate, list(network.parameters()))
+    infer, step = infer_part(network, x, discrete), torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
     if encoder.images:
         return f"nature cnn {config.convolutions}", {"infer": infer, "train": train_part(ppo, columns, step)}
     plain_mlps = Plain(network, config, ppo)
@@ -455,7 +464,7 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, see
         return found.log_prob, found.entropy, found.value
 
     prepared = {f"input {k}": torch.from_numpy(v) for k, v in policy.prepare(seen).items()}
-    return {"infer": act, "train": train_part(ppo, columns | prepared, torch_step(ppo, evaluate, policy.trainable_parameters()))}
+    return {"infer": act, "train": train_part(ppo, columns | prepared, torch_step(ppo, loss_of(ppo, evaluate), policy.trainable_parameters()))}
 
 
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:

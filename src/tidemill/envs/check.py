@@ -314,7 +314,7 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
             "return what observation_space declares, dtype included: other libraries insist on it",
         )
     except Exception as error:
-        cure = "write reset(self, *, seed=None, options=None), which returns (observation, info)"
+        cure = "see the error; it must be reset(self, *, seed=None, options=None), and return (observation, info)"
         return Finding("raw observation", "fail", _said(error), cure)
     finally:
         env.close()

@@ -225,9 +225,9 @@ class VectorLanes(Environment):
         observation, reward, terminated, truncated, infos = self._result
         try:
             for target, values in ((tick.reward, reward), (tick.done, terminated), (tick.truncated, truncated)):
-                target[:] = values
-                if np.ndim(values) != 1:  # a single number would be everybody's
+                if np.shape(values) != target.shape:  # a single number would be everybody's
                     raise ValueError(f"one of them has the shape {np.shape(values)}")
+                target[:] = values
         except (TypeError, ValueError) as error:
             raise EnvironmentFault(f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes: {error}") from error
         tick.reward[self._began] = 0.0
