@@ -43,6 +43,7 @@ from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.run.probe import end_session, end_with
 from tidemill.transports.local import LocalBell
@@ -162,7 +163,7 @@ class Network(nn.Module):
             else:
                 self.actor, self.critic = (mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1))
             return
-        self.dtype = torch.bfloat16 if config.convolutions == "bfloat16" else torch.float32
+        self.dtype = convolution_type(config.convolutions, torch.device("cpu"))
         sizes = [self.image.height, self.image.width]
         for kernel, stride in ((8, 4), (4, 2), (3, 1)):
             sizes = [(size - kernel) // stride + 1 for size in sizes]
@@ -428,7 +429,7 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     columns["log_prob"] = torch.cat(every)
     infer, step = infer_part(network, x, discrete), torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
     if encoder.images:
-        return f"nature cnn {config.convolutions}", {"infer": infer, "train": train_part(ppo, columns, step)}
+        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {"infer": infer, "train": train_part(ppo, columns, step)}
     plain_mlps = Plain(network, config, ppo)
 
     def infer_numpy() -> int:

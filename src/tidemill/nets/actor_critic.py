@@ -29,7 +29,8 @@ class ActorCritic(PolicyConfig):
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two are at least 36, and flattens the rest; ``mlp`` flattens
     all; ``nature_cnn`` is ``auto`` that refuses an observation without images."""
     convolutions: Literal["float32", "bfloat16"] = "float32"
-    """What the convolutions compute in; weights, heads and Adam are float32 always. bfloat16 is about twice as fast on a CPU that has it."""
+    """What the convolutions compute in; weights, heads and Adam are float32 always. bfloat16 is about twice as fast on a CPU that
+    has it; on one that has not, float32 is taken all the same."""
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images yes, unless the critic sees more; else no."""
     normalise_observations: bool = False

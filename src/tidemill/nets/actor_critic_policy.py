@@ -45,7 +45,6 @@ class ActorCriticPolicy(TrainablePolicy):
         self.mask = mask_of(spaces, config.action_mask)
         self.distribution = distribution_of(spaces.action)
         self.activation = config.activation
-        self.bfloat16 = config.convolutions == "bfloat16"
         self.towers = config.towers(encoder)
         self._rng = np.random.default_rng(sampling_seed)
         hidden = () if encoder.images and not encoder.width else config.hidden

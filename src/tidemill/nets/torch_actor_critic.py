@@ -13,7 +13,7 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.nets.actor_critic_policy import ActorCriticPolicy
 from tidemill.nets.encoders import channels_last
 from tidemill.nets.masks import FORBIDDEN
-from tidemill.nets.torch_device import Mirror
+from tidemill.nets.torch_device import Mirror, convolution_type
 from tidemill.nets.torch_gradients import bind, leaf
 from tidemill.nets.torch_policy import TorchPolicy
 from tidemill.nets.weights import CONVOLUTIONS, views
@@ -31,6 +31,7 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int, device: str = "cpu") -> None:
         ActorCriticPolicy.__init__(self, config, spaces, seed)
         self._place(device)
+        self._convolution_type = convolution_type(config.convolutions, self.device)
         with self.place():
             self._leaf = leaf(torch.from_numpy(self.flat).to(self.device))
         self._kept_weights: dict[tuple[str, int], Tensor] = {}  # another one with each `load`, so that nobody keeps in it what was before
@@ -131,7 +132,7 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
             weight = self._tensors[name][tower]
             if name.endswith(".0.weight"):
                 weight = weight / 255  # few weights instead of many pixels
-            weight = weight.to(torch.bfloat16 if self.bfloat16 else torch.float32)
+            weight = weight.to(self._convolution_type)
             if acts and weight.ndim == 4:
                 weight = weight.contiguous(memory_format=torch.channels_last)
             kept[name, tower] = weight
