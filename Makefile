@@ -4,18 +4,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh
 
-.PHONY: train test bench clean
+.PHONY: train check test static bench clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
 	$(BIN)/tidemill train CartPole-v1 --stop-at-return 475
 
-test: .venv/ready-to-test
+# What can be told without whole runs: under two minutes.
+check: static
+	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
+
+test: static
+	$(BIN)/pytest -n 2
+
+static: .venv/ready-to-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2
 
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)

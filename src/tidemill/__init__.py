@@ -1,4 +1,5 @@
-"""Tidemill trains reinforcement-learning agents. Workers are joined by streams; the same experiment runs in one thread or on many machines.
+"""Tidemill trains reinforcement-learning agents. Workers are joined by streams; the same experiment runs in one thread, in
+threads, or in processes over shared memory.
 
     import tidemill
     from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer

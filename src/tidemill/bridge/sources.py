@@ -2,7 +2,7 @@
 
 import filecmp
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
@@ -25,16 +25,20 @@ def sources_folder() -> Path:
 
 
 def copy_sources(folder: Path) -> list[Path]:
-    """Copy the files into `folder` (made if need be), as folders `native` and `csharp`; return the copies' paths.
+    """Copy the files into `folder`, as folders `native` and `csharp`; see `copy_files`."""
+    return copy_files(_HERE, list(source_files()), folder)
+
+
+def copy_files(root: Path, files: Sequence[Path], folder: Path) -> list[Path]:
+    """Copy `files`, paths relative to `root`, into `folder` (made if need be); return the copies' paths.
 
     Files that are there already and equal stay; a ConfigError names one that differs, and then nothing was copied.
     """
-    files = list(source_files())
     for file in files:
         target = folder / file
-        if target.exists() and not (target.is_file() and filecmp.cmp(_HERE / file, target, shallow=False)):
+        if target.exists() and not (target.is_file() and filecmp.cmp(root / file, target, shallow=False)):
             raise ConfigError(f"{target} exists and differs from the file of this version; move it away, or choose another folder")
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_HERE / file, folder / file)
+        shutil.copyfile(root / file, folder / file)
     return [folder / file for file in files]

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidemill.cli.environments import check_env, doctor_env, serve_env
+from tidemill.cli.examples import examples
 from tidemill.cli.friendly import friendly, print_table, width
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.named import EnvArg, Lay, Set, Trained, changed, experiment_from, pairs
@@ -258,6 +259,7 @@ app.command("serve-env")(serve_env)
 doctor.command("env")(doctor_env)
 app.command()(bench)
 app.command()(tune)
+app.command()(examples)
 
 
 @app.command()
