@@ -168,6 +168,11 @@ def starts() -> Experiment:
     return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=5)})
 
 
+def speaks() -> Experiment:
+    """Its environment prints, and nothing can take that."""
+    return experiment(Gymnasium(make=f"{__file__}:Speaks"), lanes=1)
+
+
 def slots() -> Experiment:
     """Three that step in threads, and a replay memory with a ratio."""
     return limited("Dozes")
@@ -228,6 +233,21 @@ class Grandchild(Talker):
     def __init__(self) -> None:
         super().__init__()
         self.process = subprocess.Popen(["sleep", "1000"])
+
+
+class Speaks(Talker):
+    """Prints in each step, onto a disk that is full, and letters that not every encoding has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        full = os.open("/dev/full", os.O_WRONLY)
+        for own in (1, 2):
+            os.dup2(full, own)
+
+    def step(self, action: Any) -> Any:
+        print("… step", self.steps, flush=True)
+        print("… step", self.steps, file=sys.stderr)
+        return super().step(action)
 
 
 class Starts(Talker):

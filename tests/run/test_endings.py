@@ -18,7 +18,20 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS, MARK, Run, bells, check_versions, leftovers, links, log_of, segments, wait_until, worker_name
+from tests.run.watching import (
+    EXPERIMENTS,
+    MARK,
+    Run,
+    bells,
+    check_versions,
+    ended_well,
+    leftovers,
+    links,
+    log_of,
+    segments,
+    wait_until,
+    worker_name,
+)
 
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.launcher import Job
@@ -26,6 +39,7 @@ from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import RunError
 from tidemill.core.source import load_file
 from tidemill.launchers.threads import ThreadsLauncher
+from tidemill.run import interrupts
 from tidemill.run.controller import Controller
 from tidemill.run.folder import RunFolder
 from tidemill.run.session import Result, train
@@ -67,17 +81,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.kill_all()
-
-
-def ended_well(folder: Path, status: str, reason: str) -> None:
-    """A complete summary, and a final checkpoint of the last update."""
-    summary = RunFolder(folder).read("summary.json")
-    assert {"status", "env_steps", "seconds", "steps_per_second", "updates", "mean_return", "episodes", "dropped"} <= set(summary)
-    assert (summary["status"], reason in summary["reason"]) == (status, True), summary
-    path, arrays, facts, warnings = read_newest(folder / "checkpoints" / "policy")
-    assert warnings == [] and path.name == f"update-{summary['updates']}" and facts["steps"] == summary["env_steps"]
-    assert (arrays["policy"]["w"] == summary["updates"]).all()
-    assert leftovers(folder) == []
 
 
 LIMITS = {
@@ -275,7 +278,7 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
     run = start(function, launch=launch)
     run.wait_for_file(run.folder / "hanging", "the environment hangs")
     run.main.send_signal(signal.SIGINT)
-    time.sleep(0.2)  # two signals of one number that are pending together are one
+    time.sleep(interrupts.ONE + 0.1)
     run.main.send_signal(signal.SIGINT)
     status, text = run.ended(5)
     assert status == 1 and "Ctrl-C for the second time" in text and "Traceback" not in text, text

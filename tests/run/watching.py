@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tidemill.core.checkpoint import read_newest
 from tidemill.run.folder import RunFolder
 
 EXPERIMENTS = Path(__file__).with_name("experiments.py")
@@ -114,6 +115,17 @@ class Run:
         for process in self.processes():
             process.send_signal(signal.SIGKILL)
         self.main.wait()
+
+
+def ended_well(folder: Path, status: str, reason: str) -> None:
+    """A complete summary, and a final checkpoint of the last update."""
+    summary = RunFolder(folder).read("summary.json")
+    assert {"status", "env_steps", "seconds", "steps_per_second", "updates", "mean_return", "episodes", "dropped"} <= set(summary)
+    assert (summary["status"], reason in summary["reason"]) == (status, True), summary
+    path, arrays, facts, warnings = read_newest(folder / "checkpoints" / "policy")
+    assert warnings == [] and path.name == f"update-{summary['updates']}" and facts["steps"] == summary["env_steps"]
+    assert (arrays["policy"]["w"] == summary["updates"]).all()
+    assert leftovers(folder) == []
 
 
 def worker_name(process: psutil.Process) -> str:

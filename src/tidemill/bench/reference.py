@@ -39,6 +39,7 @@ from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.memory import keep_freed
+from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
@@ -522,6 +523,7 @@ def work_for(part: Callable[[], int], seconds: float) -> dict[str, float]:
             return {"units": units, "cpu": process_time() - cpu, "wall": wall}
 
 
+@forgiving_output()
 def main() -> None:
     """Obey standard input (see the module's text)."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)

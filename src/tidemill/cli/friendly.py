@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidemill.core.errors import Interrupted, TidemillError
+from tidemill.core.output import forgiving_output
 
 P = ParamSpec("P")
 
@@ -19,16 +20,17 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except Interrupted as error:
-            from tidemill.run.interrupts import exit_status
+        with forgiving_output():
+            try:
+                function(*args, **kwargs)
+            except Interrupted as error:
+                from tidemill.run.interrupts import exit_status
 
-            print(error, file=sys.stderr)
-            raise typer.Exit(exit_status(error.reason)) from None
-        except TidemillError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
+                print(error, file=sys.stderr)
+                raise typer.Exit(exit_status(error.reason)) from None
+            except TidemillError as error:
+                print(f"error: {error}", file=sys.stderr)
+                raise typer.Exit(1) from None
 
     return wrapped
 

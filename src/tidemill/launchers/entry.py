@@ -25,13 +25,15 @@ from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
+from tidemill.core.output import forgiving_output
 from tidemill.core.source import load_file
-from tidemill.launchers.processes import Order
+from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
 
 GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gone
 
 
+@forgiving_output()
 def main() -> None:
     """Run the workers that standard input describes."""
     gc.set_threshold(10_000)  # imports make objects that stay: with 700, a tenth of torch's import is looking for garbage among them
@@ -75,15 +77,18 @@ def main() -> None:
 
 def _leave_signals_to_runner() -> None:
     """Ctrl-C is the runner's to handle, and so is a SIGTERM that a batch system sends to every process. Handled, not ignored: what an environment
-    starts or forks must not inherit that."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    starts or forks must not inherit that. What is ignored already stays so (nohup)."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_signals_blocked`
     os.register_at_fork(after_in_child=_take_signals_again)
 
 
 def _take_signals_again() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_runner(link: int) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -36,6 +36,7 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGKILL: " (by hand, or by the system for want of memory: see dmesg)",
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a worker leaves it to the runner
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -127,7 +128,7 @@ class ProcessesLauncher(Launcher):
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
         threads = str(order.math_threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
+        with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output, _signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.launchers.entry"],
                 stdin=subprocess.PIPE,
@@ -252,6 +253,16 @@ def allow_descriptors(experiment: Experiment) -> None:
         )
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Have processes that are started within this begin with `ENDING` blocked, until they can handle it: a batch system signals all of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kill_session(leader: int) -> None:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
+from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
@@ -241,6 +242,7 @@ class Evaluation:
         return self.specs[0].mean
 
 
+@forgiving_output()
 def evaluate(
     run: str | Path,
     episodes: int = 100,

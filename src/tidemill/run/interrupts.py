@@ -1,38 +1,42 @@
-"""Signals that end a run: the first asks for a clean end, the second (or a clean end that takes too long) breaks off."""
+"""Signals that end a run: the first asks for a clean end, a later one (or a clean end that takes too long) breaks off."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import Any, Self
 
+from tidemill.launchers.processes import ENDING
+
 GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
+ONE = 1.0  # seconds in which signals are one: batch systems and `timeout` send it to the process and to its group, some send another after it
 
 
 class BrokenOff(BaseException):
-    """Raised in the main thread, wherever it is, by the second signal, or before a run begins by the first. No `Exception`: nothing catches it."""
+    """Raised in the main thread, wherever it is, by a later signal, or before a run begins by the first. No `Exception`: nothing catches it."""
 
 
 class Interrupts:
     """Records Ctrl-C, SIGTERM and SIGHUP while it is entered, in every phase of a run. Does nothing outside the main thread.
 
     first   the first signal, 0 while there was none
-    count   how many there were
     overdue whether the last of them came from here, `grace` seconds after the first
-    armed   whether the second raises `BrokenOff`: while workers run, not while the run's last files are written
+    armed   whether a later one raises `BrokenOff`: while workers run, not while the run's last files are written
     """
 
     def __init__(self) -> None:
-        self.first = self.count = 0
+        self.first = 0
         self.grace = GRACE
         self.armed = self.overdue = self._abrupt = False
         self._previous: dict[signal.Signals, Any] = {}
+        self._at = 0.0  # when the first came
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in ENDING:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue  # nohup
                 self._previous[number] = signal.signal(number, self._take)
@@ -54,16 +58,15 @@ class Interrupts:
             self._abrupt = False
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count == 1:
-            self.first = number
+        if not self.first:
+            self.first, self._at = number, monotonic()
             if self._abrupt:
                 raise BrokenOff
             # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
             self._timer = threading.Timer(self.grace, self._remind, (number,))
             self._timer.daemon = True
             self._timer.start()
-        elif self.armed:
+        elif self.armed and (self.overdue or monotonic() - self._at > ONE):
             self.armed = False
             raise BrokenOff
 

@@ -13,6 +13,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
+from tidemill.core.output import forgiving_output
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
@@ -35,6 +36,7 @@ class Result:
     summary: dict[str, Any]
 
 
+@forgiving_output()
 def train(
     experiment: Experiment,
     *,
@@ -81,6 +83,7 @@ def train(
         return Result(path, Life(folder, None, quiet).lead(job, launcher, interrupts))
 
 
+@forgiving_output()
 def resume(
     run: str | Path, *, launch: str = "processes", file: str | Path | None = None, limits: dict[str, Any] | None = None, quiet: bool = False
 ) -> Result:

@@ -1,0 +1,131 @@
+"""Standard output that ends nothing."""
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tidemill.core.output import forgiving_output
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # whatever happens, others find theirs
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+
+
+def broken_pipe() -> TextIO:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def closed_terminal() -> TextIO:
+    ours, theirs = os.openpty()
+    os.close(ours)
+    return open(theirs, "w")
+
+
+BROKEN = {"pipe": broken_pipe, "terminal": closed_terminal, "full disk": lambda: FULL.open("w"), "closed": lambda: _closed()}
+
+
+def _closed() -> TextIO:
+    file = broken_pipe()
+    file.close()
+    return file
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("kind", BROKEN)
+def test_who_prints_goes_on_and_the_stream_holds_nothing_back(kind: str) -> None:
+    if kind == "full disk" and not FULL.exists():
+        pytest.skip("no /dev/full")
+    stream = BROKEN[kind]()
+    sys.stdout = sys.stderr = stream
+    with forgiving_output():
+        for _ in range(3):
+            print("some words", flush=True)
+            print("and more")
+            print("x" * 100_000, file=sys.stderr)
+            sys.stdout.writelines(["a", "b"])
+            Console().print(Text("said"))
+            with Live(Text("drawn"), console=Console(force_terminal=True)):
+                pass
+    assert sys.stdout is sys.stderr is stream
+    stream.close()  # nothing is left to be written, which would raise now
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_disk_that_is_free_again_gets_what_comes_then(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        sys.stdout = file
+        with forgiving_output():
+            print("before", flush=True)
+            kept, full = os.dup(file.fileno()), os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, file.fileno())
+            print("lost", flush=True)
+            os.dup2(kept, file.fileno())
+            print("after", flush=True)
+            os.close(kept)
+            os.close(full)
+    assert (tmp_path / "log").read_text() == "before\nafter\n"
+
+
+@pytest.mark.usefixtures("bare")
+def test_letters_that_an_encoding_lacks_are_written_as_others() -> None:
+    into = io.BytesIO()
+    sys.stdout = io.TextIOWrapper(into, encoding="ascii")
+    with forgiving_output():
+        print("return – … é", "plain")
+        Console().print(Text("━━─"))
+    assert into.getvalue().decode() == "return - ... ? plain\n==-\n"
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_last_of_several_threads_gives_the_stream_back() -> None:
+    own = sys.stdout
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with forgiving_output():
+            inside.set()
+            assert leave.wait(10)
+
+    with forgiving_output():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert inside.wait(10)
+    assert sys.stdout is not own
+    leave.set()
+    thread.join()
+    assert sys.stdout is own
+
+
+PROGRAM = """
+import sys
+from tidemill.core.output import forgiving_output
+
+with forgiving_output():
+    for number in range(20_000):
+        print("word", number)
+sys.exit(7)
+"""
+
+
+def test_a_program_whose_reader_has_gone_ends_with_its_own_status() -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == b"word 0\n"
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 7)
+    process.stderr.close()
