@@ -4,13 +4,15 @@ import errno
 import logging
 import math
 import os
+import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tidemill.core.errors import RunError
 from tidemill.run import metrics
-from tidemill.run.metrics import MetricsWriter, read_metrics
+from tidemill.run.metrics import BURST, RATE, MetricsWriter, Pace, each_record, read_metrics
 
 
 def write(folder: Path, *steps: int, resume_at: int | None = None) -> None:
@@ -88,21 +90,44 @@ def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [10, 20]
 
 
-def test_tensorboard_reads_the_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVENTS_EVERY", 0.0)
+def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
     assert events(tmp_path) == [(10, "update", 1.0), (20, "update", 2.0), (10, "return/mean", 10.5), (20, "return/mean", 20.5)]
 
 
-def test_of_a_burst_of_records_tensorboard_gets_the_newest_of_each_name_and_the_file_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVENTS_EVERY", math.inf)
-    writer = MetricsWriter(tmp_path)
-    for step in (1, 2, 3):
-        writer.write({"step": step, "a": step + 0.5, **({"b": step + 0.25} if step == 2 else {})})
-    assert events(tmp_path) == [(1, "a", 1.5)]  # the first one at once
-    writer.close()
-    assert events(tmp_path) == [(1, "a", 1.5), (3, "a", 3.5), (2, "b", 2.25)]
-    assert steps(tmp_path) == [1, 2, 3]
+def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    pace = Pace()
+    assert sum(pace.allows() for _ in range(5000)) == BURST  # those of a short run, however quick
+    allowed = []
+    for tick in range(3600 * 16):  # an hour, 16 asked for a second
+        now = 100.0 + (tick + 1) / 16
+        if pace.allows():
+            allowed.append(now)
+    assert len(allowed) == 3600 * RATE and all(b - a == 1 / RATE for a, b in pairwise(allowed))
+    now += 10 * BURST  # a pause
+    assert sum(pace.allows() for _ in range(5000)) == BURST
+
+
+def test_what_is_read_on_resume_is_in_memory_a_line_at_a_time(tmp_path: Path) -> None:
+    lines = [b'{"step":%d,"update":%d,"episodes":%d,"filler":%s1}\n' % (10 * n, n, n, b" " * 5000) for n in range(1, 4001)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))  # 20 MB
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in each_record(tmp_path)) == 4000
+        MetricsWriter(tmp_path, 20_000, 2000).close()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:2000])
+
+
+def test_a_line_without_an_end_is_not_taken_into_memory(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1}\n' + b" " * 2 * metrics.LONGEST)
+    with pytest.raises(RunError, match="line 2 is no record"):
+        read_metrics(tmp_path)
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
@@ -169,8 +194,7 @@ def test_where_both_are_lost_neither_is_said_to_have_all(tmp_path: Path, monkeyp
     assert "TensorBoard events stop here" in caplog.text and "has all metrics" not in caplog.text
 
 
-def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVENTS_EVERY", 0.0)
+def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30)
     for path in tmp_path.glob("events*"):
         path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))  # file names carry the second; lives are read in their order

@@ -16,16 +16,72 @@ def update(number: int) -> Statistics:
     return Statistics(1, {"step": 10.0 * number, "update": float(number), "dropped": 0.0}, {"seconds": float(number)}, update=True)
 
 
+def recorded(progress: Progress, members: dict[str, Member], *updates: Statistics) -> dict[str, float]:
+    for message in updates:
+        progress.count_update("trainer-0", message, members)
+    return progress.record(members)
+
+
+def told(number: int, **values: float) -> Statistics:
+    message = update(number)
+    message.values.update({name.replace("__", "/"): value for name, value in values.items()})
+    return message
+
+
+def test_a_record_of_several_updates_has_the_mean_of_what_each_measured_and_the_newest_of_what_is_counted() -> None:
+    progress, members = Progress(), {"trainer-0": Member(Mock(), Mock())}
+    first = [told(n, loss=loss, lag__max=lag, dropped=n) for n, loss, lag in ((1, 1.0, 0.0), (2, 2.0, 5.0), (3, 6.0, 1.0))]
+    progress.told.merge({"score": ("average", 4.0, 2), "falls": ("sum", 1.0, 1)})
+    for message in first:
+        progress.count_update("trainer-0", message, members)
+        progress.told.merge({"score": ("average", 9.0, 1), "falls": ("sum", 1.0, 1)})
+    assert not progress.recorded
+    record = progress.record(members)
+    assert progress.recorded
+    assert record == {
+        "step": 30.0, "update": 3.0, "dropped": 3.0, "episodes": 0.0, "loss": 3.0, "lag/max": 5.0, "environment/score": 31.0 / 5,
+        "environment/falls": 4.0, "time/seconds": 3.0, "time/steps_per_second": 10.0,
+    }  # fmt: skip
+    assert recorded(progress, members, told(4, loss=8.0))["loss"] == 8.0  # and nothing of those before
+
+
+def test_an_update_that_stands_for_several_weighs_as_much_and_what_was_waited_is_summed() -> None:
+    """A trainer with a ratio tells of its tasks now and then: means of those since it told last, and of the ones before where there were none."""
+    progress, members = Progress(), {"trainer-0": Member(Mock(), Mock())}
+    recorded(progress, members, told(10, loss=7.0, limiter__training_waited=1.0))
+    accounts = ((40, 1.0, 0.5, -3.0), (40, 1.0, 0.25, -4.0), (50, 5.0, 0.125, 2.0))
+    record = recorded(
+        progress, members, *(told(n, loss=loss, limiter__training_waited=waited, limiter__debt_min=debt) for n, loss, waited, debt in accounts)
+    )
+    assert (record["loss"], record["limiter/training_waited"], record["limiter/debt_min"]) == ((30 * 1.0 + 10 * 5.0) / 40, 0.875, -4.0)
+    assert recorded(progress, members, told(50, loss=5.0))["loss"] == 5.0  # nothing was trained since
+
+
+def test_of_two_trainers_one_record_has_both() -> None:
+    members = {name: Member(Mock(limited=True), Mock()) for name in ("red-0", "blue-0")}
+    progress = Progress()
+    for name, message in (("red-0", told(1, loss=1.0)), ("blue-0", told(1, loss=3.0)), ("red-0", told(2, loss=2.0))):
+        progress.count_update(name, message, members)
+    record = progress.record(members)
+    assert (record["red-0/loss"], record["blue-0/loss"], record["red-0/update"], record["blue-0/update"], record["update"]) == (
+        1.5,
+        3.0,
+        2.0,
+        1.0,
+        2.0,
+    )
+
+
 def test_shares_are_those_of_all_the_time_since_the_last_record() -> None:
     member, progress = Member(Mock(), Mock()), Progress()
     members = {"trainer-0": member}
     member.told_regularly(beat(0.3, train=0.0, wait=1.0))
     member.told_regularly(beat(0.1, train=1.0, wait=0.0))
-    record = progress.count_update("trainer-0", update(1), members)
+    record = recorded(progress, members, update(1))
     assert (record["time/trainer-0/train"], record["time/trainer-0/wait"]) == pytest.approx((0.25, 0.75))
-    assert progress.count_update("trainer-0", update(2), members)["time/trainer-0/wait"] == pytest.approx(0.75)  # nothing newer was heard
+    assert recorded(progress, members, update(2))["time/trainer-0/wait"] == pytest.approx(0.75)  # nothing newer was heard
     member.told_regularly(beat(0.2, train=0.5, wait=0.5))
-    assert progress.count_update("trainer-0", update(3), members)["time/trainer-0/wait"] == pytest.approx(0.5)
+    assert recorded(progress, members, update(3))["time/trainer-0/wait"] == pytest.approx(0.5)
 
 
 def test_of_a_limiter_the_newest_is_known_and_all_that_was_waited() -> None:

@@ -13,7 +13,7 @@ from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
 from tidemill.launchers.threads import ThreadsLauncher
-from tidemill.run import controller, session
+from tidemill.run import controller, metrics, session
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Rate
@@ -107,6 +107,33 @@ def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing
     assert {least for records, least in waits if records == 0} == {0.0}
     assert {least for records, least in waits if 0 < records < 50} == {controller.UNHEARD}
     assert waits[-1][1] == 0.0
+
+
+def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkpoint_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What equal runs measure is in the records, however many there are: their means weigh what each update told."""
+    made = experiments.cartpole()
+    workers = made.workers
+
+    def saved_every(seconds: float) -> Any:
+        return made.replace(workers={**workers, "trainer": workers["trainer"].replace(checkpoint_seconds=seconds)})
+
+    run(tmp_path / "each", saved_every(600.0), updates=12)
+    each = read_metrics(tmp_path / "each")
+    monkeypatch.setattr(metrics, "BURST", 2)
+    monkeypatch.setattr(metrics, "RATE", 0.0)
+    run(tmp_path / "few", saved_every(600.0), updates=12)
+    few = read_metrics(tmp_path / "few")
+    assert [record["update"] for record in each] == list(range(1, 13)) and [record["update"] for record in few] == [1, 2, 12]
+    names = [name for name in each[0] if name.partition("/")[0] in ("loss", "entropy", "kl", "rows", "lag")]
+    for name in names:
+        wanted = max(r[name] for r in each[2:]) if name.endswith("max") else sum(r[name] for r in each[2:]) / 10
+        assert few[-1][name] == pytest.approx(wanted, rel=1e-12), name
+    last = {name: value for name, value in each[-1].items() if name in ("step", "episodes", "return/mean", "dropped")}
+    assert names == ["loss", "lag/mean", "lag/max"] and last.items() <= few[-1].items()
+    resume(tmp_path / "few", launch="inline", limits={"updates": 20}, quiet=True)
+    assert [record["update"] for record in read_metrics(tmp_path / "few")] == [1, 2, 12, 13, 14, 20]
+    run(tmp_path / "kept", saved_every(0.0), updates=12)
+    assert [record["update"] for record in read_metrics(tmp_path / "kept")] == list(range(1, 13))
 
 
 def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_start_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

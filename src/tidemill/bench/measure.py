@@ -232,7 +232,7 @@ def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
         shares = {place: sum(r[f"time/{name}/{place}"] * span for r, span in told for name in names) / total for place in PLACES}
         shares["wait"] = max(0.0, 1 - sum(share for place, share in shares.items() if place != "wait"))  # one's wait is the other's turn
         workers.append(WorkerShares("+".join(names), kind_of(configs[names[0]]) if len(names) == 1 else "turns", shares))
-    return Run(steps / seconds, seconds, len(spans), dropped / max(dropped + steps, 1), tuple(workers))
+    return Run(steps / seconds, seconds, int(last["update"] - first["update"]), dropped / max(dropped + steps, 1), tuple(workers))
 
 
 def _steps_per_sample(experiment: Experiment) -> float:

@@ -1,16 +1,16 @@
 """Numbers by name that add up until somebody looks: statistics of environments on their way to a run's metrics."""
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
-How = Literal["average", "most_recent", "sum"]
-HOWS: tuple[How, ...] = get_args(How)
+How = Literal["average", "most_recent", "sum", "smallest", "largest"]
+HOWS: tuple[How, ...] = ("average", "most_recent", "sum")  # those that simulators may ask for, by number
 Told = tuple[How, float, int]
-"""How values are summed up, their sum (or the newest of them), and how many they are."""
+"""How values are summed up, their sum (or the newest, smallest or largest of them), and how many they are."""
 
 
 class Tally:
-    """Values by name. Several under one name become one number: their average, the newest, or their sum."""
+    """Values by name. Several under one name become one number: their average, the newest, their sum, the smallest or the largest."""
 
     def __init__(self) -> None:
         self._told: dict[str, Told] = {}
@@ -20,8 +20,13 @@ class Tally:
         before = self._told.get(name)
         if before is None or before[0] != how or how == "most_recent":
             self._told[name] = (how, value, count)
+        elif how in ("smallest", "largest"):
+            self._told[name] = (how, (min if how == "smallest" else max)(before[1], value), before[2] + count)
         else:
             self._told[name] = (how, before[1] + value, before[2] + count)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._told
 
     def merge(self, told: Mapping[str, Told]) -> None:
         """Add what another tally's `take` returned."""

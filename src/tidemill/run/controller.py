@@ -31,6 +31,7 @@ from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
+from tidemill.run.metrics import Pace
 from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
@@ -50,7 +51,7 @@ class _Cut(Exception):
 class Controller:
     """Runs one job on one launcher.
 
-    record      called with each update's metrics
+    record      called with the metrics of updates: of each one, or of several together where a `Pace` holds them back
     watch       called about ten times a second, for views and remote commands
     interrupts  the signals that end the run
     progress    where a resumed run goes on from
@@ -86,6 +87,7 @@ class Controller:
         self._facts = Facts()
         self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
         self._several = job.experiment.told_by_several()
+        self._pace = Pace()
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
         self._patience = 0.1  # seconds that the launcher gives workers
@@ -121,6 +123,7 @@ class Controller:
         finally:
             self._interrupts.armed = False
             self._launcher.close(self._patience)
+            self._record_rest()
 
     def _live(self) -> None:
         try:
@@ -259,9 +262,18 @@ class Controller:
                 self._take(name, member, unpack_up(data))
         self._look()
 
+    def _record_when_due(self) -> None:
+        if not self.progress.recorded and self._pace.allows():
+            self._record_rest()
+
+    def _record_rest(self) -> None:
+        if not self.progress.recorded:
+            self._record(self.progress.record(self.members))
+
     def _look(self) -> None:
         if monotonic() - self._last_watch >= 0.1:
             self._last_watch = monotonic()
+            self._record_when_due()
             self._watch(self)
 
     def _look_for_signal(self) -> None:
@@ -272,6 +284,8 @@ class Controller:
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard, member.saving = monotonic(), isinstance(message, Saving)
         match message:
+            case Saving():
+                self._record_rest()  # a run that goes on from there keeps all records until there, and drops the others
             case Status():
                 member.state = message.state
                 if message.state is State.FAILED:
@@ -289,7 +303,8 @@ class Controller:
                 if message.update:
                     self._stalled = False
                     first = not self.members[name].update.update
-                    self._record(self.progress.count_update(name, message, self.members))
+                    self.progress.count_update(name, message, self.members)
+                    self._record_when_due()
                     if first:
                         self._look_at_conditions()
                     self._advance()

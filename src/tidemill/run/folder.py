@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, what happened, and what can be gone on from.
 
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
-source.json      the files behind it, SHA-256        metrics.jsonl    a line per update (and TensorBoard events)
+source.json      the files behind it, SHA-256        metrics.jsonl    of updates (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
 parameters/      the parameter database
 logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began

@@ -2,7 +2,7 @@
 
 One line per record, such as ``{"step": 4096, "update": 2, "return/mean": 21.5, "loss/policy": -0.01}``. `step` counts env steps. JSON has no NaN
 and no infinity, so both are written as null, and read back as NaN. A record goes to the file in one write: a kill tears at most the last line.
-TensorBoard gets what is newest, ten times a second at most.
+TensorBoard gets the same. Both grow with time and not with speed: a `Pace` says when updates get a record. Files are read a line at a time.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,26 @@ import msgspec
 from tidemill.core.errors import RunError
 
 FILE = "metrics.jsonl"
-EVENTS_EVERY = 0.1  # seconds: TensorBoard itself shows a thousand points of a curve, and one record's event is 0.15 ms of a core
+BURST = 1000  # records of updates that a run may write as quickly as it makes them, so that a short run has a record of each
+RATE = 1.0  # of them a second in the long run: one has 1 to 2 KB
+LONGEST = 1 << 20  # bytes of a line
 
 log = logging.getLogger(__name__)
+
+
+class Pace:
+    """Lets `BURST` records through, and `RATE` a second from then on: a credit for each that comes back with time."""
+
+    def __init__(self) -> None:
+        self._credits, self._at = float(BURST), time.monotonic()
+
+    def allows(self) -> bool:
+        """Return whether one may be written now, which counts as written then."""
+        now = time.monotonic()
+        self._credits, self._at = min(BURST, self._credits + RATE * (now - self._at)), now
+        allowed = self._credits >= 1
+        self._credits -= allowed
+        return allowed
 
 
 class MetricsWriter:
@@ -71,30 +88,20 @@ class MetricsWriter:
 
 
 class _Events:
-    """TensorBoard events, written without a thread: of each name what is newest, every `EVENTS_EVERY` seconds. The library is imported at the first
-    record, when the workers are already running."""
+    """TensorBoard events, written without a thread. The library is imported at the first record, when the workers are already running."""
 
     def __init__(self, folder: Path, resume_at: int | None) -> None:
         self._path = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._resume_at = resume_at
         self._writer: Any = None
-        self._failed, self._whole = False, True
-        self._newest: dict[str, tuple[int, float]] = {}  # step and value of each name that was told since the last event
-        self._written = -math.inf
+        self._failed = False
 
     def write(self, record: Mapping[str, float], whole: bool) -> None:
         """Take the record's numbers for scalars at its step. After a failure, which is logged, nothing more is written.
 
         whole   metrics.jsonl has all records so far
         """
-        self._whole, step = whole, int(record["step"])
-        self._newest |= {k: (step, v) for k, v in record.items() if k != "step" and math.isfinite(v)}
-        if time.monotonic() - self._written >= EVENTS_EVERY:
-            self._write_newest()
-
-    def _write_newest(self) -> None:
-        newest, self._newest = self._newest, {}
-        if self._failed or not newest:
+        if self._failed:
             return
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -105,14 +112,12 @@ class _Events:
                 self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
                 if self._resume_at is not None:  # TensorBoard hides what earlier files hold from this step on
                     self._put(Event(wall_time=time.time(), step=self._resume_at + 1, session_log=SessionLog(status=SessionLog.START)))
-            for step in sorted({step for step, _ in newest.values()}):
-                values = [Summary.Value(tag=name, simple_value=value) for name, (at, value) in newest.items() if at == step]
-                self._put(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step" and math.isfinite(value)]
+            self._put(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
             self._writer.flush()
-            self._written = time.monotonic()
         except (OSError, ImportError) as error:
             self._failed = True
-            log.warning("TensorBoard events stop here (%s)%s", error, f"; {FILE} has all metrics" if self._whole else "")
+            log.warning("TensorBoard events stop here (%s)%s", error, f"; {FILE} has all metrics" if whole else "")
 
     def _open(self) -> Any:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -123,7 +128,6 @@ class _Events:
         self._writer.write(event.SerializeToString())
 
     def close(self) -> None:
-        self._write_newest()
         if self._writer is not None:
             with contextlib.suppress(OSError):  # the failure was told when it began
                 self._writer.close()
@@ -131,35 +135,47 @@ class _Events:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the records of the run in `folder`, in order. A torn last line is left out; null is read as NaN.
+    """Return the records of the run in `folder`, in order (see `each_record`)."""
+    return list(each_record(folder))
+
+
+def each_record(folder: Path) -> Iterator[dict[str, float]]:
+    """Yield the records of the run in `folder`, in order, one in memory at a time. A torn last line is left out; null is read as NaN.
 
     Raises `RunError` when there is no metrics file, or a line that is no record.
     """
-    path = folder / FILE
+    return (record for _, record in _lines(folder / FILE))
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
+    """Yield each line and the record that it is."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LONGEST):
+                number += 1
+                try:
+                    record = msgspec.json.decode(line, type=dict[str, float | None])
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    if not file.readline(1):
+                        return  # torn by a kill
+                    raise RunError(f"{path}, line {number} is no record: {line[:80]!r}. Remove the line to read the others") from None
+                yield line, {k: math.nan if v is None else v for k, v in record.items()}
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{folder} has no {FILE}: it is no run folder, or the run ended before its first update") from None
+        raise RunError(f"{path.parent} has no {FILE}: it is no run folder, or the run ended before its first update") from None
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}") from error
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = msgspec.json.decode(line, type=dict[str, float | None])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            if number == len(lines):
-                break  # torn by a kill
-            raise RunError(f"{path}, line {number} is no record: {line[:80]!r}. Remove the line to read the others") from None
-        records.append({k: math.nan if v is None else v for k, v in record.items()})
-    return records
 
 
 def _drop_after(path: Path, step: float, update: float) -> None:
     """Leave out the records of later steps and updates, and a torn last line. Written aside and renamed: a kill leaves one file or the other."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    early = [r.get("step", 0) <= step and r.get("update", 0) <= update for r in read_metrics(path.parent)]
-    kept = [line for line, stays in zip(lines, early, strict=False) if stays and line.endswith(b"\n")]
-    if kept != lines:
-        aside = path.with_suffix(".tmp")
-        aside.write_bytes(b"".join(kept))
-        aside.replace(path)
+
+    def stays(line: bytes, record: dict[str, float]) -> bool:
+        return record.get("step", 0) <= step and record.get("update", 0) <= update and line.endswith(b"\n")
+
+    if sum(len(line) for line, record in _lines(path) if stays(line, record)) == path.stat().st_size:
+        return
+    aside = path.with_suffix(".tmp")
+    with aside.open("wb") as file:
+        file.writelines(line for line, record in _lines(path) if stays(line, record))
+    aside.replace(path)

@@ -11,7 +11,7 @@ from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.run.folder import SUMMARY, RunFolder
-from tidemill.run.metrics import read_metrics
+from tidemill.run.metrics import each_record
 from tidemill.run.progress import Progress
 
 
@@ -48,9 +48,11 @@ class Past:
                 raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
             name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts
         with suppress(RunError):  # no metrics: the run ended before its first update
-            before = [r for r in read_metrics(folder.path) if r.get("step", 0) <= progress.steps and r.get("update", 0) <= progress.updates]
-            progress.episodes = max((int(r.get("episodes", 0)) for r in before), default=0)
-            stage = max((int(r.get("curriculum/stage", 1)) for r in before), default=1)
+            stage = 1
+            for record in each_record(folder.path):
+                if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:
+                    progress.episodes = max(progress.episodes, int(record.get("episodes", 0)))
+                    stage = max(stage, int(record.get("curriculum/stage", 1)))
             progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
         return cls(name, progress, unfinished)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import RunError, did_you_mean
-from tidemill.run.metrics import read_metrics
+from tidemill.run.metrics import each_record
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Places and values, by rising place."""
@@ -87,13 +87,16 @@ def _name(run: Path) -> str:
 
 
 def _curve(run: Path, x: str, y: str) -> Curve:
-    records = read_metrics(run)
-    known = {name for record in records for name in record}
+    known: set[str] = set()
+    pairs = []
+    for record in each_record(run):
+        known.update(record)
+        if x in record and y in record and math.isfinite(record[x]) and math.isfinite(record[y]):
+            pairs.append((record[x], record[y]))
     for metric in (x, y):
         if metric not in known:
             raise RunError(f'{run} has no metric "{metric}"; {did_you_mean(metric, known)}')
-    pairs = sorted((r[x], r[y]) for r in records if x in r and y in r and math.isfinite(r[x]) and math.isfinite(r[y]))
     if not pairs:
         raise RunError(f'{run} has no finite value of "{y}" over "{x}" yet')
-    places, values = np.array(pairs, np.float64).T
+    places, values = np.array(sorted(pairs), np.float64).T
     return places, values

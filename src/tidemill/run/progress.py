@@ -9,7 +9,19 @@ from tidemill.api.control import State, Statistics
 from tidemill.api.experiment import WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.memory import Need
-from tidemill.core.tally import Tally, summary
+from tidemill.core.tally import How, Tally, summary
+from tidemill.workers.trainer_config import COUNTED
+
+NEWEST = {"step", "update", *COUNTED, *(f"limiter/{name}" for name in ("started", "committed", "voided", "tasks", "in_flight", "debt"))}
+"""What trainers count themselves, of which a row has the newest."""
+
+
+def how_merged(name: str) -> How:
+    """Return how what several updates tell under this name becomes one number of a row: what was waited is summed, of names that end in min and max
+    it is the smallest and the largest, of counters the newest; all else is the mean of the updates."""
+    if name in NEWEST:
+        return "most_recent"
+    return "smallest" if name.endswith("min") else "largest" if name.endswith("max") else "sum" if name.endswith("_waited") else "average"
 
 
 @dataclass
@@ -25,6 +37,7 @@ class Member:
     recorded: bool = True  # since it was last heard
     spent: dict[str, float] = field(default_factory=dict)  # seconds by place of its clock since the last record
     update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
+    updates: Tally = field(default_factory=Tally)  # what its updates told since the last record
     heard: float = field(default_factory=monotonic)
     saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
@@ -44,6 +57,19 @@ class Member:
         total = sum(self.spent.values())
         shares = {place: seconds / total for place, seconds in self.spent.items()} if total else self.shares
         self.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()} | shares
+
+    def updated(self, message: Statistics) -> None:
+        """Note what an update told. One that stands for several, of a trainer whose tasks are short, weighs as much; one for none, where there was
+        nothing to train, as nothing."""
+        before = self.update.values.get("update")
+        weight = 1 if before is None else int(message.values["update"] - before)
+        for name, value in message.values.items():
+            how = how_merged(name)
+            if how == "average" and weight:
+                self.updates.add(name, weight * value, how, weight)
+            elif how != "average" or name not in self.updates:
+                self.updates.add(name, value, "most_recent" if how == "average" else how)
+        self.update = message
 
 
 class Rate:
@@ -90,6 +116,8 @@ class Progress:
     """Of the curriculum; 0: there is none."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
+    recorded: bool = True
+    """All updates are."""
     told: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -145,11 +173,11 @@ class Progress:
         if stage == self.stage:
             self.returns.extend(returns)
 
-    def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> dict[str, float]:
-        """Count an update of trainer `name` and return what is to be recorded. Several trainers share the environment: steps and updates are those
-        of the one that is furthest, what was dropped is their sum, and each one's own numbers bear its name. A resumed one that has not been heard
-        yet counts as before."""
-        members[name].update = message
+    def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> None:
+        """Count an update of trainer `name`. Several trainers share the environment: steps and updates are those of the one that is furthest, what
+        was dropped is their sum. A resumed one that has not been heard yet counts as before."""
+        members[name].updated(message)
+        self.recorded = False
         trainers = [member.update for member in members.values() if member.update.update]
         self.steps = max(self.steps, int(message.values["step"]))
         self.updates = max(self.updates, int(message.values["update"]))
@@ -158,10 +186,15 @@ class Progress:
         self.metrics = message.values
         self._note_limiter(name, {k.removeprefix("limiter/"): v for k, v in message.values.items() if k.startswith("limiter/")})
         self.mark()
+
+    def record(self, members: Mapping[str, Member]) -> dict[str, float]:
+        """Return what is to be recorded of all updates since the last record. Of several kinds of trainers each one's own numbers bear its name."""
         several = len({worker.rpartition("-")[0] for worker, member in members.items() if member.config.limited}) > 1  # kinds: equal ones tell as one
-        own = {f"{name}/{k}": v for k, v in message.values.items()} if several else message.values
+        record: dict[str, float] = {}
+        for worker, member in members.items():
+            record |= {f"{worker}/{k}" if several else k: v for k, v in summary(member.updates.take()).items()}
         counters = {"step": self.steps, "update": self.updates, "dropped": self.dropped, "episodes": self.episodes}
-        record = {**own, **{k: float(v) for k, v in counters.items()}}
+        record |= {k: float(v) for k, v in counters.items()}
         if self.mean_return is not None:
             record["return/mean"] = self.mean_return
         if self.stages:
@@ -172,4 +205,5 @@ class Progress:
         for worker, member in members.items():
             record.update({f"time/{worker}/{k}": v for k, v in member.told.items()})
             member.recorded = True
+        self.recorded = True
         return record

@@ -18,7 +18,7 @@ from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
 from tidemill.run.folder import new_folder
-from tidemill.run.metrics import read_metrics
+from tidemill.run.metrics import each_record
 from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
 from tidemill.workers.actor_config import Actors
@@ -30,7 +30,7 @@ def read_iterations(folder: str | Path) -> list[dict[str, float]]:
     `tidemill.workers.trainer_config.ITERATION`; returns only where episodes ended). Raises `RunError` where there are no metrics."""
     return [
         {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
-        for record in read_metrics(Path(folder))
+        for record in each_record(Path(folder))
         if "iteration/number" in record
     ]
 
