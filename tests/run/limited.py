@@ -46,6 +46,8 @@ class Walk(gymnasium.Env[Any, Any]):
     def _linger(self) -> None:
         if self.latency == "constant":
             time.sleep(0.001)
+        elif self.latency == "long":
+            time.sleep(0.03)
         elif self.latency == "random":
             time.sleep(self.wait.exponential(0.001))
         elif self.latency == "first" and int(self.name) % 2:

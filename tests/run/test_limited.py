@@ -301,6 +301,22 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
     check_counts(facts, Fraction(1), facts["steps"])
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_gathering_waits_is_told_as_it_was(tmp_path: Path, training: bool, exact: bool) -> None:
+    """As many slots as the slack: while they all step the gate is shut, and nobody waits for it. Where training takes long they do."""
+    seconds = 0.02 if training else 0.0
+    latency = "none" if training else "long"
+    made = limited.experiment(
+        steps=50, slots=2, slack=None if exact else 2, ratio="1", latency=latency, exact=exact, algorithm=limited.Mixing(seconds=seconds)
+    )
+    run(made, tmp_path / "run", "threads")
+    last = read_metrics(tmp_path / "run")[-1]
+    took, gathering = last["time/seconds"], last["time/actor-0/slots/waited"]
+    trained = sum(record.get("limiter/training_waited", 0.0) for record in read_metrics(tmp_path / "run"))
+    assert (gathering > took / 3) == training and (trained > took / 3) != training, (gathering, trained, took)
+
+
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
     monkeypatch.setattr("tidemill.run.controller.EXIT_DEADLINE", 0.3)

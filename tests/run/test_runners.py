@@ -266,7 +266,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_metrics_of_the_limiter_are_told(tmp_path: Path) -> None:
     AsyncTrainRunner(plain(), num_slots=3).run(tmp_path / "run", source=FILE, quiet=True)
     last = [record for record in read_metrics(tmp_path / "run") if "limiter/debt" in record][-1]
-    for name in ("debt", "debt_min", "debt_max", "gathering_waited", "training_waited", "committed", "tasks", "age_versions", "age_seconds"):
+    for name in ("debt", "debt_min", "debt_max", "training_waited", "committed", "tasks", "age_versions", "age_seconds"):
         assert last[f"limiter/{name}"] >= 0
 
 

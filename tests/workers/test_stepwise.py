@@ -146,6 +146,33 @@ def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch:
     assert calls == ["second sent", "first received"]
 
 
+def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidemill.workers.gang.monotonic", lambda: now)
+    made = World(Actors(environment=Marked(), lanes=1, ring=2, agents=(AgentSpec(mode="stepwise"),)))
+    made.begin()
+    gang, purse = made.actor._gang, Purse()
+    assert gang is not None
+    monkeypatch.setattr(gang, "_credits", purse)
+    first, second = Marked.built
+    made.poll()  # both are reset
+    now += 4  # and wait for credits
+    assert gang.waited == 4
+    first.stalled = second.stalled = True
+    purse.steps = 2
+    made.poll()
+    now += 7  # both step, and no credit is left
+    made.poll()
+    made.drain()
+    assert gang.waited == 4
+    first.stalled = False
+    first.bell()
+    made.poll()
+    now += 2  # the first has come, and waits; the second steps
+    made.poll()
+    assert gang.waited == made.actor._stats()["slots/waited"] == 5
+
+
 def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:
     made = World(Actors(environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)))
     made.begin()

@@ -76,7 +76,7 @@ class Limiter:
     slack   steps
     counts  where it goes on from
     lost    what was in flight then is lost, and counted as voided; else it is in flight again
-    clock   seconds, for the waits that are reported
+    clock   seconds, for what is reported
     """
 
     def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = monotonic) -> None:
@@ -95,7 +95,7 @@ class Limiter:
         self._changed = Condition(self._lock)
         self._waiting = 0  # threads
         self._clock, self._since = clock, clock()
-        self._idle = [0.0, 0.0]  # seconds that gathering was held back, and that training was
+        self._idle = 0.0  # seconds that nothing was owed
         self._extremes = [0, 0]  # of debt - K
         self._flown = 0.0  # seconds that steps were in flight, summed over them
 
@@ -241,26 +241,23 @@ class Limiter:
         """Count the time up to now for the state up to now."""
         now = self._clock()
         self._flown += (now - self._since) * (self._n.started - self._n.committed - self._n.voided)
-        if self._n.waived is not None:
-            if self._room() == 0:
-                self._idle[0] += now - self._since
-            elif self._debt(self._n.committed) == self._n.tasks:
-                self._idle[1] += now - self._since
+        if self._n.waived is not None and self._debt(self._n.committed) == self._n.tasks:
+            self._idle += now - self._since
         self._since = now
 
     def report(self) -> dict[str, float]:
-        """Return the counters by metric name, the debt now, and its least and largest value and the seconds that either side was held back (gathering
-        by the gate, training since nothing was owed), and that steps were in flight, summed over them, since the last report."""
+        """Return the counters by metric name, the debt now, and since the last report its least and largest value, the seconds that training waited
+        since nothing was owed, and those that steps were in flight, summed over them. What gathering waits only who gathers knows: a shut gate holds
+        nobody back while all slots step."""
         with self._lock:
             self._tick()
             n, owed = self._n, self._debt(self._n.committed) - self._n.tasks
-            (low, high), (gathering, training) = self._extremes, self._idle
+            (low, high), training = self._extremes, self._idle
             flown, self._flown = self._flown, 0.0
-            self._extremes, self._idle = [owed, owed], [0.0, 0.0]
+            self._extremes, self._idle = [owed, owed], 0.0
             return {
                 "limiter/started": n.started, "limiter/committed": n.committed, "limiter/voided": n.voided, "limiter/tasks": n.tasks,
                 "limiter/in_flight": n.started - n.committed - n.voided,
                 "limiter/debt": owed, "limiter/debt_min": low, "limiter/debt_max": high,
-                "limiter/gathering_waited": gathering, "limiter/training_waited": training,
-                "limiter/flown": flown,
+                "limiter/training_waited": training, "limiter/flown": flown,
             }  # fmt: skip

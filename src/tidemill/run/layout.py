@@ -286,10 +286,10 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
 
 
 def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
-    """Return an experiment with a replay memory and a ratio so that its actor and its trainer take turns in one process: without a slack all that is
-    owed is trained before a tick of all lanes begins, so that neither side works while the other does, and a hand-over between processes takes
-    longer than many an update. Others are returned as they are: with a slack, several actors or trainers, other workers, or lanes that step in
-    threads of Python or may fail."""
+    """Return an experiment with a replay memory and a ratio so that its actor and its trainer take turns in one process: all that is owed is trained
+    before a tick of all lanes begins (a slack of as many), since lanes that step there gain nothing by being ahead, and a hand-over between processes
+    takes longer than many an update. Others are returned as they are: with a slack of their own, several actors or trainers, other workers, or lanes
+    that step in threads of Python or may fail."""
     kinds = {type(config): name for name, config in experiment.workers.items()}
     if set(kinds) != {Actors, Trainer} or len(experiment.workers) != 2 or experiment.together or "together" in fixed:
         return experiment
@@ -298,7 +298,8 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
     apart = isinstance(actors.environment, Slots) or bool(getattr(actors.environment, "threads", None))
     if apart or trainer.ratio is None or trainer.slack is not None or (actors.count, trainer.count, actors.ring) != (1, 1, 1):
         return experiment
-    return experiment.replace(together=(kinds[Actors], kinds[Trainer]))
+    workers = {**experiment.workers, kinds[Trainer]: trainer.replace(slack=actors.lanes)}
+    return experiment.replace(workers=workers, together=(kinds[Actors], kinds[Trainer]))
 
 
 # ---- choosing ------------------------------------------------------------------------------------------------------------------------------------

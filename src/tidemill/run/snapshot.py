@@ -52,7 +52,7 @@ def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
 class LimiterView:
     """What holds gathering and training together in a snapshot (see `replay.limiter`).
 
-    waited    seconds that gathering was held back by the gate, and training since nothing was owed
+    waited    seconds that slots were free and had no credit, on average over them, and that training had nothing to do, since nothing was owed
     balance   N*, the slots at which neither would wait; None before it is known
     healthy   of `slots`; none of them may be known
     """
@@ -145,12 +145,13 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     actors = [
         m.told for m in controller.members.values() if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
     ]
+    waits = [actor["slots/waited"] for actor in actors if "slots/waited" in actor]
     healthy, quarantined = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "quarantined"))
     return LimiterView(
         committed=int(told["committed"]),
         tasks=int(told["tasks"]),
         debt=int(told["debt"]),
-        gathering_waited=told["gathering_waited"],
+        gathering_waited=sum(waits) / max(len(waits), 1),
         training_waited=told["training_waited"],
         balance=told.get("balance"),
         healthy=healthy,

@@ -310,7 +310,10 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(Tallied(told))
-        return self._health.stats()
+        stats = self._health.stats()
+        if self._granted:
+            stats["slots/waited"] = self._gang.waited if self._gang is not None else self.ring.waited
+        return stats
 
     def _report_episodes(self) -> None:
         """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""

@@ -11,6 +11,7 @@ checkpoint needs that too, and the step is in flight.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 
 import numpy as np
 
@@ -216,6 +217,7 @@ class ExactRing(EnvRing):
         self._finishing = False
         self._again: list[ExactTarget] = []
         self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
+        self._held, self._since = False, monotonic()
         self._begin(0)
 
     def resume(self, last: int, episodes: Sequence[OpenEpisode]) -> None:
@@ -245,7 +247,15 @@ class ExactRing(EnvRing):
         self._at = at % len(self.targets)
         self.targets[self._at].turn = True
 
+    def _count_wait(self) -> None:
+        """Count the time up to now for what was so until now."""
+        now, target = monotonic(), self.targets[self._at]
+        self.waited += (now - self._since) * self._held
+        self._since = now
+        self._held = target.waits() or (not target.decided and self._credits.received() != self.rows)
+
     def __iter__(self) -> Iterator[ExactTarget]:
+        self._count_wait()
         if self._again:
             self._again = [target for target in self._again if not target.play_again()]
             if self._again:

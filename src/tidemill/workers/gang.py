@@ -62,7 +62,9 @@ class Gang:
         self._idle = dict.fromkeys(range(len(environments)), 0)  # received, in that order; how many credits each needs to go on
         self._asked: dict[int, list[int]] = {}  # request → who goes on when it is answered
         self._leaving: list[int] = []  # they go on now: nobody acts in them
-        self._looked_at = monotonic()
+        self._looked_at = self._since = monotonic()
+        self._held = 0  # lanes that could step, and have no credit
+        self._waited = 0.0
         self.steps = 0
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
         self.ticks = 0
@@ -137,10 +139,17 @@ class Gang:
         over = came[(self._lane_steps[came] >= self._max_steps) & ~resets]
         self._tick.truncated[over] |= ~self._tick.done[over]
 
+    @property
+    def waited(self) -> float:
+        """Seconds so far that lanes could have stepped and had no credit, on average over all of them."""
+        return (self._waited + self._held * (monotonic() - self._since)) / (len(self._members) * self._lanes)
+
     # ---- from credits to actions -------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
         """Let those go on that may: ask for their actions. False when nobody may."""
+        now = monotonic()
+        self._waited, self._since, self._held = self._waited + self._held * (now - self._since), now, 0
         if not self._idle:
             return False
         numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
@@ -155,6 +164,7 @@ class Gang:
                 numbers.append(number)
             else:
                 left = granted  # they are served as they came
+                self._held += needs
         if numbers:
             if self._credits is not None:
                 self._credits.spend(granted)

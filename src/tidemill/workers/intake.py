@@ -82,7 +82,7 @@ class Intake:
         """Return what limits the steps of the memory, which takes back what it had. Where it `goes_on` steps that were in flight are so again."""
         config, shares, buffer = self._config, self.shares, self.buffer
         assert config.ratio is not None
-        ratio, slack = parse_ratio(config.ratio), shares.slots if config.slack is None else config.slack
+        ratio, slack = parse_ratio(config.ratio), shares.slots * (1 if config.exact else 2) if config.slack is None else config.slack
         check_slack(slack, shares.holding)
         if found is None:
             return Limiter(ratio, slack)

@@ -120,6 +120,8 @@ class EnvRing:
     def __init__(self, targets: Sequence[EnvTarget]) -> None:
         self.targets = list(targets)
         self._at = 0
+        self.waited = 0.0
+        """Seconds so far that a slot was held back by its trainer, where one limits its steps."""
 
     def __iter__(self) -> Iterator[EnvTarget]:
         """Yield each target once, beginning with the one whose turn it is; the turn moves on with each. One whose environment steps elsewhere, and

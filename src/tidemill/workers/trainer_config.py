@@ -17,8 +17,7 @@ COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told 
 FAREWELL = 120.0  # seconds more to end: a replay memory may be tens of GB
 LIMITED = (
     "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight", "limiter/debt", "limiter/debt_min",
-    "limiter/debt_max", "limiter/gathering_waited", "limiter/training_waited", "limiter/balance", "limiter/age_versions",
-    "limiter/age_seconds",
+    "limiter/debt_max", "limiter/training_waited", "limiter/balance", "limiter/age_versions", "limiter/age_seconds",
 )  # fmt: skip
 """What a trainer with a ratio tells besides: see `Limiter.report`; `balance` is the number of slots that would balance the run, ages are those of
 the policy that acted, when its step is stored."""
@@ -47,7 +46,8 @@ class Trainer(WorkerConfig):
     database_versions   how many of them are kept, besides tagged ones
     ratio               for a replay memory: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8. Actors' steps wait for
                         training, and training for steps (see `replay.limiter`)
-    slack               steps that gathering may be ahead of training; None: as many as there are slots (lanes of all targets of all actors)
+    slack               steps that gathering may be ahead of training, those in flight included; None: twice as many as there are slots (lanes of all
+                        targets of all actors), so that all may step while as many wait to be trained on; as many as slots with `exact`
     exact               the run's weights depend on nothing but its configuration, however long environments and training take: each slot's next step
                         waits until all that its last one owes is trained. Costs throughput where latencies vary
     journal             write down in the run's folder what came and what was trained, in order, so that it can be trained again from that
