@@ -3,22 +3,16 @@
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from tidemill.core.cores import _quotas, cores, every_core, keep_to, kept
+import pytest
+
+from tidemill.core.cores import cores, every_core, keep_to, kept
 
 
-def test_a_quota_of_cores_counts(tmp_path: Path) -> None:
-    own, root = tmp_path / "cgroup", tmp_path / "sys"
-    (root / "a" / "b").mkdir(parents=True)
-    own.write_text("1:cpu:/old\n0::/a/b\n")
-    assert _quotas(own, root) == []
-    (root / "a" / "cpu.max").write_text("150000 100000\n")
-    (root / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert _quotas(own, root) == [2]
-    (root / "cpu.max").write_text("nonsense\n")
-    assert _quotas(own, root) == [2]
-    assert 1 <= cores() <= (os.cpu_count() or 1)
+@pytest.mark.parametrize(("quota", "least"), [(None, 1000), (0.2, 1), (1.5, 2), (1000.0, 1000)])
+def test_a_quota_of_cores_counts(monkeypatch: pytest.MonkeyPatch, quota: float | None, least: int) -> None:
+    monkeypatch.setattr("tidemill.core.cores.processors", lambda: quota)
+    assert cores() == min(len(os.sched_getaffinity(0)), least)
 
 
 def in_a_thread(call: Callable[[], object]) -> object:

@@ -3,28 +3,17 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import ceil
-from pathlib import Path
+
+from tidemill.core.control_groups import processors
 
 
 def cores() -> int:
-    """Return the cores that this process may use: its affinity, or the quota of its control groups where that is less."""
+    """Return the cores that this process may use: its affinity, or the quota of its control groups, rounded up, where that is less."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([own, *_quotas(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]))
-
-
-def _quotas(own: Path, root: Path) -> list[int]:
-    """Return the cores, rounded up, that each control group (version 2) that this process is in allows."""
-    found: list[int] = []
-    with suppress(OSError, StopIteration):
-        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-        folder = root / name.lstrip("/")
-        for group in (folder, *folder.parents):
-            with suppress(OSError, ValueError):  # the root has no such file, and an unlimited one says "max"
-                quota, period = (group / "cpu.max").read_text().split()
-                found.append(ceil(int(quota) / int(period)))
-    return found
+    quota = processors()
+    return own if quota is None else max(1, min(own, ceil(quota)))
 
 
 _every: set[int] | None = None  # the cores of this process, once threads of it keep to one of them

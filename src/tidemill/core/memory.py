@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.core.control_groups import free_memory
 from tidemill.core.errors import ConfigError, SchemaError
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -95,7 +96,8 @@ def size(nbytes: float) -> str:
 
 def available() -> int:
     """Return the bytes that can still be filled here: what the machine has left, or this process's control groups where that is less."""
-    return min(_machine(), *_control_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), 1 << 62)
+    groups = free_memory()
+    return _machine() if groups is None else min(_machine(), groups)
 
 
 def _machine() -> int:
@@ -104,23 +106,6 @@ def _machine() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
-
-
-def _control_groups(own: Path, root: Path) -> list[int]:
-    """Return what each control group (version 2) that this process is in, and that has a limit, has left. Shared memory counts in them, too."""
-    with suppress(OSError, StopIteration):
-        name = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-        folder = root / name.lstrip("/")
-        return [room for group in (folder, *folder.parents) if group.is_relative_to(root) and (room := _room(group)) is not None]
-    return []
-
-
-def _room(group: Path) -> int | None:
-    with suppress(OSError, ValueError):  # the root has no such files, and an unlimited one says "max"
-        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(limit - used + int(stat.get("inactive_file", 0)), 0)  # files that were read and can be dropped again
-    return None
 
 
 def keep_freed() -> None:

@@ -1,7 +1,6 @@
 """Where a run comes from: the file that defines it, and the versions of all that its result may depend on."""
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import Config
+from tidemill.core.cores import cores
 from tidemill.core.errors import RunError
 from tidemill.core.source import file_digest
 
@@ -64,7 +64,7 @@ def versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": packages,
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "command": sys.argv,
         "git": git_state(Path.cwd()),
     }

@@ -1,0 +1,137 @@
+"""Limits of control groups, read from files as the kernel writes them: version 1, version 2, both, in containers and not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tidemill.core.control_groups import free_memory, processors
+
+V1 = (
+    "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755",
+    "32 31 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct",
+    "35 31 0:32 {root} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory",
+    "39 31 0:36 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset",
+)
+V2 = ("25 18 0:22 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate",)
+HYBRID = (*V1, "41 31 0:38 {root} /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw")
+OWN_V1 = "9:name=systemd:/job\n5:cpuset:/elsewhere\n4:memory:{name}\n1:cpuacct,cpu:{name}\n"
+OWN = {1: OWN_V1, 2: "0::{name}\n", 3: OWN_V1 + "0::{name}\n"}
+MOUNTS = {1: V1, 2: V2, 3: HYBRID}
+LARGEST = "9223372036854771712"
+NO_LIMIT = {1: LARGEST, 2: "max"}
+
+
+class System:
+    """The files of a system, under a folder."""
+
+    def __init__(self, root: Path, kind: int, name: str, mounted: str = "/") -> None:
+        self.root, self.version = root, min(kind, 2) if kind < 3 else 1
+        self._write("proc/self/cgroup", OWN[kind].format(name=name))
+        self._write("proc/self/mountinfo", "\n".join(MOUNTS[kind]).format(root=mounted) + "\n")
+        self._write("proc/meminfo", "MemAvailable: 1 kB\n")
+
+    def _write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def memory(self, group: str, limit: str | int, used: int = 0, files: int = 0, **stat: int) -> "System":
+        """Limit a group, as it is mounted."""
+        v1 = self.version == 1
+        at = f"sys/fs/cgroup/{'memory/' if v1 else ''}{group}".rstrip("/")
+        self._write(f"{at}/memory.{'limit_in_bytes' if v1 else 'max'}", f"{limit}\n")
+        self._write(f"{at}/memory.{'usage_in_bytes' if v1 else 'current'}", f"{used}\n")
+        lines: Mapping[str, int] = {"cache": 3, "inactive_file": 77 if v1 else files, "total_inactive_file": files, **stat}
+        self._write(f"{at}/memory.stat", "".join(f"{name} {value}\n" for name, value in lines.items()))
+        return self
+
+    def quota(self, group: str, quota: int | None, period: int = 100_000) -> "System":
+        """Limit a group's time on processors."""
+        at = f"sys/fs/cgroup/{'cpu,cpuacct/' if self.version == 1 else ''}{group}".rstrip("/")
+        if self.version == 1:
+            self._write(f"{at}/cpu.cfs_quota_us", f"{-1 if quota is None else quota}\n")
+            self._write(f"{at}/cpu.cfs_period_us", f"{period}\n")
+        else:
+            self._write(f"{at}/cpu.max", f"{'max' if quota is None else quota} {period}\n")
+        return self
+
+
+KINDS = pytest.mark.parametrize("kind", [1, 2, 3], ids=["version 1", "version 2", "both"])
+
+
+@KINDS
+def test_the_tightest_group_of_all_above_counts(tmp_path: Path, kind: int) -> None:
+    system = System(tmp_path, kind, "/batch/job/step")
+    assert free_memory(tmp_path) is None and processors(tmp_path) is None
+    none = NO_LIMIT[system.version]
+    system.memory("batch", 5_000, 1_000, 500).memory("batch/job", none, 900).memory("batch/job/step", 9_000, 100)
+    system.quota("batch", None).quota("batch/job", 150_000).quota("batch/job/step", 40_000, 10_000)
+    assert (free_memory(tmp_path), processors(tmp_path)) == (4_500, 1.5)
+    system.memory("batch/job/step", 2_000, 900, 500).quota("batch", 50_000)
+    assert (free_memory(tmp_path), processors(tmp_path)) == (1_600, 0.5)
+    system.memory("batch/job/step", 2_000, 3_000)
+    assert free_memory(tmp_path) == 0
+
+
+@KINDS
+@pytest.mark.parametrize("mounted", ["/docker/abc", "/", "/other"], ids=["own group under its name", "namespace", "another name"])
+def test_a_container_that_sees_its_own_group_alone_is_under_it(tmp_path: Path, kind: int, mounted: str) -> None:
+    """Its group lies where the hierarchy is mounted, whatever it is called outside."""
+    name = {"/docker/abc": "/docker/abc", "/": "/", "/other": "/docker/abc"}[mounted]
+    system = System(tmp_path, kind, name, mounted)
+    system.memory("", 3_000, 1_000).quota("", 200_000)
+    assert (free_memory(tmp_path), processors(tmp_path)) == (2_000, 2.0)
+
+
+@KINDS
+def test_a_group_below_what_is_mounted_is_found(tmp_path: Path, kind: int) -> None:
+    system = System(tmp_path, kind, "/docker/abc/inner", "/docker/abc")
+    system.memory("", 9_000).memory("inner", 3_000, 1_000).quota("", 200_000).quota("inner", 50_000)
+    assert (free_memory(tmp_path), processors(tmp_path)) == (2_000, 0.5)
+
+
+@KINDS
+def test_a_group_outside_of_the_namespace_is_no_way_out_of_what_is_mounted(tmp_path: Path, kind: int) -> None:
+    system = System(tmp_path, kind, "/../../above")
+    system.memory("", 3_000, 1_000)
+    (tmp_path / "sys/above").mkdir()
+    assert free_memory(tmp_path) == 2_000
+
+
+def test_version_1_tells_of_limits_above_what_is_mounted(tmp_path: Path) -> None:
+    System(tmp_path, 1, "/").memory("", LARGEST, 1_000, hierarchical_memory_limit=4_000)
+    assert free_memory(tmp_path) == 3_000
+
+
+def test_what_makes_no_sense_is_no_limit(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None and processors(tmp_path) is None  # no /proc
+    system = System(tmp_path, 2, "/a").quota("a", 1, 0).memory("a", "nonsense")
+    system._write("proc/self/mountinfo", "\n".join(["nonsense", "- -", *V2]).format(root="/"))
+    assert free_memory(tmp_path) is None and processors(tmp_path) is None
+
+
+def test_a_group_of_this_machine_is_seen(tmp_path: Path) -> None:
+    """Where one can be made."""
+    groups = {Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "1073741824"), Path("/sys/fs/cgroup/cpu"): ("cpu.cfs_quota_us", "50000")}
+    made = []
+    try:
+        try:
+            for place, (file, limit) in groups.items():
+                assert (place / file).exists()
+                group = place / f"tidemill-test-{os.getpid()}"
+                group.mkdir()
+                made.append(group)
+                (group / file).write_text(limit)
+        except (OSError, AssertionError):
+            pytest.skip("control groups of version 1 cannot be made here")
+        words = "import os, sys\nfor group in sys.argv[1:]:\n    open(group + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
+        words += "from tidemill.core.control_groups import free_memory, processors\nprint(free_memory(), processors())"
+        said = subprocess.run([sys.executable, "-c", words, *map(str, made)], capture_output=True, text=True, check=True).stdout.split()
+        assert 0 < int(said[0]) <= 1 << 30 and float(said[1]) == 0.5
+    finally:
+        for group in made:
+            group.rmdir()
