@@ -90,10 +90,10 @@ def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, act
 def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
     def record(seconds: float, step: float, dropped: float, wait: float) -> dict[str, float]:
         shares = {f"time/trainer-0/{place}": 0.0 for place in PLACES} | {"time/trainer-0/wait": wait, "time/trainer-0/train": 1 - wait}
-        return {"time/seconds": seconds, "step": step, "dropped": dropped, **shares}
+        return {"time/seconds": seconds, "step": step, "update": step / 100, "dropped": dropped, **shares}
 
     found = run_of(experiment(Gymnasium(id="CartPole-v1")), [record(2, 1000, 1, 0.9), record(3, 1500, 1, 0.2), record(6, 3000, 2, 0.6)])
-    assert (found.steps_per_second, found.seconds, found.updates) == (500, 4, 2)
+    assert (found.steps_per_second, found.seconds, found.updates) == (500, 4, 20)
     assert found.dropped == pytest.approx(128 / 2128)  # one sample of 8 lanes × 16 steps
     (trainer,) = found.workers
     assert (trainer.name, trainer.kind) == ("trainer-0", "trainer")
@@ -102,7 +102,7 @@ def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
 
 def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def record(seconds: float) -> dict[str, float]:
-        return {"step": 100 * seconds, "dropped": 0, "time/seconds": seconds}
+        return {"step": 100 * seconds, "update": seconds, "dropped": 0, "time/seconds": seconds}
 
     records = [record(1), {"step": 150, "eval/return/mean": 9.0}, record(2), record(3), {"step": 300, "eval/return/mean": 9.5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -116,7 +116,7 @@ def test_shares_of_workers_in_one_process_are_its_own() -> None:
         shares = {f"time/{name}-{i}/{place}": 0.0 for name in ("actor", "trainer") for i in range(2) for place in PLACES}
         for i in range(2):
             shares |= {f"time/actor-{i}/environment": 0.6, f"time/actor-{i}/wait": 0.4, f"time/trainer-{i}/train": 0.3, f"time/trainer-{i}/wait": 0.7}
-        return {"time/seconds": seconds, "step": seconds, "dropped": 0, **shares}
+        return {"time/seconds": seconds, "step": seconds, "update": seconds, "dropped": 0, **shares}
 
     made = experiment(Gymnasium(id="CartPole-v1"))
     turns = made.replace(workers={name: config.replace(count=2) for name, config in made.workers.items()}, together=("actor", "trainer"))
