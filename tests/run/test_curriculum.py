@@ -308,7 +308,7 @@ def test_stages_end_by_what_training_measures(tmp_path: Path) -> None:
 def test_algorithms_say_what_they_measure(tmp_path: Path, algorithm: AlgorithmConfig) -> None:
     made: Experiment = experiments.experiment(Gymnasium(id="CartPole-v1"), algorithm=algorithm)
     run(tmp_path, made.replace(policies={"policy": ActorCritic()}), updates=2)
-    own = {"step", "update", "episodes", "return/mean"}
+    own = {"step", "update", "episodes", "return/mean", "length/mean", "win_rate"}
     told = {name for record in read_metrics(tmp_path) for name in record if not name.startswith("time/")} - own
     assert told == set(made.workers["trainer"].measures() or ())
 

@@ -9,9 +9,9 @@ from tidemill.run.live import LiveView, PlainView, make_view, picture
 from tidemill.run.snapshot import LimiterView, Snapshot, WorkerView, evaluations_of
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)
-START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, None, 0, 0, None, 0, (ACTOR,))
+START = Snapshot("cartpole-1", 0.0, 0, 600_000, 0.0, {"": None}, 0, 0, None, 0, (ACTOR,))
 LATER = dataclasses.replace(
-    START, seconds=3725.0, steps=150_000, steps_per_second=96_513.2, mean_return=123.45, episodes=1711, updates=20, lag=1.04, dropped=3
+    START, seconds=3725.0, steps=150_000, steps_per_second=96_513.2, mean_returns={"": 123.45}, episodes=1711, updates=20, lag=1.04, dropped=3
 )
 
 LIMITER = LimiterView(12_345, 3_086, 2, 1.25, 341.0, balance=36.44, healthy=31, slots=32)

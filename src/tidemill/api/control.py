@@ -115,8 +115,8 @@ class Statistics(msgspec.Struct, frozen=True, tag=True):
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):
-    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index, `stage`
-    that of the curriculum in which they began."""
+    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index (see
+    `WorkerConfig.plays`), `stage` that of the curriculum in which they began."""
 
     spec: int
     stage: int
@@ -147,7 +147,10 @@ class Relay(msgspec.Struct, frozen=True, tag=True):
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):
-    """A trainer writes a checkpoint from now on. It is silent until that is there."""
+    """A trainer writes the checkpoint of `policy` after so many `updates` from now on. It is silent until that is there."""
+
+    policy: str
+    updates: int
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):

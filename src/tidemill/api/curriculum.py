@@ -8,10 +8,23 @@ from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
 
-PROGRESS = ("step", "update", "episodes", "return/mean", "time/seconds")
-"""What is known of every run: env steps and updates of training, finished episodes, the mean return of the last `Limits.window` of them once this
-stage has seen so many, seconds of training. Conditions may also be about what workers say that they measure (`WorkerConfig.measures`: "kl" of `PPO`,
-"evaluation/return" of `Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of them."""
+PROGRESS = ("step", "update", "episodes", "time/seconds")
+"""What is known of every run: env steps and updates of training, finished episodes, seconds of training. Conditions may also be about what the last
+`Limits.window` episodes have reached once this stage has seen so many (`reached_names`), and about what workers say that they measure
+(`WorkerConfig.measures`: "kl" of `PPO`, "evaluation/return" of `Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of
+them."""
+
+
+def reached_name(what: str, who: str) -> str:
+    """Return the metric that says `what` ("return", "length" or "win_rate") the last episodes of `who` have reached: a policy, POLICY/AGENTS, or ""
+    where there is one policy."""
+    return "/".join(part for part in (what, who, "" if what == "win_rate" else "mean") if part)
+
+
+def reached_names(who: str) -> tuple[str, ...]:
+    """Return the metrics of the last episodes of `who`: "return/mean", "length/mean" and "win_rate", with the policy after the first word where there
+    are several."""
+    return tuple(reached_name(what, who) for what in ("return", "length", "win_rate"))
 
 
 def check_condition(setting: str, text: str) -> None:

@@ -13,6 +13,7 @@ An experiment names policies, groups of workers, and limits. Workers name the st
     )
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -21,7 +22,7 @@ from fractions import Fraction
 from math import isfinite
 from typing import ClassVar
 
-from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curriculum, check_measured
+from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curriculum, check_measured, reached_names
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
@@ -43,7 +44,9 @@ class Limits(Config):
     steps         env steps that entered training
     updates       finished updates
     seconds       wall time since training began
-    mean_return   mean undiscounted return of the last `window` finished episodes
+    mean_return   mean undiscounted return of the last `window` finished episodes (of each agent spec that plays the policy)
+    return_of     whose: a policy, or POLICY/AGENTS where several agent specs play it; needed where several policies are trained. "any": the first
+                  that reaches it
     until         a condition on what the run measures, e.g. "evaluation/return >= 475"; what is measured: see `tidemill.api.curriculum`
     """
 
@@ -51,6 +54,7 @@ class Limits(Config):
     updates: int | None = None
     seconds: float | None = None
     mean_return: float | None = None
+    return_of: str = ""
     window: int = 100
     until: str = ""
 
@@ -65,6 +69,10 @@ class Limits(Config):
             value = getattr(self, name)
             if value is not None and not isfinite(value):
                 raise ConfigError(f"limits.{name} = {value} is not a finite number; leave it out for no limit")
+        if self.return_of and self.mean_return is None:
+            raise ConfigError(
+                f'limits.return_of = "{self.return_of}" says whose mean return ends the run, and no limits.mean_return is set; set both'
+            )
 
 
 class WorkerHandle(ABC):
@@ -124,6 +132,10 @@ class WorkerConfig(Config):
     def ports(self) -> tuple[Port, ...]:
         """Return the ends of streams that each worker of the group holds."""
         return ()
+
+    def plays(self) -> dict[int, tuple[str, str]]:
+        """Return whose episodes the worker reports (as `Episodes`): by the number of an agent spec, its policy and which agents it matches."""
+        return {}
 
     def measures(self) -> tuple[str, ...] | None:
         """Return the names of the metrics that the worker reports: as `Measured`, a trainer with each update. None: nobody knows before it runs."""
@@ -254,6 +266,50 @@ class Experiment(Config):
         groups = {group_of(holder) for role in ("store", "draw") for holder in self.holders(policy, role)}
         return {*RESERVED, *(name for group in groups for name in self.workers[group].records())}
 
+    def players(self) -> dict[tuple[str, int], tuple[str, ...]]:
+        """Return under which names the episodes count that a group of workers reports of an agent spec, by (group, number of the spec): the policy's,
+        or "" where all are of one policy; and POLICY/AGENTS where several specs play it."""
+        played = {(group, number): who for group, config in self.workers.items() for number, who in config.plays().items()}
+        policies = {policy for policy, _ in played.values()}
+        found: dict[tuple[str, int], tuple[str, ...]] = {}
+        for (group, number), (policy, match) in played.items():
+            agents = [_plain(other) for which, other in played.values() if which == policy]
+            own = _plain(match) if agents.count(_plain(match)) == 1 else f"{group}/{number}"
+            found[group, number] = (policy if len(policies) > 1 else "", *([f"{policy}/{own}"] if len(agents) > 1 else []))
+        return found
+
+    def reached(self) -> list[str]:
+        """Return the names under which episodes count (see `players`), each once."""
+        return list(dict.fromkeys(who for names in self.players().values() for who in names)) or [""]
+
+    def judged(self) -> list[str]:
+        """Return whose mean return the limit is about, of `reached`: that of any of them ends the run."""
+        limits, names = self.limits, self.reached()
+        if limits.mean_return is None:
+            return []
+        policies = [name for name in names if "/" not in name]
+        if limits.return_of in names or limits.return_of not in ("", "any", *(policy for policy, _ in self._played())):
+            return [limits.return_of]
+        return policies if limits.return_of == "any" else [""]
+
+    def _played(self) -> set[tuple[str, str]]:
+        return {who for config in self.workers.values() for who in config.plays().values()}
+
+    def check_judged(self) -> None:
+        """Raise `ConfigError` for a limit of the mean return that could be of several policies, or is of none."""
+        names = self.reached()
+        for who in self.judged():
+            if who in names:
+                continue
+            several = ", ".join(f'"{name}"' for name in names if name)
+            if not who:
+                raise ConfigError(
+                    f"limits.mean_return = {self.limits.mean_return:g} (--stop-at-return) could be of several: {several}; say of which by "
+                    'limits.return_of (--return-of), or "any" for the first that reaches it'
+                )
+            known = [*(name for name in names if name), *(policy for policy, _ in self._played()), "any"]
+            raise ConfigError(f'limits.return_of = "{who}" is nobody whose episodes are counted; {did_you_mean(who, known)}')
+
     def told_by_several(self) -> set[str]:
         """Return the names of what several groups of workers measure, trainers aside: in the metrics the group stands before them."""
         told = Counter(name for config in self.workers.values() if not config.limited for name in set(config.measures() or ()))
@@ -266,7 +322,8 @@ class Experiment(Config):
         told = {group: config.measures() for group, config in self.workers.items() if limited == [group] or not config.limited}
         several = self.told_by_several()
         names = {f"{group}/{name}" if name in several else name for group, measures in told.items() for name in measures or ()}
-        known = None if None in told.values() and updates is None else {*PROGRESS, *(updates or ()), *names}
+        reached = {name for who in self.reached() for name in reached_names(who)}
+        known = None if None in told.values() and updates is None else {*PROGRESS, *reached, *(updates or ()), *names}
         check_curriculum(self.curriculum, known)
         check_measured("limits.until", self.limits.until, known)
 
@@ -286,6 +343,7 @@ class Experiment(Config):
             counts[group] = self.workers[group].count
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
             raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
+        self.check_judged()
         self.check_conditions()
         for group, config in self.workers.items():
             for policy, query in config.queries():
@@ -298,6 +356,11 @@ class Experiment(Config):
         self.forwarders()
         for config in self.workers.values():
             config.check(self)
+
+
+def _plain(match: str) -> str:
+    """Return the regular expression of an agent spec as a part of a metric's name."""
+    return re.sub(r"\W+", "_", match, flags=re.ASCII).strip("_") or "all"
 
 
 @dataclass

@@ -46,6 +46,9 @@ Version = Annotated[str | None, typer.Option(help="Instead of a checkpoint, a ve
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
 File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
+ReturnOf = Annotated[
+    str | None, typer.Option(help="Whose, with --stop-at-return and several policies: a policy, POLICY/AGENTS, or any for the first that reaches it.")
+]
 Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
 
 
@@ -58,6 +61,7 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
+    return_of: ReturnOf = None,
     layout: Lay = "auto",
     algorithm: Annotated[str | None, typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take.")] = None,
     slots: Annotated[int | None, typer.Option(help="Environments that step at the same time, in threads, and may fail (replay memories).")] = None,
@@ -77,7 +81,7 @@ def train(
     experiment = changed(experiment, set_)  # what is run, slots and all
     if seed is not None:
         experiment = experiment.replace(seed=seed)
-    limits = {"steps": max_steps, "mean_return": stop_at_return}
+    limits = {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}
     experiment = experiment.replace(limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None}))
     fixed = pairs("--set", set_ or [])
     _exit(run(experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed).summary)
@@ -98,11 +102,12 @@ def resume(
     file: Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
+    return_of: ReturnOf = None,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     from tidemill.run.session import resume as go_on
 
-    limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return}.items() if v is not None}
+    limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items() if v is not None}
     _exit(go_on(run, launch=launch, file=file, limits=limits).summary)
 
 

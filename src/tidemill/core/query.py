@@ -24,18 +24,19 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 _WORDS = ("and", "order", "by", "limit")
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_/]{0,63}(\.n)?")
+_METADATA = re.compile(r"[A-Za-z_][A-Za-z0-9_/]{0,127}")
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,199}")  # metrics have names of policies and groups of workers in theirs
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_TOKEN = re.compile(rf"\s*({_FIELD.pattern}(?![\w./])|{_NUMBER.pattern}(?![\w.])|<=|>=|==|!=|<|>|-|\S+)")
+_TOKEN = re.compile(rf"\s*({_FIELD.pattern}(?![\w./-])|{_NUMBER.pattern}(?![\w.])|<=|>=|==|!=|<|>|-|\S+)")
 
 _T = TypeVar("_T")
 
 
 def check_field(name: str) -> None:
     """Raise `ConfigError` unless metadata may be called `name` (letters, digits, "_" and "/"; "NAME.n" is how many values its mean is of)."""
-    if not _FIELD.fullmatch(name) or name in _WORDS or name.endswith(".n"):
+    if not _METADATA.fullmatch(name) or name in _WORDS:
         raise ConfigError(
-            f'"{name}" cannot name metadata: use 1 to 64 letters, digits, "_" and "/", beginning with a letter, and none of {", ".join(_WORDS)}'
+            f'"{name}" cannot name metadata: use 1 to 128 letters, digits, "_" and "/", beginning with a letter, and none of {", ".join(_WORDS)}'
         )
 
 

@@ -71,7 +71,7 @@ class Controller:
     ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
         self.progress = progress or Progress()
-        self.progress.begin(job.experiment.limits.window, len(job.experiment.curriculum))
+        self.progress.begin(job.experiment)
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
         self.tracebacks: list[str] = []
@@ -86,7 +86,7 @@ class Controller:
         self._interrupts.grace += self._farewell
         self._facts = Facts()
         self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
-        self._several = job.experiment.told_by_several()
+        self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
         self._pace = Pace()
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
@@ -225,10 +225,8 @@ class Controller:
         deadline: float | None = None
         while not all(member.state in ENDED or (deadline is not None and self._left(name)) for name, member in limited.items()):
             self._look_for_signal()
-            target = self.job.experiment.limits.mean_return
-            mean, full = self.progress.mean_return, len(self.progress.returns) == self.progress.returns.maxlen
-            if target is not None and full and mean is not None and mean >= target and not self.reason:
-                self.reason = f"mean return {mean:.1f} of the last {len(self.progress.returns)} episodes"
+            if not self.reason:
+                self._look_at_returns()
             if self.reason and deadline is None:
                 deadline = monotonic() + EXIT_DEADLINE
                 for name, member in self.members.items():
@@ -285,6 +283,7 @@ class Controller:
         member.heard, member.saving = monotonic(), isinstance(message, Saving)
         match message:
             case Saving():
+                self.progress.keep(message.policy, message.updates)
                 self._record_rest()  # a run that goes on from there keeps all records until there, and drops the others
             case Status():
                 member.state = message.state
@@ -319,7 +318,7 @@ class Controller:
                     self.progress.measured |= values
                     self._advance()
             case Episodes():
-                self.progress.count_episodes(message.returns, message.stage)
+                self.progress.count_episodes(name.rpartition("-")[0], message)
             case Tallied():
                 self.progress.told.merge(message.values)
             case Relay(policy=policy):
@@ -337,6 +336,16 @@ class Controller:
         if not texts:
             return ""
         return f".\nMeanwhile, first: {texts[0]}" + (f"\nand last: {texts[-1]}" if len(texts) > 1 else "")
+
+    def _look_at_returns(self) -> None:
+        """End the run where a mean return has reached the limit."""
+        target, reached = self.job.experiment.limits.mean_return, self.progress.reached
+        if target is None or reached is None:
+            return
+        for who in self._judged:
+            if reached.full(who) and (mean := reached.means(who)["return"]) >= target:
+                self.reason = f"mean return {mean:.1f} of the last {reached.count(who)} episodes{f' of {who}' if who else ''}"
+                return
 
     def _look_at_conditions(self) -> None:
         """Say so when one waits for what nobody measures, where that was not known before."""

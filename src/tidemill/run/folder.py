@@ -5,7 +5,7 @@ source.json      the files behind it, SHA-256        metrics.jsonl    of updates
 checkpoints/     POLICY/update-N                     summary.json     how it ended
 parameters/      the parameter database
 logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
-layout.json      how it was laid out, and why
+layout.json      how it was laid out, and why            episodes.json    the last ones before its checkpoints
 """
 
 import fcntl
@@ -31,7 +31,8 @@ from tidemill.core.source import file_digest, load_file, named_files
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.provenance import Source, versions
 
-CONFIG, MEMORY, SOURCE, SUMMARY, VERSIONS = "config.json", "memory.json", "source.json", "summary.json", "versions.json"
+CONFIG, EPISODES, MEMORY, SOURCE = "config.json", "episodes.json", "memory.json", "source.json"
+SUMMARY, VERSIONS = "summary.json", "versions.json"
 
 
 class RunFolder:

@@ -12,7 +12,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
-from tidemill.run.folder import MEMORY, SUMMARY, RunFolder, command
+from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live import make_view
 from tidemill.run.metrics import MetricsWriter
@@ -54,6 +54,9 @@ class Life:
             except BaseException as caught:
                 error = caught
             metrics.close()
+            if error is None:
+                controller.progress.keep_last()
+            self._keep_episodes(controller.progress)
             folder.tidy()
             status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
             reason = (str(error) or type(error).__name__) if error is not None else controller.reason
@@ -84,10 +87,17 @@ class Life:
             self._planned = True
             with suppress(OSError):  # a full disk does not stop training
                 self._folder.write(MEMORY, controller.plan)
+        self._keep_episodes(controller.progress)
         self._obey(controller)
         self._show_notices(controller)
         if self._view is not None:
             self._view.show(snapshot(controller))
+
+    def _keep_episodes(self, progress: Progress) -> None:
+        if progress.to_keep:
+            progress.to_keep = False
+            with suppress(OSError):  # a full disk does not stop training
+                self._folder.write(EPISODES, progress.kept)
 
     def _show_notices(self, controller: Controller) -> None:
         """Print the notices that are new: above the live view where there is one."""
@@ -171,6 +181,7 @@ def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
         "steps_per_second": round(progress.steps / progress.seconds, 1) if progress.seconds else 0.0,
         "updates": progress.updates,
         "mean_return": progress.mean_return,
+        **({"mean_returns": several} if (several := progress.mean_returns) and "" not in several else {}),
         "episodes": progress.episodes,
         "dropped": progress.dropped,
         **counts,

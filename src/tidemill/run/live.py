@@ -24,6 +24,7 @@ SHARES = {"environment": "green", "inference": "cyan", "train": "magenta", "copy
 """Where a worker's time goes, in the order and the colours in which it is drawn."""
 STATES = {"running": "green", "paused": "yellow", "failed": "red"}
 LINE_EVERY = 5.0  # seconds between plain lines
+MOST_RETURNS = 8  # policies whose return is shown
 DRAW_EVERY = 0.2  # seconds between frames on a terminal
 
 
@@ -233,13 +234,21 @@ def _figures(snapshot: Snapshot) -> dict[str, str]:
     return {
         "steps": f"{snapshot.steps:,}" + (f" of {snapshot.limit:,}" if snapshot.limit else ""),
         "steps/s": short(snapshot.steps_per_second),
-        "return": "–" if snapshot.mean_return is None else f"{snapshot.mean_return:.1f}",
+        **_returns(snapshot.mean_returns),
         "episodes": f"{snapshot.episodes:,}",
         "updates": f"{snapshot.updates:,}",
         "lag": "–" if snapshot.lag is None else f"{snapshot.lag:.1f}",
         "dropped": f"{snapshot.dropped:,}",
         **({"stage": snapshot.stage} if snapshot.stage else {}),
     }
+
+
+def _returns(mean_returns: Mapping[str, float | None]) -> dict[str, str]:
+    """Of each policy; of many the lowest and the highest."""
+    if len(mean_returns) <= MOST_RETURNS:
+        return {f"return {who}".strip(): "–" if mean is None else f"{mean:.1f}" for who, mean in mean_returns.items()}
+    known = [mean for mean in mean_returns.values() if mean is not None]
+    return {f"returns of {len(mean_returns)}": f"{min(known):.1f} … {max(known):.1f}" if known else "–"}
 
 
 def _limiters(snapshot: Snapshot) -> list[dict[str, str]]:
@@ -271,6 +280,8 @@ def _words(name: str) -> str:
 def _value(name: str, value: object) -> str:
     if value is None:
         return "–"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(key, each)}" for key, each in value.items())
     if isinstance(value, float):
         return _clock(value) if name == "seconds" and value >= 60 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -10,9 +10,10 @@ from typing import Any, Self
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import CheckpointError, RunError
-from tidemill.run.folder import SUMMARY, RunFolder
+from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.metrics import each_record
 from tidemill.run.progress import Progress
+from tidemill.run.reached import read_kept
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Past:
     def of(cls, folder: RunFolder, experiment: Experiment) -> Self:
         """Return that of the run in `folder`. Damaged checkpoints are renamed, so that they are never counted again."""
         progress, name, unfinished = Progress(), "", False
+        kept = {}
+        with suppress(OSError):  # none: the run was killed early
+            kept = read_kept((folder.path / EPISODES).read_bytes())
         for policy in experiment.trained():
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
@@ -44,6 +48,7 @@ class Past:
                 progress.updates = max(progress.updates, int(facts["updates"]))
                 progress.dropped += int(facts["dropped"])
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
+                progress.kept[policy] = [point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])]
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
             name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts
@@ -76,7 +81,7 @@ def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Colle
         summary = folder.read(SUMMARY)
     reason = str(summary.get("reason")) if isinstance(summary, dict) and summary.get("status") == "completed" else ""
     if reason.startswith("mean return ") and limits.mean_return is not None and "mean_return" not in given:
-        mark, another, without = f"a mean return of {limits.mean_return:g}", "--stop-at-return X", limits.replace(mean_return=None)
+        mark, another, without = f"a mean return of {limits.mean_return:g}", "--stop-at-return X", limits.replace(mean_return=None, return_of="")
     elif limits.until and reason == limits.until and "until" not in given:
         mark, another, without = limits.until, "limits={'until': …} (Python)", limits.replace(until="")
     else:

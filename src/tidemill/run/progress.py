@@ -1,15 +1,16 @@
 """What a run knows of its workers and of how far it is, from what they report."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from tidemill.api.control import State, Statistics
-from tidemill.api.experiment import WorkerConfig
+from tidemill.api.control import Episodes, State, Statistics
+from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
+from tidemill.run.reached import KEPT, Kept, Reached
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {"step", "update", *COUNTED, *(f"limiter/{name}" for name in ("started", "committed", "voided", "tasks", "in_flight", "debt"))}
@@ -106,7 +107,12 @@ class Progress:
     seconds: float = 0.0
     dropped: int = 0
     episodes: int = 0
-    returns: deque[float] = field(default_factory=deque)
+    reached: Reached | None = None
+    """What the last episodes have reached; None before the run begins."""
+    kept: dict[str, list[Kept]] = field(default_factory=dict)
+    """The last episodes at the newest checkpoints of each policy, the oldest first."""
+    to_keep: bool = False
+    """There are other ones in `kept` since somebody wrote them down."""
     metrics: dict[str, float] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
     last_update: float = field(default_factory=monotonic)
@@ -127,12 +133,32 @@ class Progress:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean undiscounted return of the last finished episodes; None before the first."""
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        """Mean undiscounted return of the last finished episodes; None before the first, and where they are of several policies."""
+        return self.mean_returns.get("")
 
-    def begin(self, window: int, stages: int = 0) -> None:
-        """Keep the returns of the last `window` episodes from now on, in a curriculum of so many `stages`."""
-        self.returns, self.stages = deque(maxlen=window), stages
+    @property
+    def mean_returns(self) -> dict[str, float | None]:
+        """The same of each policy, by name; "" where there is one."""
+        return self.reached.mean_returns() if self.reached is not None else {}
+
+    def begin(self, experiment: Experiment) -> None:
+        """Count the episodes of `experiment` from now on, after those that were kept of this stage."""
+        self.reached, self.stages = Reached(experiment), len(experiment.curriculum)
+        for points in self.kept.values():
+            if points and points[-1].stage == self.stage:
+                self.reached.restore(points[-1].episodes)
+
+    def keep(self, policy: str, updates: int) -> None:
+        """Keep the last episodes of `policy` as they are now: at its checkpoint after so many `updates`."""
+        if self.reached is not None:
+            earlier = [point for point in self.kept.get(policy, ()) if point.updates < updates]
+            self.kept[policy] = [*earlier, Kept(updates, self.stage, self.reached.plain(policy))][-KEPT:]
+            self.to_keep = True
+
+    def keep_last(self) -> None:
+        """Keep the last episodes of the whole run, which has written its last checkpoints."""
+        for policy, points in list(self.kept.items()):
+            self.keep(policy, points[-1].updates)
 
     @property
     def where(self) -> str:
@@ -142,14 +168,13 @@ class Progress:
     def known(self) -> dict[str, float]:
         """Return what the curriculum's conditions are about."""
         known = {"step": float(self.steps), "update": float(self.updates), "episodes": float(self.episodes), "time/seconds": self.seconds}
-        if self.mean_return is not None and len(self.returns) == self.returns.maxlen:
-            known["return/mean"] = self.mean_return
-        return {**self.metrics, **known, **self.measured}
+        return {**self.metrics, **known, **(self.reached.metrics(full=True) if self.reached is not None else {}), **self.measured}
 
     def enter_stage(self, stage: int) -> None:
         """Forget what was measured in the stage before."""
         self.stage, self.metrics = stage, {}
-        self.returns.clear()
+        if self.reached is not None:
+            self.reached.clear()
         self.measured.clear()
 
     def mark(self) -> None:
@@ -167,11 +192,11 @@ class Progress:
         if "iteration/number" in told:
             self.iterations.append({"step": float(step), **{k.removeprefix("iteration/"): v for k, v in told.items()}})
 
-    def count_episodes(self, returns: Sequence[float], stage: int) -> None:
-        """Count episodes that ended, and had begun in `stage`."""
-        self.episodes += len(returns)
-        if stage == self.stage:
-            self.returns.extend(returns)
+    def count_episodes(self, group: str, message: Episodes) -> None:
+        """Count episodes that ended, as a worker of `group` tells them."""
+        self.episodes += len(message.returns)
+        if message.stage == self.stage and self.reached is not None:
+            self.reached.add(group, message.spec, message.returns, message.lengths)
 
     def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> None:
         """Count an update of trainer `name`. Several trainers share the environment: steps and updates are those of the one that is furthest, what
@@ -195,8 +220,8 @@ class Progress:
             record |= {f"{worker}/{k}" if several else k: v for k, v in summary(member.updates.take()).items()}
         counters = {"step": self.steps, "update": self.updates, "dropped": self.dropped, "episodes": self.episodes}
         record |= {k: float(v) for k, v in counters.items()}
-        if self.mean_return is not None:
-            record["return/mean"] = self.mean_return
+        if self.reached is not None:
+            record |= self.reached.metrics()
         if self.stages:
             record["curriculum/stage"] = float(self.stage + 1)
         record |= {f"environment/{k}": v for k, v in summary(self.told.take()).items()}

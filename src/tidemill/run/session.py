@@ -98,6 +98,7 @@ def resume(
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     experiment = without_reached_mark(folder, experiment, limits or {})
+    experiment.check_judged()
     _check_processes(launcher, experiment)
     with Interrupts() as interrupts:
         folder.lock()

@@ -85,7 +85,7 @@ class Snapshot:
 
     steps              env steps that entered training, of `limit` (None: no limit)
     steps_per_second   over the last few seconds
-    mean_return        of the last episodes; None before the first has ended
+    mean_returns       of the last episodes of each policy, by its name or "" where there is one; None before the first has ended
     lag                mean age of the rows in the newest batch, in versions; None before the first update
     dropped            samples that were thrown away
     memory             the memory plan in a line; "" before there is one
@@ -100,7 +100,7 @@ class Snapshot:
     steps: int
     limit: int | None
     steps_per_second: float
-    mean_return: float | None
+    mean_returns: Mapping[str, float | None]
     episodes: int
     updates: int
     lag: float | None
@@ -123,7 +123,7 @@ def snapshot(controller: Controller) -> Snapshot:
         steps=progress.steps,
         limit=controller.job.experiment.limits.steps,
         steps_per_second=controller.steps_per_second,
-        mean_return=progress.mean_return,
+        mean_returns=progress.mean_returns,
         episodes=progress.episodes,
         updates=progress.updates,
         lag=progress.metrics.get("lag/mean"),

@@ -26,7 +26,7 @@ from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import sample_producer
-from tidemill.streams.sources import Newest, ParameterSource
+from tidemill.streams.sources import ParameterSource
 from tidemill.workers.actor_config import INLINE, Actors, AgentSpec, match_agents
 from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Agent
@@ -316,10 +316,9 @@ class ActorWorker(Worker):
         return stats
 
     def _report_episodes(self) -> None:
-        """Those of agents that play the newest version; others are opponents, or evaluated elsewhere."""
-        by_spec: dict[int, list[tuple[float, int, int]]] = {}
+        reported, by_spec = self._config.plays(), dict[int, list[tuple[float, int, int]]]()
         for spec, agent in self._agents:
-            if agent.episodes and self._config.agents[spec].parameters == Newest():
+            if agent.episodes and spec in reported:
                 by_spec.setdefault(spec, []).extend(agent.episodes)
             agent.episodes.clear()
         for spec, episodes in by_spec.items():

@@ -157,6 +157,10 @@ class Actors(WorkerConfig):
             ports += spec.parameters.ports(spec.policy) if spec.inference == INLINE else (Port(spec.inference, "ask", policy=spec.policy),)
         return tuple(dict.fromkeys(ports))
 
+    def plays(self) -> dict[int, tuple[str, str]]:
+        """Of specs that play the newest version; others are opponents, or evaluated elsewhere."""
+        return {number: (spec.policy, spec.match) for number, spec in enumerate(self.agents) if spec.parameters == Newest()}
+
     def queries(self) -> tuple[tuple[str, Query], ...]:
         return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
 

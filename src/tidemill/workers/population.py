@@ -283,7 +283,7 @@ def _trainer_of(experiment: Experiment, policy: str) -> Trainer:
 def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **population: object) -> Experiment:
     """Return an experiment with a population: for each of `starts` a copy of the one policy, its actors, its evaluations, and its trainer, whose
     algorithm begins with these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. The first member that reaches the
-    limits of steps or updates ends the run; a mean return is that of all members' episodes.
+    limits of steps, updates or the mean return ends the run.
 
     Raises `ConfigError` for an experiment that is more than one policy, one trainer, actors and evaluations.
     """
@@ -298,7 +298,8 @@ def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **po
             workers[f"{name}-{number}"] = _of_member(config, number, start)
     members = tuple(f"{policy}-{number}" for number in range(len(starts)))
     workers["population"] = Population(members=members, **population)  # type: ignore[arg-type]
-    return experiment.replace(policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers)
+    limits = experiment.limits if experiment.limits.mean_return is None else experiment.limits.replace(return_of="any")
+    return experiment.replace(policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers, limits=limits)
 
 
 def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) -> WorkerConfig:

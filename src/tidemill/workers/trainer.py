@@ -278,7 +278,7 @@ class TrainerWorker(Worker):
         self._last_save = monotonic()
         if not self._peers.first or self._folder is None or self._saved == (self.counters.updates, self.counters.steps):
             return
-        self.report(Saving())
+        self.report(Saving(self._config.policy, self.counters.updates))
         (policy, algorithm), besides = self._peers.state(self._algorithm, self._policy), self._kept()
         arrays = {"policy": policy, "algorithm": algorithm, **besides.arrays}
         spaces = plain_spaces(self._spaces)  # so that the policy can be built without its environment

@@ -1,0 +1,151 @@
+"""What the last episodes of a run have reached: of each policy, and of each agent spec where several play one; kept beside checkpoints.
+
+``episodes.json`` in the run's folder has, of each policy, the last episodes as they were known when its newest checkpoints were begun. A resumed run
+goes on from those that belong to its checkpoint.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from tidemill.api.curriculum import reached_name
+from tidemill.api.experiment import Experiment
+
+KEPT = 3  # checkpoints of each policy of whose time the last episodes are known: the newest ones, should one be damaged
+
+
+class LastEpisodes:
+    """The last episodes of the agents of one spec; `window`: how many."""
+
+    def __init__(self, window: int) -> None:
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._won: deque[float] = deque(maxlen=window)
+        self._sums: dict[str, tuple[float, int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._returns)
+
+    @property
+    def full(self) -> bool:
+        """True once there were as many as the window holds."""
+        return len(self._returns) == self._returns.maxlen
+
+    def add(self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float]) -> None:
+        """Add episodes that ended: their undiscounted returns, numbers of actions, and what they won (1, or ½ where drawn)."""
+        self._returns.extend(returns)
+        self._lengths.extend(lengths)
+        self._won.extend(won)
+        self._sums = None
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for part in (self._returns, self._lengths, self._won):
+            part.clear()
+        self._sums = None
+
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Return the sum of their "return", "length" and "win_rate", and of how many it is; nothing before the first."""
+        if self._sums is None:
+            parts: tuple[tuple[str, Collection[float]], ...] = (("return", self._returns), ("length", self._lengths), ("win_rate", self._won))
+            self._sums = {what: (sum(values), len(values)) for what, values in parts if values}
+        return self._sums
+
+    def plain(self) -> "KeptEpisodes":
+        """Return them as plain data, the oldest first."""
+        return KeptEpisodes(list(self._returns), list(self._lengths), list(self._won))
+
+
+class KeptEpisodes(msgspec.Struct, frozen=True):
+    """What `LastEpisodes` knows, as it is kept."""
+
+    returns: list[float]
+    lengths: list[int]
+    won: list[float]
+
+    def whole(self) -> bool:
+        """True when each episode has all of it."""
+        return len(self.returns) == len(self.lengths) == len(self.won)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The last episodes of one policy at a checkpoint: the `updates` that it is of, the curriculum's stage (from 0) in which they began, and they by
+    name (see `Experiment.players`)."""
+
+    updates: int
+    stage: int
+    episodes: dict[str, KeptEpisodes]
+
+
+class Reached:
+    """The last episodes of each policy and spec of an experiment, under the names that `Experiment.players` gives them. Where several specs play a
+    policy, its episodes are the last ones of each: those of one spec come in a row, and what the others did would be pushed out by them."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._specs = {player: names[-1] for player, names in experiment.players().items()}
+        self._policies = {name: experiment.workers[group].plays()[number][0] for (group, number), name in self._specs.items()}
+        self._last = {name: LastEpisodes(experiment.limits.window) for name in self._specs.values()}
+        self._parts: dict[str, list[LastEpisodes]] = {name: [] for name in experiment.reached()}
+        for player, names in experiment.players().items():
+            for name in names:
+                self._parts[name].append(self._last[self._specs[player]])
+
+    def add(self, group: str, spec: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Add episodes of an agent spec of a group of workers."""
+        if (name := self._specs.get((group, spec))) is not None:
+            self._last[name].add(returns, lengths, [won_of(reached) for reached in returns])
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for episodes in self._last.values():
+            episodes.clear()
+
+    def count(self, who: str) -> int:
+        """Return how many episodes of `who` are known."""
+        return sum(map(len, self._parts[who]))
+
+    def full(self, who: str) -> bool:
+        """True once there were as many of each spec as the window holds."""
+        return self.count(who) > 0 and all(part.full for part in self._parts[who])
+
+    def means(self, who: str) -> dict[str, float]:
+        """Return the mean "return", "length" and "win_rate" of `who`; nothing before the first episode."""
+        totals: dict[str, tuple[float, int]] = {}
+        for part in self._parts[who]:
+            for what, (value, count) in part.sums().items():
+                before = totals.get(what, (0.0, 0))
+                totals[what] = (before[0] + value, before[1] + count)
+        return {what: value / count for what, (value, count) in totals.items()}
+
+    def mean_returns(self) -> dict[str, float | None]:
+        """Return the mean return of each policy, by its name or "" where there is one; None before its first episode."""
+        return {who: self.means(who).get("return") for who in self._parts if "/" not in who}
+
+    def metrics(self, full: bool = False) -> dict[str, float]:
+        """Return all means by the names of the metrics; `full`: those alone that are of as many episodes as the window holds."""
+        known = [who for who in self._parts if not full or self.full(who)]
+        return {reached_name(what, who): mean for who in known for what, mean in self.means(who).items()}
+
+    def plain(self, policy: str) -> dict[str, KeptEpisodes]:
+        """Return those of a policy as plain data."""
+        return {name: self._last[name].plain() for name, which in self._policies.items() if which == policy}
+
+    def restore(self, kept: Mapping[str, KeptEpisodes]) -> None:
+        """Take back what `plain` returned."""
+        for name in self._last.keys() & kept.keys():
+            if (known := kept[name]).whole():
+                self._last[name].add(known.returns, known.lengths, known.won)
+
+
+def won_of(reached: float) -> float:
+    """Return 1 for an episode that was won: its return is above 0. One of 0 is drawn, and counts ½."""
+    return 1.0 if reached > 0 else 0.0 if reached < 0 else 0.5
+
+
+def read_kept(data: bytes) -> dict[str, list[Kept]]:
+    """Return what ``episodes.json`` holds; nothing where it is damaged: a resumed run then counts its episodes from 0."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, list[Kept]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
