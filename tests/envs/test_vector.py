@@ -149,7 +149,7 @@ def test_faulty_answers_are_named(observation, says):
     [
         ((np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(2, bool), {}), r"step must return \(observations, .*\), not 4 values"),
         (np.zeros((2, 2), np.float32), "not this ndarray"),
-        ((np.zeros((2, 2), np.float32), 0.5, np.zeros(2, bool), np.zeros(2, bool), {}), r"an array of 2 lanes: one of them has the shape \(\)"),
+        ((np.zeros((2, 2), np.float32), 0.5, np.zeros(2, bool), np.zeros(2, bool), {}), r"an array of 2 lanes; reward has the shape \(\)"),
         ((np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(1, bool), np.zeros(2, bool), {}), r"has the shape \(1,\)"),
     ],
 )

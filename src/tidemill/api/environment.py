@@ -93,6 +93,7 @@ class Environment(ABC):
     needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     quarantined   it has given up, and is never `ready` again (those who void only)
+    shared        seen when it was played: lanes hand out one array, which is copied before the next lane is stepped
     faults        what went wrong since somebody took these texts away (those who void only)
     """
 
@@ -107,6 +108,7 @@ class Environment(ABC):
     needs_maker: bool = True
     voids: bool = False
     quarantined: bool = False
+    shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
     @abstractmethod

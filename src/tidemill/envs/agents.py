@@ -17,9 +17,10 @@ from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.envs.faults import check_finite
-from tidemill.envs.leaves import LeafReader, LeafWriter, brief
+from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
+from tidemill.envs.leaves import LeafReader, LeafWriter
 from tidemill.envs.options import take_options
+from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import nest, paths
 
 OWN, MASK, STATE = "own observation", "action mask", "global state"  # where the parts of an observation come from
@@ -64,7 +65,10 @@ class Sight:
 class _Group:
     """The seats of one group of agents, in its order."""
 
-    def __init__(self, seats: list[int], every: int, names: list[str], readers: list[tuple[str, LeafReader]], action: Space) -> None:
+    def __init__(
+        self, seats: list[int], every: int, names: list[str], readers: list[tuple[str, LeafReader]], action: Space, check: TickCheck
+    ) -> None:
+        self.check = check
         self.names, self.readers, self.action, self.seats = names, readers, action, seats
         self.whole = seats == list(range(every))
         self.writers = [LeafWriter(name, leaf, plain=True) for name, leaf in leaves(action, "action").items()]
@@ -111,6 +115,7 @@ class AgentLanes(Environment):
         self._done, self._truncated, self._present = (np.zeros(every, np.bool_) for _ in range(3))
         self._told: dict[str, list[Any]] = {}
         self._rewards: list[Any] = []
+        self._sharing = Sharing(name)
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         every = self.lanes * self._count
@@ -123,7 +128,8 @@ class AgentLanes(Environment):
                     )
             seats = [lane * self._count + index for lane in range(self.lanes) for index in group]
             names = [self.agents[index].name for index in group]
-            self._groups.append(_Group(seats, every, names, self._readers[group[0]], first.spaces.action))
+            check = TickCheck(first.spaces.observation, self.name, names)
+            self._groups.append(_Group(seats, every, names, self._readers[group[0]], first.spaces.action, check))
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step or reset every lane; one that is over and not reset does nothing."""
@@ -164,16 +170,22 @@ class AgentLanes(Environment):
             rows = None if tick.present.all() else tick.present.nonzero()[0]
             pick = group.pick if rows is None else picker([group.seats[row] for row in rows.tolist()])
             try:
-                tick.reward[:] = group.pick(self._rewards)
+                paid = group.pick(self._rewards)
+                if not (NUMBERS.issuperset(map(type, paid)) or all(map(is_number, paid))):
+                    raise TypeError("rewards")
+                tick.reward[:] = paid
                 for source, reader in group.readers:
                     values = pick(self._told[source])
                     if rows is None:
                         reader.write(values, tick.observation[reader.name])
                     else:
                         reader.write_some(values, tick.observation[reader.name], rows)
+                group.check(tick)
             except Exception as error:
                 self._explain(group, error)
-            check_finite(tick, self.name, group.names)
+        if self._sharing.active:
+            self._sharing.next_tick()
+            self.shared = self._sharing.found
 
     def seed(self, seed: int) -> None:
         self._seeds = [seed + lane for lane in range(self.lanes)]
@@ -188,6 +200,7 @@ class AgentLanes(Environment):
 
     def close(self) -> None:
         envs, self.envs = self.envs, []
+        self._sharing.close()
         for env in envs:
             env.close()
 
@@ -221,9 +234,9 @@ class AgentLanes(Environment):
                 "let the agent come back in a later one"
             )
         self._present[seat] = True
-        self._told[OWN][seat] = observation
+        self._told[OWN][seat] = self._kept(observation, lane, agent)
         if self._masked:
-            self._told[MASK][seat] = self._mask_of(agent, info)
+            self._told[MASK][seat] = self._kept(self._mask_of(agent, info), lane, agent)
         if not self._open[seat]:
             self._open[seat] = True
             self._living[lane] += 1
@@ -243,10 +256,29 @@ class AgentLanes(Environment):
             if self._open[lane * self._count + agent]:
                 self._end(lane, agent, done)
 
+    def _kept(self, value: Any, lane: int, agent: int) -> Any:
+        """Return what a lane told of an agent as it is now, whatever others write where it lies."""
+        return self._sharing.copied(value, lane * self._count + agent) if self._sharing.active else value
+
+    def _paid_equally(self, lane: int, rewards: Mapping[Any, Any], agents: Sequence[Any]) -> float:
+        """Return the mean of what `agents` are paid."""
+        for agent in agents:
+            if type(rewards[agent]) not in NUMBERS:
+                check_number(rewards[agent], f"reward of agent {agent}", f"{self.name}: lane {lane}")
+        return float(sum(rewards[agent] for agent in agents)) / max(len(agents), 1)
+
+    def _over(self, lane: int, agent: Any, terminated: Any, truncated: Any) -> bool:
+        """True when an agent's episode is over, by what the environment says."""
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if type(value) is not bool:
+                check_flag(value, f"{name} of agent {agent}", f"{self.name}: lane {lane}")
+        return bool(terminated or truncated)
+
     def _see_state(self, lane: int) -> None:
         """Every agent of the lane sees the global state as it is now."""
         if self._stated:
-            self._told[STATE][lane * self._count : (lane + 1) * self._count] = [self.envs[lane].state()] * self._count
+            state = self._kept(self.envs[lane].state(), lane, 0)
+            self._told[STATE][lane * self._count : (lane + 1) * self._count] = [state] * self._count
 
     def _number(self, lane: int, agent: Any) -> int:
         """Return the index of an agent, by what the environment calls it."""
@@ -283,12 +315,12 @@ class AgentLanes(Environment):
         """Find whose answer does not fit, and raise a fault that says what it should have been."""
         for row, seat in enumerate(group.seats):
             where, agent = f"{self.name}: lane {seat // self._count}", group.names[row % len(group.names)]
-            reward = self._rewards[seat]
-            if np.ndim(reward) != 0 or np.asarray(reward).dtype.kind not in "fiub":
-                raise EnvironmentFault(f"{where}: reward of agent {agent} is {brief(reward)}; it must be one number") from error
+            check_number(self._rewards[seat], f"reward of agent {agent}", where)
             if self._present[seat]:
                 for source, reader in group.readers:
                     reader.check(self._told[source][seat], where, agent)
+        if isinstance(error, EnvironmentFault):
+            raise error
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
 
 

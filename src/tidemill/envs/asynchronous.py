@@ -77,6 +77,7 @@ class AsyncLanes(LaneLoop):
     def close(self) -> None:
         """Break off what is under way, and close every lane that ended."""
         envs, self.envs = self.envs, []
+        self._sharing.close()
         if not envs:
             return
         stuck = self._tasks.close()
@@ -92,6 +93,15 @@ class AsyncLanes(LaneLoop):
             return self._begun(lane, await env.reset(seed=seed, **options))
 
         return self._timed(lane, begin) if self._deadline is not None else begin
+
+    def _copying(self) -> list[Callable[[Any], Any]]:
+        def copier(lane: int, step: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
+            async def call(action: Any) -> Any:
+                return self._copied(lane, await step(action))
+
+            return call
+
+        return [copier(lane, step) for lane, step in enumerate(self._steps)]
 
     def _timed(self, lane: int, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
         async def timed(action: Any) -> Any:

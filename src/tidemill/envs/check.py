@@ -228,6 +228,15 @@ def _play(play: Play, seconds: float) -> list[Finding]:
         if broken
         else Finding("reset and step", "ok", _autoreset(environment))
     )
+    if environment.shared:
+        findings.append(
+            Finding(
+                "copies",
+                "warn",
+                "copies of the environment hand out one array; each observation is copied before the next copy steps",
+                "make the array in __init__ rather than in the class or the module, or return a fresh one: then copies can step in threads, too",
+            )
+        )
     return [*findings, _episodes(play, ticks)]
 
 

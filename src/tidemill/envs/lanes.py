@@ -18,10 +18,11 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.source import load_attribute
 from tidemill.envs.crew import Crew, Raised
-from tidemill.envs.faults import check_finite
+from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, pictures
+from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 from tidemill.envs.tasks import Tasks
 
@@ -130,6 +131,8 @@ class LaneLoop(Environment):
         self._seeds: dict[int, int] = {}  # of next resets
         self.seed(seed)
         self._steps = [env.step for env in envs]
+        self._sharing = Sharing(name)
+        self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = [
             LeafReader(leaf_name, path, leaf)
             for (leaf_name, leaf), path in zip(leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True)
@@ -152,7 +155,7 @@ class LaneLoop(Environment):
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not reset does nothing."""
-        calls: list[Callable[[Any], Result]] = self._steps
+        calls = self._copying() if self._sharing.active else self._steps
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
@@ -200,9 +203,14 @@ class LaneLoop(Environment):
             observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
             for reader in self._readers:
                 reader.write(observations, tick.observation[reader.name])
+            if not (NUMBERS.issuperset(map(type, rewards)) or all(map(is_number, rewards))):
+                raise TypeError("rewards")
             tick.reward[:] = rewards
-            tick.done[:] = terminated
-            tick.truncated[:] = truncated
+            for ends, flags in ((terminated, tick.done), (truncated, tick.truncated)):
+                if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
+                    raise TypeError("flags")
+                flags[:] = ends
+            self._check(tick)
         except Exception as error:
             self._explain(error)
         if self._limit:
@@ -215,7 +223,9 @@ class LaneLoop(Environment):
         if self._absent is not None:
             tick.present[self._absent] = False
         tick.restarted.fill(False)
-        check_finite(tick, self.name, ("agent",))
+        if self._sharing.active:
+            self._sharing.next_tick()
+            self.shared = self._sharing.found
 
     def seed(self, seed: int) -> None:
         self._seeds = {lane: seed + lane for lane in range(self.lanes)}
@@ -237,6 +247,7 @@ class LaneLoop(Environment):
     def close(self) -> None:
         """Close every lane, but for those that hang in a thread: nobody else may touch them."""
         envs, self.envs = self.envs, []
+        self._sharing.close()
         stuck = self._crew.close() if self._crew is not None and envs else []
         for lane, env in enumerate(envs):
             if lane not in stuck:
@@ -261,13 +272,26 @@ class LaneLoop(Environment):
 
         return begin
 
+    def _copying(self) -> list[Callable[[Any], Result]]:
+        """Return the lanes' steps, each with what it tells copied before the next lane is stepped."""
+
+        def copier(lane: int, step: Callable[[Any], Result]) -> Callable[[Any], Result]:
+            return lambda action: self._copied(lane, step(action))
+
+        return [copier(lane, step) for lane, step in enumerate(self._steps)]
+
+    def _copied(self, lane: int, result: Any) -> Any:
+        if not isinstance(result, tuple) or not result:
+            return result  # `_explain` says what is wrong with it
+        return self._sharing.copied(result[0], lane), *result[1:]
+
     def _begun(self, lane: int, answer: Any) -> Result:
         where = f"{self.name}: lane {lane}"
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
         for reader in self._readers:
             reader.check(answer[0], where)
-        return answer[0], 0.0, False, False, None
+        return self._sharing.copied(answer[0], lane) if self._sharing.active else answer[0], 0.0, False, False, None
 
     def _idler(self, lane: int) -> Callable[[Any], Result]:
         observation = self._last[lane]
@@ -284,9 +308,9 @@ class LaneLoop(Environment):
             observation, reward, terminated, truncated, _ = result
             for reader in self._readers:
                 reader.check(observation, where)
-            for name, value, kinds in (("reward", reward, "fiub"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
-                if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in kinds:
-                    raise EnvironmentFault(
-                        f"{where}: {name} of agent agent is {brief(value)}; it must be one {'number' if name == 'reward' else 'bool'}"
-                    ) from error
+            check_number(reward, "reward of agent agent", where)
+            check_flag(terminated, "terminated of agent agent", where)
+            check_flag(truncated, "truncated of agent agent", where)
+        if isinstance(error, EnvironmentFault):
+            raise error
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error

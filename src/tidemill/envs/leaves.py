@@ -1,11 +1,11 @@
 """One leaf of observations and actions, between what many copies of an environment in Python take and return, and arrays with a row for each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from tidemill.api.spaces import Discrete, Space, field_of
+from tidemill.api.spaces import Discrete, MultiBinary, MultiDiscrete, Space, field_of
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array
 from tidemill.envs.spaces import action_caster
@@ -15,21 +15,40 @@ class LeafReader:
     """One leaf of the observation: from what the copies returned into one array. `path` are the keys that lead to it."""
 
     def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
-        self.name, self.path, self.field = name, path, field_of(leaf)
+        self.name, self.path, self.field, self.space = name, path, field_of(leaf), leaf
         self.start = leaf.start if isinstance(leaf, Discrete) else 0
+        self._length = self.field.shape[0] if self.field.shape else 0
+        self._lengths = {self._length}
+        self._casting: Literal["same_kind", "safe"] = "same_kind" if np.dtype(self.field.dtype).kind == "f" else "safe"
 
     def write(self, observations: Sequence[Any], out: Array) -> None:
-        """Fill `out`; raises when anything has not the declared shape, or a dtype that would lose something."""
+        """Fill `out`; raises when anything has not the declared shape, or a value that `out` cannot hold."""
         for key in self.path:
             observations = [observation[key] for observation in observations]
-        if not self.field.shape:
-            values = np.asarray(observations)
-            np.copyto(out, values - self.start if self.start else values, casting="same_kind")
-        elif out.flags.c_contiguous:
-            # One call for all, without an array in between: their first axes laid end to end are the memory of `out`.
-            np.concatenate(observations, out=out.reshape(-1, *out.shape[2:]))
+        # One call for all, without an array in between: their first axes laid end to end are the memory of `out`, if each has the right length.
+        if self._length and out.flags.c_contiguous and {*map(len, observations)} == self._lengths:
+            try:
+                np.concatenate(observations, out=out.reshape(-1, *out.shape[2:]), casting=self._casting)
+                return
+            except TypeError:  # whole numbers of a wider dtype, which may fit all the same
+                pass
+        self.put(np.asarray(observations), out)
+
+    def put(self, values: Array, out: Array) -> None:
+        """Copy `values` into `out`, of which they must have the shape. Raises `TypeError` for another kind of number, and `OverflowError` where one
+        is too large for `out`."""
+        if values.shape != out.shape:
+            raise ValueError(f"shape {values.shape} is not {out.shape}")
+        if values.dtype.kind in "iu" and out.dtype.kind in "iu":
+            limits = np.iinfo(out.dtype)
+            wider = values.size and not np.can_cast(values.dtype, out.dtype, "safe")
+            if wider and (values.min() < limits.min or values.max() > limits.max):
+                raise OverflowError(f"{out.dtype} holds {limits.min} … {limits.max}")
+            out[...] = values
         else:
-            out[:] = np.concatenate(observations, dtype=out.dtype).reshape(out.shape)
+            np.copyto(out, values, casting="same_kind")
+        if self.start:
+            out -= self.start
 
     def write_some(self, observations: Sequence[Any], out: Array, rows: Array) -> None:
         """Fill those rows of `out`, one for each observation, and the others with zeros."""
@@ -40,7 +59,7 @@ class LeafReader:
             out[rows] = some
 
     def check(self, observation: Any, where: str, agent: str = "agent") -> None:
-        """Raise `EnvironmentFault` when `observation` lacks this leaf or has another shape or dtype there."""
+        """Raise `EnvironmentFault` when `observation` lacks this leaf, or `check_leaf` finds fault with it."""
         for key in self.path:
             try:
                 observation = observation[key]
@@ -48,11 +67,46 @@ class LeafReader:
                 raise EnvironmentFault(
                     f"{where}: the observation of agent {agent} has no part {key!r}, which its space declares: {brief(observation)}"
                 ) from None
-        value = np.asarray(observation)
-        if value.shape != self.field.shape:
-            raise EnvironmentFault(f"{where}: {self.name} of agent {agent} has shape {value.shape}; the observation space says {self.field.shape}")
-        if not np.can_cast(value.dtype, self.field.dtype, "same_kind"):
-            raise EnvironmentFault(f"{where}: {self.name} of agent {agent} has dtype {value.dtype}; the observation space says {self.field.dtype}")
+        self.check_leaf(observation, where, agent)
+
+    def check_leaf(self, value: Any, where: str, agent: str = "agent") -> None:
+        """Raise `EnvironmentFault` when what stands in this leaf's place has another shape or dtype, or holds what the space has no place for."""
+        if wrong := misfit(self.space, value, "the observation space"):
+            raise EnvironmentFault(f"{where}: {self.name} of agent {agent}{wrong}")
+
+
+def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> str:
+    """Return what is wrong with `value` as one of a leaf `space`, called `whose`: its shape, its dtype, or that it cannot be stored (as rows are, or
+    as the dtype `stored`); "" when nothing.
+    Bounds of a Box are no law, and NaN and infinity are told by `TickCheck`."""
+    declared, value = field_of(space), np.asarray(value)
+    low: Any
+    high: Any
+    dtype = np.dtype(stored or declared.dtype)
+    if value.shape != declared.shape:
+        return f" has shape {value.shape}; {whose} says {declared.shape}"
+    if not np.can_cast(value.dtype, dtype, "same_kind") and not (value.dtype.kind in "iu" and dtype.kind in "iu"):
+        return f" has dtype {value.dtype}; {whose} says {dtype}"
+    match space:
+        case Discrete(n=n, start=start):
+            low, high, says = start, start + n - 1, f"{whose} says {start} … {start + n - 1} (Discrete({n}))"
+        case MultiDiscrete(nvec=nvec):
+            low, high, says = 0, np.asarray(nvec) - 1, f"{whose} says numbers from 0 on, below {list(nvec)} (MultiDiscrete)"
+        case MultiBinary():
+            low, high, says = 0, 1, f"{whose} says 0 or 1 (MultiBinary)"
+        case _:
+            if value.dtype == dtype:
+                return ""
+            limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+            if limits is None:  # bool, of which numpy's kinds let nothing else through
+                return ""
+            low, high = limits.min.item() if dtype.kind == "f" else limits.min, limits.max.item() if dtype.kind == "f" else limits.max
+            says = f"it is stored as {dtype}, which holds {low:.4g} … {high:.4g}: clip or scale it, or declare a dtype that holds it"
+    wrong = ~((value >= low) & (value <= high) | ~np.isfinite(value))
+    if not wrong.any():
+        return ""
+    place = tuple(np.argwhere(wrong)[0].tolist())
+    return f"{list(place) if place else ''} is {value[place]} ({value.dtype}); {says}"
 
 
 class LeafWriter:

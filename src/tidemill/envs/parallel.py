@@ -5,6 +5,7 @@ from typing import Any
 
 from tidemill.core.errors import EnvironmentFault
 from tidemill.envs.agents import MASK, OWN, AgentLanes, picker
+from tidemill.envs.faults import FLAGS
 from tidemill.envs.leaves import brief
 
 
@@ -46,6 +47,10 @@ class ParallelLanes(AgentLanes):
                 f"{self.name}: lane {lane}: step returned {brief(answer)} instead of (observations, rewards, terminations, truncations, infos)"
             )
         observations, rewards, terminated, truncated, infos = answer
+        for ends in (terminated, truncated):
+            if not FLAGS.issuperset(map(type, ends.values())):
+                for agent in ends:
+                    self._over(lane, agent, terminated.get(agent, False), truncated.get(agent, False))
         usual = len(asked) == len(env.agents) == self._count and self._every <= observations.keys() and self._every <= rewards.keys()
         if usual and not (last or any(terminated.values()) or any(truncated.values())):
             self._go_on(lane, observations, rewards, infos)
@@ -55,11 +60,14 @@ class ParallelLanes(AgentLanes):
     def _go_on(self, lane: int, observations: Mapping[Any, Any], rewards: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         """All agents lived and live."""
         seats = slice(lane * self._count, (lane + 1) * self._count)
-        self._told[OWN][seats] = self._all(observations)
-        paid = self._all(rewards)
-        self._rewards[seats] = [sum(paid) / self._count] * self._count if self._team else paid
+        if self._sharing.active:
+            self._told[OWN][seats] = [self._kept(observations[agent], lane, number) for number, agent in enumerate(self._ids)]
+        else:
+            self._told[OWN][seats] = self._all(observations)
+        self._rewards[seats] = [self._paid_equally(lane, rewards, self._ids)] * self._count if self._team else self._all(rewards)
         if self._masked:
-            self._told[MASK][seats] = [self._mask_of(number, infos.get(agent)) for number, agent in enumerate(self._ids)]
+            masks = (self._mask_of(number, infos.get(agent)) for number, agent in enumerate(self._ids))
+            self._told[MASK][seats] = [self._kept(mask, lane, number) for number, mask in enumerate(masks)]
         self._present[seats] = True
         self._see_state(lane)
 
@@ -68,8 +76,8 @@ class ParallelLanes(AgentLanes):
         observations, rewards, terminated, truncated, infos = answer
         first, living = lane * self._count, {*self.envs[lane].agents}
         if self._team:
-            paid = [rewards[agent] for number, agent in enumerate(self._ids) if self._open[first + number] and agent in rewards]
-            rewards = dict.fromkeys(self._ids, sum(paid) / max(len(paid), 1))
+            paid = [agent for number, agent in enumerate(self._ids) if self._open[first + number] and agent in rewards]
+            rewards = dict.fromkeys(self._ids, self._paid_equally(lane, rewards, paid))
         over = [agent for agent in self._ids if terminated.get(agent) or truncated.get(agent)]
         for number, agent in enumerate(self._ids):
             if self._open[first + number]:

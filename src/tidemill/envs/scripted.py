@@ -13,7 +13,7 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.envs.faults import check_finite
+from tidemill.envs.faults import TickCheck
 
 Ints = NDArray[np.int64]
 KINDS = ("red", "blue")
@@ -122,6 +122,7 @@ class ScriptedEnvironment(Environment):
         self._owed = np.zeros(shape, np.float32)
         self._groups: list[Any] = []
         self._names: list[list[str]] = []
+        self._checks: list[TickCheck] = []
         self._due = 0.0
         self._count = -1
         self._closed = threading.Event()
@@ -130,6 +131,8 @@ class ScriptedEnvironment(Environment):
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._groups = [slice(None) if list(group) == list(range(self.config.agents)) else list(group) for group in groups]
         self._names = [[self.agents[a].name for a in group] for group in groups]
+        firsts = [self.agents[group[0]].spaces.observation for group in groups]
+        self._checks = [TickCheck(space, "Scripted", names) for space, names in zip(firsts, self._names, strict=True)]
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._count += 1
@@ -206,8 +209,8 @@ class ScriptedEnvironment(Environment):
             tick.restarted[:] = self._restarted[:, group].reshape(-1)
         if self.config.fault is not None and self._count == self.config.fault_tick:
             self._go_wrong(ticks)
-        for names, tick in zip(self._names, ticks, strict=True):
-            check_finite(tick, "Scripted", names)
+        for check, tick in zip(self._checks, ticks, strict=True):
+            check(tick)
 
     def close(self) -> None:
         self._closed.set()

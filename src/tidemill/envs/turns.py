@@ -30,7 +30,7 @@ class TurnLanes(AgentLanes):
         env.step(given[first + self._turn[lane]])
         rewards = env.rewards
         if self._team:
-            rewards = dict.fromkeys(self._ids, sum(rewards.values()) / max(len(rewards), 1))
+            rewards = dict.fromkeys(self._ids, self._paid_equally(lane, rewards, [*rewards]))
         for number, agent in enumerate(self._ids):
             if self._open[first + number]:
                 self._rewards[first + number] = rewards.get(agent, 0.0)
@@ -45,8 +45,8 @@ class TurnLanes(AgentLanes):
                 return self._end_all(lane, done=not cut)  # those that left without a dead step end as the last ones did
             agent = env.agent_selection
             number = self._number(lane, agent)
-            seat, done, truncated = first + number, bool(env.terminations[agent]), bool(env.truncations[agent])
-            if not done and not truncated:
+            seat, done = first + number, bool(env.terminations[agent])
+            if not self._over(lane, agent, env.terminations[agent], env.truncations[agent]):
                 if self._open[seat] or not last:
                     self._show(lane, number, env.observe(agent), env.infos.get(agent))
                     self._turn[lane] = number

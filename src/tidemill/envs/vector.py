@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.spaces import Discrete, Space, Spaces, field_of, leaves
+from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.source import load_attribute
-from tidemill.envs.faults import check_finite
+from tidemill.envs.faults import TickCheck, check_flag, check_number
+from tidemill.envs.leaves import LeafReader
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import arguments, call_maker, find_spec
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
@@ -157,6 +158,7 @@ class VectorLanes(Environment):
         self.agents = (AgentInfo("agent", self._spaces),)
         observation = leaves(self._spaces.observation, "obs").items()
         self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
+        self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
@@ -223,13 +225,8 @@ class VectorLanes(Environment):
             self._result = self._ask("stepping", pending.result)
         tick = ticks[0]
         observation, reward, terminated, truncated, infos = self._result
-        try:
-            for target, values in ((tick.reward, reward), (tick.done, terminated), (tick.truncated, truncated)):
-                if np.shape(values) != target.shape:  # a single number would be everybody's
-                    raise ValueError(f"one of them has the shape {np.shape(values)}")
-                target[:] = values
-        except (TypeError, ValueError) as error:
-            raise EnvironmentFault(f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes: {error}") from error
+        tick.reward[:] = reward
+        tick.done[:], tick.truncated[:] = terminated, truncated
         tick.reward[self._began] = 0.0
         tick.truncated[tick.done] = False  # an end is an end, even at the limit
         tick.present.fill(True)
@@ -242,8 +239,15 @@ class VectorLanes(Environment):
             if finished.any():
                 self._finals(tick, finished, infos)
         for reader in self._readers:
-            reader.write(observation, tick.observation[reader.name], self.name)
-        check_finite(tick, self.name, ("agent",))
+            reader.write_all(observation, tick.observation[reader.name], self.name)
+        try:
+            self._check(tick)
+        except EnvironmentFault:  # what cannot be stored is told as it was
+            for lane, each in enumerate(reward.tolist()):
+                check_number(each, "reward of agent agent", f"{self.name}: lane {lane}")
+            for reader in self._readers:
+                reader.check_rows(reader.of(observation), self.name, range(self.lanes))
+            raise
 
     def seed(self, seed: int) -> None:
         """Seed the next reset of all lanes together; lanes that are reset by themselves have no seeds."""
@@ -286,7 +290,8 @@ class VectorLanes(Environment):
             what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"this {type(result).__name__}"
             raise EnvironmentFault(f"{self.name}: step must return (observations, rewards, terminated, truncated, infos), not {what}")
         observation, reward, terminated, truncated, infos = result
-        terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        reward = self._array(reward, "reward")
+        terminated, truncated = np.array(self._array(terminated, "terminated"), np.bool_), np.array(self._array(truncated, "truncated"), np.bool_)
         if forced is not None:  # what their last step led to is of an episode that is over
             terminated[forced] = truncated[forced] = False
         if self.autoreset == "disabled":
@@ -299,6 +304,18 @@ class VectorLanes(Environment):
             observation, _ = self.env.reset(**self._asked(forced))
         return observation, reward, terminated, truncated, infos
 
+    def _array(self, values: Any, name: str) -> NDArray[Any]:
+        """Return rewards or ends as an array of the lanes. Raises `EnvironmentFault` for what is none of numbers, or of bools."""
+        array = np.asarray(values)
+        if array.shape != (self.lanes,):  # a single number would be everybody's
+            raise EnvironmentFault(
+                f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes; {name} has the shape {array.shape}"
+            )
+        if array.dtype.kind not in ("fiub" if name == "reward" else "b"):
+            for lane, each in enumerate(array.tolist()):
+                (check_number if name == "reward" else check_flag)(each, f"{name} of agent agent", f"{self.name}: lane {lane}")
+        return array
+
     def _finals(self, tick: Tick, finished: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
         """Fill `tick.final` of the lanes that finished."""
         final = infos.get("final_obs")
@@ -307,8 +324,10 @@ class VectorLanes(Environment):
                 f'{self.name}: lanes finished in same-step mode, but infos has no "final_obs" (it has: {", ".join(infos) or "nothing"})'
             )
         for reader in self._readers:
-            rows = final[reader.name] if self.autoreset == "disabled" else reader.finals(final, finished)
-            tick.final[reader.name][finished] = rows - reader.start if reader.start else rows
+            rows = final[reader.name] if self.autoreset == "disabled" else reader.finals(final, finished, self._result[0], self.name)
+            out = np.empty((len(rows), *reader.field.shape), reader.field.dtype)
+            reader.write_rows(rows, out, self.name, np.flatnonzero(finished).tolist())
+            tick.final[reader.name][finished] = out
 
     def _ask(self, doing: str, call: Callable[[], Any]) -> Any:
         try:
@@ -319,12 +338,8 @@ class VectorLanes(Environment):
             raise EnvironmentFault(f"{self.name}: raised {type(error).__name__} while {doing}: {error}") from error
 
 
-class _Reader:
-    """One leaf of the observation."""
-
-    def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
-        self.name, self.path, self.field = name, path, field_of(leaf)
-        self.start = leaf.start if isinstance(leaf, Discrete) else 0
+class _Reader(LeafReader):
+    """One leaf of the observation of all lanes at once."""
 
     def of(self, observation: Any) -> NDArray[Any]:
         """Return this leaf of all lanes."""
@@ -332,24 +347,44 @@ class _Reader:
             observation = observation[key]
         return np.asarray(observation)
 
-    def write(self, observation: Any, out: NDArray[Any], name: str) -> None:
+    def write_all(self, observation: Any, out: NDArray[Any], name: str) -> None:
+        """Fill `out`. Raises `EnvironmentFault` for what the space forbids; `name` is what it calls the environment."""
         try:
             values = self.of(observation)
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFault(f"{name}: the observation has no part {self.name}, which its space declares") from None
-        if values.shape != out.shape:
+        self.write_rows(values, out, name, range(len(out)))
+
+    def write_rows(self, values: NDArray[Any], out: NDArray[Any], name: str, lanes: Sequence[int]) -> None:
+        """Fill `out` by the rows of these lanes."""
+        if values.shape[:1] != out.shape[:1]:
             raise EnvironmentFault(
                 f"{name}: {self.name} of agent agent has shape {values.shape} for {len(out)} lanes; the observation space says {out.shape}"
             )
-        if not np.can_cast(values.dtype, out.dtype, "same_kind"):
-            raise EnvironmentFault(f"{name}: {self.name} of agent agent has dtype {values.dtype}; the observation space says {out.dtype}")
-        np.copyto(out, values - self.start if self.start else values, casting="same_kind")
+        try:
+            self.put(values, out)
+        except (TypeError, ValueError, OverflowError):
+            self.check_rows(values, name, lanes)
+            raise
 
-    def finals(self, final: Any, finished: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return this leaf of the lanes that finished, from one array of all lanes or, as Gymnasium's own do, an array of each lane's observation."""
+    def check_rows(self, values: NDArray[Any], name: str, lanes: Sequence[int]) -> None:
+        """Raise `EnvironmentFault` where a lane has not what the space declares."""
+        for lane, each in zip(lanes, values, strict=True):
+            self.check_leaf(each, f"{name}: lane {lane}")
+
+    def finals(self, final: Any, finished: NDArray[np.bool_], observation: Any, name: str) -> NDArray[Any]:
+        """Return this leaf of the lanes that finished, from one array of all lanes or, as Gymnasium's own do, an array of each lane's observation.
+        Raises `EnvironmentFault` where that is the memory of `observation`, what the lanes see next."""
+        lanes, now = np.flatnonzero(finished), self.of(observation)
         if isinstance(final, np.ndarray) and final.dtype == object:
             rows = final[finished].tolist()
             for key in self.path:
                 rows = [row[key] for row in rows]
-            return np.stack(rows)
-        return self.of(final)[finished]
+        else:
+            rows = [self.of(final)[lane] for lane in lanes]
+        if any(np.may_share_memory(row, now[lane]) for lane, row in zip(lanes, rows, strict=True)):
+            raise EnvironmentFault(
+                f'{name}: {self.name} in infos["final_obs"] is the memory of what the lane sees next, which has overwritten it; '
+                "the environment must copy an observation before it resets the lane"
+            )
+        return np.stack(rows)

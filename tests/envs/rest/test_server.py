@@ -160,8 +160,19 @@ def test_an_environment_that_raises_is_named_and_its_session_is_gone():
         assert applied(server) == 1
 
 
-@pytest.mark.parametrize("answer", [None, ([0, 0, 0], "much", False, False, {}), ([0, 0], 1.0, False, False, {}), ([0, 0, 0], 1.0, False, False, 7)])
-def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_stepped_twice(answer):
+ODD_ANSWERS = [
+    (None, "TypeError"),
+    (([0, 0, 0], "1.5", False, False, {}), "reward is '1.5'; it must be one number"),
+    (([0, 0, 0], 1.0, None, False, {}), "terminated is None; it must be one bool"),
+    (([0, 0, 0], 1.0, False, "False", {}), "truncated is 'False'; it must be one bool"),
+    (([0, 0], 1.0, False, False, {}), "observation does not fit its space: it has shape"),
+    (([0, 1e39, 0], 1.0, False, False, {}), "it is stored as float32"),
+    (([0, 0, 0], 1.0, False, False, 7), "AttributeError"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), ODD_ANSWERS)
+def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_stepped_twice(answer, says):
     stepped = []
 
     class Odd(Ledger):
@@ -171,7 +182,8 @@ def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_
 
     with serving(Odd) as server:
         reset(server)
-        assert step(server, 1).json()["error"] == "environment_raised"
+        said = step(server, 1).json()
+        assert said["error"] == "environment_raised" and says in said["message"]
         assert step(server, 1).json()["error"] == "unknown_session"
         assert len(stepped) == 1
 

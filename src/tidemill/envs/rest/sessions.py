@@ -12,6 +12,7 @@ import numpy as np
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.faults import check_flag, check_number
 from tidemill.envs.leaves import brief
 from tidemill.envs.rest.wire import (
     PROTOCOL,
@@ -160,6 +161,9 @@ class Sessions:
 
             def stepped() -> tuple[Any, Any, float, bool, bool]:
                 observation, reward, terminated, truncated, info = session.env.step(action)
+                check_number(reward, "reward", self.name)
+                check_flag(terminated, "terminated", self.name)
+                check_flag(truncated, "truncated", self.name)
                 return self._observations.write(observation), _plain(info), float(reward), bool(terminated), bool(truncated)
 
             observation, info, reward, terminated, truncated = self._run(call.session, session, stepped)

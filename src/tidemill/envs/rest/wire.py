@@ -12,7 +12,7 @@ import numpy as np
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple, field_of
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.leaves import brief
+from tidemill.envs.leaves import brief, misfit
 
 PROTOCOL, VERSION = "tidemill-rest", 1
 ENCODINGS = {"application/json": "json", "application/msgpack": "msgpack"}
@@ -212,14 +212,13 @@ def _written(space: Space, value: Any) -> Any:
             return {key: _written(part, value[key]) for key, part in parts.items()}
         case Tuple(spaces=several):
             return [_written(part, value[i]) for i, part in enumerate(several)]
-        case Discrete():
-            return int(value)
-    field = field_of(space)
-    dtype = np.dtype(space.dtype if isinstance(space, Box) else field.dtype).newbyteorder("<")
+    dtype = space.dtype if isinstance(space, Box) else field_of(space).dtype
+    if wrong := misfit(space, value, "its space", dtype):
+        raise ValueError(f"it{wrong}")
+    if isinstance(space, Discrete):
+        return int(value)
     array = np.asarray(value)
-    if array.shape != field.shape:
-        raise ValueError(f"shape {array.shape} is not {field.shape}")
-    return Array(dtype.name, field.shape, array.astype(dtype, casting="same_kind", copy=False).tobytes())
+    return Array(dtype, array.shape, array.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes())
 
 
 def space_to_wire(space: Space) -> Any:

@@ -1,0 +1,93 @@
+"""Copies of an environment that hand out one array: what a lane told would be what the last one of them told, unless it is copied in time."""
+
+import copy
+import threading
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.errors import EnvironmentFault
+
+TICKS = 3  # at the start, in which everything is copied and looked at: the first reset, and the first steps
+
+# By the address of an array that was handed out: weak references to the array whose memory that is (so that nobody takes another one for it that
+# comes to lie there) and to the `Sharing` of who did so last; the lane; its thread; and what it held then. Of all environments of the process: the
+# targets of a ring and threads beside one another share what belongs to a class or a module, too.
+_Owner = tuple["ReferenceType[Any]", "ReferenceType[Sharing]", int, int, NDArray[Any]]
+_owners: dict[int, _Owner] = {}
+
+
+class Sharing:
+    """Sees in an environment's first ticks whether two of its lanes, or it and another environment of this process, hand out one array.
+
+    Such arrays are copied for good as soon as they are handed out, before the next lane is stepped. Where different threads write one, that is too
+    late: an `EnvironmentFault`. What lies still, as the rows of a table that is looked up, is copied for nothing, and no fault.
+
+    active   what is handed out is to go through `copied`
+    found    somebody shares
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name` is what messages call the environment."""
+        self._name, self._left = name, TICKS
+        self.active, self.found = True, False
+        self._parts: dict[int, tuple[Any, int]] = {}  # of this tick: dicts that were handed out, by identity, and by whom
+        self._closed = False
+
+    def next_tick(self) -> None:
+        """A tick is received."""
+        self._parts.clear()
+        self._left -= 1
+        self.active = self.found or self._left > 0
+
+    def close(self) -> None:
+        """Whatever it handed out, nobody is disturbed by it from now on."""
+        self._closed = True
+
+    def copied(self, value: Any, lane: int) -> Any:
+        """Return a copy of what `lane` (any number for who may write an array by itself) handed out just now, in the thread that stepped it."""
+        if isinstance(value, np.ndarray):
+            held = value.copy()
+            if self._left > 0:
+                self._look(value, held, lane)
+            return held
+        if isinstance(value, dict):
+            _, other = self._parts.setdefault(id(value), (value, lane))
+            self.found |= other != lane
+            return {key: self.copied(part, lane) for key, part in value.items()}
+        if isinstance(value, tuple):
+            return tuple([self.copied(part, lane) for part in value])
+        if isinstance(value, list):  # has no weak references, and is slow anyway
+            self.found = True
+            return copy.deepcopy(value)
+        if hasattr(value, "__array__") and not isinstance(value, np.generic):  # another library's
+            self.found = True
+            return np.array(value)
+        return value
+
+    def _look(self, array: NDArray[Any], held: NDArray[Any], lane: int) -> None:
+        root: Any = array
+        while isinstance(root, np.ndarray) and root.base is not None:
+            root = root.base
+        key, thread = array.__array_interface__["data"][0], threading.get_ident()
+        known = _owners.get(key)
+        if known is not None and known[0]() is root:
+            _, whose, other, its_thread, told = known
+            sharing = whose()
+            if sharing is not None and not sharing._closed and (sharing is not self or other != lane):
+                if thread != its_thread and not (told.shape == held.shape and np.array_equal(told, held)):
+                    raise EnvironmentFault(
+                        f"{self._name}: copies of it in different threads write their observations into one array, so that each may tell another's. "
+                        "Give each copy an array of its own (made in __init__, not in the class or the module), or return a fresh one from reset and "
+                        "step; or step them in one thread (threads = 0, and the processes launcher)"
+                    )
+                self.found = sharing.found = sharing.active = True
+            _owners[key] = (known[0], ref(self), lane, thread, held)
+            return
+        try:
+            weak = ref(root, lambda _: _owners.pop(key, None))
+        except TypeError:  # bytes, say: nobody writes them again
+            return
+        _owners[key] = (weak, ref(self), lane, thread, held)
