@@ -313,3 +313,43 @@ def test_an_empty_folder_of_the_users_stays(cli: Callable[..., Result], tmp_path
     (tmp_path / "taken").mkdir()
     refused(cli("train", "CartPol-v1", "--run-dir", "taken", "--launch", "inline"), "CartPol-v1")
     assert list((tmp_path / "taken").iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["slow.py:Slow", "pettingzoo:slow.py:Slow"])
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--run-dir", ".hidden"], '".hidden" is not a name'),
+        (["--launch", "proceses"], 'did you mean "processes"'),
+        (["--layout", "fast"], "fast"),
+        (["--set", "seed"], "NAME=VALUE"),
+    ],
+)
+def test_what_is_wrong_whatever_is_trained_is_said_before_an_environment_is_made(
+    cli: Callable[..., Result], tmp_path: Path, what: str, words: list[str], part: str
+) -> None:
+    (tmp_path / "slow.py").write_text("from pathlib import Path\ndef Slow(): Path('made').touch()\n")
+    refused(cli("train", what, *words), part)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--run-dir", "taken"], "already holds a run"),
+        (["--run-dir", "slow.py/run"], "cannot be written"),
+        (["--set", "workers.actor.lens=3"], "lanes"),
+        (["--set", "workers.trainer.algorithm.clip=-1"], "clip"),
+        (["--max-steps", "-1"], "-1"),
+    ],
+)
+def test_a_folder_and_settings_are_looked_at_before_anything_is_measured(
+    cli: Callable[..., Result], tmp_path: Path, words: list[str], part: str
+) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import gymnasium\nfrom pathlib import Path\nclass Slow(gymnasium.Env):\n    def __init__(self): Path('made').touch()\n"
+    )
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.json").write_text('{"name": "Slow"}')
+    refused(cli("train", "slow.py:Slow", *words), part)
+    assert not (tmp_path / "made").exists()

@@ -1,14 +1,17 @@
 """Run folders: nothing is written over, and what has changed is noticed."""
 
-import errno
 import os
+import resource
 import shutil
+import stat
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Trainer
+from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, QNetwork, Replay, Trainer, evaluate, resume, train
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
 from tidemill.run.provenance import Source
@@ -88,6 +91,73 @@ def test_a_folder_that_is_no_run_names_the_runs_inside(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
+def test_runs_that_start_in_one_second_get_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More processes than one make them at once: whoever finds a name taken takes the next."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tidemill.run.folder.strftime", lambda _: "20260101-000000")
+    barrier = threading.Barrier(8)
+
+    def make(_: int) -> RunFolder:
+        barrier.wait(30)
+        return RunFolder.create(None, experiment(), None)
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(make, range(8)))
+    names = ["one-s1-20260101-000000", *(f"one-s1-20260101-000000-{number}" for number in range(2, 9))]
+    assert sorted(str(folder.path) for folder in folders) == [f"runs/{name}" for name in names]
+    for folder in folders:
+        folder.discard()
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_it_alone(tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+
+    def make(_: int) -> RunFolder | str:
+        barrier.wait(30)
+        try:
+            return RunFolder.create(tmp_path / "new" / "run", experiment(), None)
+        except RunError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(make, range(8)))
+    (folder,) = (each for each in made if isinstance(each, RunFolder))
+    assert all("being written by another run" in each or "already holds a run" in each for each in made if isinstance(each, str))
+    assert folder.experiment() == (experiment(), None)
+
+
+@pytest.mark.parametrize("found", [None, 0o755])
+def test_what_a_run_writes_is_its_owners_alone_whatever_the_umask(tmp_path: Path, found: int | None) -> None:
+    path = tmp_path / "elsewhere" / "run"
+    if found is not None:
+        path.mkdir(found, parents=True)
+    mask = os.umask(0)
+    try:
+        trainer = Trainer(algorithm=DQN(), buffer=Replay(capacity=1000, warm_up=20, mapped=True), batch_size=8, ratio=1, journal=True)
+        workers = {"actor": Actors(environment=Gymnasium(id="CartPole-v1"), agents=(AgentSpec(mode="stepwise"),)), "trainer": trainer}
+        made = Experiment(name="one", policies={"policy": QNetwork()}, workers=workers, limits=Limits(steps=100))
+        train(made, launch="threads", run_dir=path, quiet=True)
+        resume(path, launch="threads", limits={"steps": 200}, quiet=True)
+        evaluate(path, 1)
+    finally:
+        os.umask(mask)
+    modes = {entry: stat.S_IMODE(entry.stat().st_mode) for entry in (path, *path.rglob("*"))}
+    names = {entry.name for entry in modes}
+    assert {"config.json", "metrics.jsonl", "index.sqlite", "manifest.json", "journal-policy.bin"} <= names
+    assert {"events", "evaluation"} <= {name.partition(".")[0].partition("-")[0] for name in names}
+    assert {entry: mode for entry, mode in modes.items() if mode != (0o700 if entry.is_dir() else 0o600)} == {}
+
+
+def test_a_folder_that_holds_other_things_keeps_its_mode_and_what_is_written_into_it_is_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    path.mkdir()
+    path.chmod(0o755)
+    (path / "notes.txt").touch()
+    RunFolder.create(path, experiment(), None).unlock()
+    assert [stat.S_IMODE(entry.stat().st_mode) for entry in (path, path / "config.json")] == [0o755, 0o600]
+
+
 def test_names_that_are_no_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'run ".hidden" is not a name'):
         RunFolder.create(tmp_path / ".hidden", experiment(), None)
@@ -161,23 +231,17 @@ def test_a_run_without_a_file_of_its_own_records_what_it_names(tmp_path: Path) -
     assert folder.experiment() == (made, None)
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_more_leaves_nothing_half_written(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment(), None)
     before = {path.name for path in folder.path.iterdir()}
-
-    def full(path: Path, data: bytes) -> int:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*/summary\.json'"):
-        folder.write("summary.json", {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*/summary\.json'"):
+            folder.write("summary.json", {"reason": "x" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name for path in folder.path.iterdir()} == before
-
-
-def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", experiment(), None).unlock()
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,11 @@ def train(
     set_: Set = None,
 ) -> None:
     """Train an agent."""
+    from tidemill.run.session import check_words
     from tidemill.run.session import train as run
 
+    fixed = pairs("--set", set_ or [])
+    check_words(launch, run_dir, layout)
     experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import with_slots
@@ -83,7 +86,6 @@ def train(
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}
     experiment = experiment.replace(limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None}))
-    fixed = pairs("--set", set_ or [])
     _exit(run(experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed).summary)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import pack, unpack
+from tidemill.core.private import private, private_folder
 from tidemill.core.schema import Array, Arrays
 
 MANIFEST = "manifest.json"
@@ -50,7 +51,8 @@ def write_checkpoint(
     """
     target, aside = folder / name, folder / f".{name}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder.parent, folder):
+            private_folder(place)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(mode=0o700)
         sums = {}
@@ -147,7 +149,7 @@ def read_newest(folder: Path) -> Found:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a new file that only its owner may read, and have it on the disk."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with open(path, "xb", opener=private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -368,6 +368,9 @@ class ParameterDatabase:
                 db.execute("PRAGMA foreign_keys = ON")
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")  # a lock that is taken first cannot be in the way of another's
+                if kind == "create":
+                    with suppress(OSError):
+                        self._index.chmod(0o600)  # by name: closing a descriptor of its own would give up SQLite's locks
                 self._check_format(db, kind == "create")
                 yield db
                 db.execute("COMMIT")

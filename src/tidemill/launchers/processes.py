@@ -27,6 +27,7 @@ from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.private import private
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
 SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
@@ -90,7 +91,7 @@ class ProcessesLauncher(Launcher):
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The runner sleeps mostly, and those that take turns wait for nobody but each other, and shortly: they need not leave it a core.
         own_cores = len(processes) < cores() + all(len(names) > 1 for names in processes)
         kept = self._cores(experiment, processes)
@@ -128,7 +129,7 @@ class ProcessesLauncher(Launcher):
     def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
         threads = str(order.math_threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as output, _signals_blocked():
+        with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.launchers.entry"],
                 stdin=subprocess.PIPE,

@@ -21,6 +21,7 @@ import numpy as np
 from tidemill.api.algorithm import FILLER, Sample
 from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.errors import CheckpointError
+from tidemill.core.private import private
 from tidemill.core.schema import Field, Schema
 
 FORMAT = 2
@@ -46,7 +47,7 @@ class JournalWriter:
             if end is None:
                 schema = {name: [list(field.shape), field.dtype] for name, field in offered[0].schema.items()}
                 header = {"format": FORMAT, "schema": schema, "leads": [list(block.lead) for block in offered], "facts": facts}
-                self._file: BinaryIO = path.open("wb")
+                self._file: BinaryIO = open(path, "wb", opener=private)  # noqa: SIM115  `close` closes it
                 self._file.write(json.dumps(header).encode() + b"\n")
             else:
                 self._file = path.open("r+b")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import size
+from tidemill.core.private import private_folder
 from tidemill.core.schema import Array, Arrays, Field, Schema, layout, views
 
 KEPT = ("action", "reward", "done", "version")
@@ -114,7 +115,7 @@ def _file(folder: Path, nbytes: int) -> int:
     nothing is left of it however this process ends."""
     path = folder / f".replay.{os.getpid()}.{os.urandom(4).hex()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         os.unlink(path)
         os.posix_fallocate(descriptor, 0, nbytes)

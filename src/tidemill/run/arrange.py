@@ -22,6 +22,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.private import private, private_folder
 from tidemill.core.source import file_digest, named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
@@ -78,6 +79,12 @@ def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fix
     found, count = choose(experiment, costs, cores()), cores()
     told = f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: --layout {found})"
     return Arranged(apply(experiment, found), found, costs, told)
+
+
+def check_layout(layout: str) -> None:
+    """Raise `ConfigError` for what is neither a word that `arrange` takes nor a layout's text."""
+    if layout not in (AUTO, GIVEN, MEASURE):
+        parse(layout)
 
 
 def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arranged:
@@ -158,10 +165,9 @@ def _write(path: Path, costs: Costs) -> None:
     """Keep costs; where that cannot be, they are measured again next time."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        private_folder(path.parent)
         try:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(aside, "xb", opener=private) as file:
                 file.write(msgspec.json.encode(costs))
             aside.rename(path)
         finally:

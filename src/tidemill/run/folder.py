@@ -27,6 +27,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.private import private, private_folder
 from tidemill.core.source import file_digest, load_file, named_files
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.provenance import Source, versions
@@ -45,30 +46,43 @@ class RunFolder:
         self._found: set[Path] = set()
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, source: Source | None) -> "RunFolder":
-        """Make a new run's folder and write what is known at the start. Raises `RunError` when it is taken or cannot be written."""
-        check_name("run", path.resolve().name)
-        folder = cls(path)
+    def create(cls, path: Path | None, experiment: Experiment, source: Source | None) -> "RunFolder":
+        """Make a new run's folder, None: one under ./runs that nobody else has, lock it and write what is known at the start. Raises `RunError` when
+        it is taken or cannot be written."""
         content = encode(experiment)  # raises for what is no plain data, before anything is made
+        if path is not None:
+            check_name("run", path.resolve().name)
+            cls(path)._refuse_taken(experiment)
+        folder = cls(path or Path("runs"))
+        try:
+            if path is None:
+                folder.path = path = new_folder(experiment)
+                folder._made = [path, path.parent]
+            else:
+                folder._made = private_folder(path)
+            folder._found = set(path.iterdir())
+            folder.lock()
+            folder._refuse_taken(experiment)  # again: by somebody who was quicker
+            if not folder._found:
+                path.chmod(0o700)
+            folder.write(CONFIG, content)
+            folder.write(VERSIONS, versions())
+            folder.write_source(source, content)
+        except OSError as error:
+            if path is not None:
+                folder.discard()
+            raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; name another with --run-dir") from None
+        return folder
+
+    def _refuse_taken(self, experiment: Experiment) -> None:
+        path = self.path
         if (path / CONFIG).exists():
-            other = folder.experiment_name()
+            other = self.experiment_name()
             if other != experiment.name:
                 raise RunError(f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name another folder with --run-dir')
             raise RunError(f"{path} already holds a run; go on with it by: {command()} resume {path}, or name another folder with --run-dir")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
-        try:
-            folder._made = [p for p in (path, *path.parents) if not p.exists()]
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds the command line: nobody else's business
-            folder._found = set(path.iterdir())
-            folder.lock()
-            folder.write(CONFIG, content)
-            folder.write(VERSIONS, versions())
-            folder.write_source(source, content)
-        except OSError as error:
-            folder.discard()
-            raise RunError(f"run folder {path} cannot be written: {error.strerror}; name another with --run-dir") from None
-        return folder
 
     def discard(self, keep: str = "") -> None:
         """Remove all that was made since `create`, but for what is called `keep`: the run never began."""
@@ -121,7 +135,8 @@ class RunFolder:
         """Write plain data as JSON, aside and renamed."""
         aside = self.path / f".{name}.{os.getpid()}"
         try:
-            aside.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+            with open(aside, "wb", opener=private) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
             aside.rename(self.path / name)
         except OSError as error:
             with suppress(OSError):
@@ -222,10 +237,10 @@ def command() -> str:
 
 
 def new_folder(experiment: Experiment) -> Path:
-    """Return a path for a run's folder under ./runs that is not there yet."""
+    """Make a folder under ./runs that nobody else has, also who asks at the same time, and return it. Raises `OSError`."""
     stem = f"{experiment.name}-s{experiment.seed}-{strftime('%Y%m%d-%H%M%S')}"[:60]
     path, number = Path("runs") / stem, 1
-    while path.exists():
+    while path not in private_folder(path):
         number += 1
         path = Path("runs") / f"{stem}-{number}"
     return path

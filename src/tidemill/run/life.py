@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.private import private
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, command
@@ -134,8 +135,8 @@ class Life:
         path = self._folder.path
         try:
             if controller.tracebacks and (controller.began or self._resumed is not None):
-                (path / LOGS).mkdir(exist_ok=True)
-                with (path / TRACEBACKS).open("a") as log:
+                (path / LOGS).mkdir(mode=0o700, exist_ok=True)
+                with open(path / TRACEBACKS, "a", opener=private) as log:
                     log.writelines(text + "\n" for text in controller.tracebacks)
             if not self._lost:
                 self._folder.write(SUMMARY, summary)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from tidemill.core.errors import RunError
+from tidemill.core.private import private
 
 FILE = "metrics.jsonl"
 BURST = 1000  # records of updates that a run may write as quickly as it makes them, so that a short run has a record of each
@@ -56,7 +57,7 @@ class MetricsWriter:
             folder.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 _drop_after(self._path, math.inf if resume_at is None else resume_at, math.inf if updates is None else updates)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise RunError(f"cannot write {self._path}: {error.strerror}. Free the disk, or name another folder with --run-dir") from error
         self._end = os.lseek(self._file, 0, os.SEEK_END)
@@ -122,7 +123,7 @@ class _Events:
     def _open(self) -> Any:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        return RecordWriter(self._path.open("wb"))
+        return RecordWriter(open(self._path, "wb", opener=private))
 
     def _put(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
@@ -176,6 +177,6 @@ def _drop_after(path: Path, step: float, update: float) -> None:
     if sum(len(line) for line, record in _lines(path) if stays(line, record)) == path.stat().st_size:
         return
     aside = path.with_suffix(".tmp")
-    with aside.open("wb") as file:
+    with open(aside, "wb", opener=private) as file:
         file.writelines(line for line, record in _lines(path) if stays(line, record))
     aside.replace(path)

@@ -147,6 +147,8 @@ class AsyncTrainRunner:
                 return go_on(self.folder, launch=self._launch, file=source, limits=None if steps is None else {"steps": steps}, quiet=quiet)
             return train(self.experiment, launch=self._launch, run_dir=self.folder, source=source, quiet=quiet, layout="given")
         finally:
+            with suppress(OSError):
+                self.folder.rmdir()  # it never began
             self.iterations = []
             with suppress(RunError):  # it ended before there was anything to tell
                 self.iterations = read_iterations(self.folder)

@@ -1,7 +1,7 @@
 """The Python front: `train` an experiment, `resume` a run."""
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from rich.text import Text
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
-from tidemill.core.config import decode, encode
+from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
-from tidemill.run.arrange import AUTO, LAYOUT, arrange
-from tidemill.run.folder import CONFIG, RunFolder, new_folder
+from tidemill.run.arrange import AUTO, LAYOUT, arrange, check_layout
+from tidemill.run.folder import CONFIG, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.life import Life, never_began
 from tidemill.run.past import Past, without_reached_mark
@@ -62,25 +62,27 @@ def train(
     launcher = make_launcher(launch)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     experiment.check()
-    path = Path(run_dir) if run_dir is not None else new_folder(experiment)
     known = Source.of(Path(source)) if source is not None else own_source(experiment)
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, ExitStack() as stack:
+        folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)  # before anything is measured
+        stack.callback(folder.discard)
         try:
             with interrupts.at_once():
                 arranged = arrange(experiment, Path(known.file) if known else None, layout, fixed, isinstance(launcher, ProcessesLauncher))
         except BrokenOff:
-            return Result(path, never_began(signal_name(interrupts.first)))
+            return Result(folder.path, never_began(signal_name(interrupts.first)))
         experiment = arranged.experiment
         experiment.check()
         _check_processes(launcher, experiment)
         if arranged.told and not quiet:
             Console().print(Text(arranged.told), soft_wrap=True)
-        folder = RunFolder.create(path, experiment, known)
+        folder.write(CONFIG, encode(experiment))
         if arranged.told:
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, arranged.plain())
-        job = Job(experiment, known.file if known else None, str(path.resolve()))
-        return Result(path, Life(folder, None, quiet).lead(job, launcher, interrupts))
+        stack.pop_all()  # from now on its life says what is kept
+        job = Job(experiment, known.file if known else None, str(folder.path.resolve()))
+        return Result(folder.path, Life(folder, None, quiet).lead(job, launcher, interrupts))
 
 
 @forgiving_output()
@@ -116,6 +118,14 @@ def resume(
             raise
         job = Job(experiment, source.file if source else None, str(folder.path.resolve()), past.checkpoint)
         return Result(folder.path, Life(folder, past.progress, quiet).lead(job, launcher, interrupts))
+
+
+def check_words(launch: str, run_dir: str | Path | None, layout: str) -> None:
+    """Raise `ConfigError` for what `train` would refuse whatever is trained: before an environment is built to see what that is."""
+    make_launcher(launch)
+    if run_dir is not None:
+        check_name("run", Path(run_dir).resolve().name)
+    check_layout(layout)
 
 
 def _check_processes(launcher: Launcher, experiment: Experiment) -> None:
