@@ -26,6 +26,8 @@ public static class Probe
                     return Threads(arguments, number);
                 case "channels":
                     return SideChannels(arguments, number);
+                case "three":
+                    return Three(arguments, number);
                 case "closes":
                     return Closes(arguments, number);
                 case "idle":
@@ -220,6 +222,32 @@ public static class Probe
                 world.RequestDecision(0);
             }
             while (bridge.Exchange());
+        }
+        return 0;
+    }
+
+    /// <summary>Three worlds that are new in one turn, with side-channel data for which there is no room; closes after so many exchanges.</summary>
+    private static int Three(string[] arguments, int number)
+    {
+        var channels = new Channels();
+        Statistics statistics = channels.Register(new Statistics());
+        using (Bridge bridge = Bridge.FromCommandLine(arguments, channels))
+        {
+            var worlds = new List<World>();
+            foreach (string name in new[] { "a", "b", "c" })
+            {
+                worlds.Add(bridge.Add(new World(name, 1, new[] { new[] { 1 } }, 1)));
+            }
+            bool going = true;
+            for (int i = 0; i < number && going; i++)
+            {
+                statistics.Add("a name of some length, so that there is no room", i);
+                foreach (World world in worlds)
+                {
+                    world.RequestDecision(0).SetReward(i);
+                }
+                going = bridge.Exchange();
+            }
         }
         return 0;
     }

@@ -30,6 +30,8 @@ class Simulator:
         self.path = path
         self.capacity = struct.unpack_from("<i", self.memory, 10)[0]
         self.base = 18 + self.capacity  # of the groups
+        if WRONG == "start capacity" and self.capacity > 4:
+            sys.exit("a side channel begins with 4 bytes")
 
     def wait(self):
         begun = time.monotonic()
@@ -56,7 +58,7 @@ class Simulator:
                 os.unlink(old)
                 continue
             if command == CLOSE:
-                if WRONG != "close":
+                if WRONG not in ("close", "deleting"):
                     os.unlink(self.path)
                 sys.exit(3 if WRONG == "close" else 0)
             if command > CLOSE:

@@ -69,3 +69,13 @@ def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("csharp")
     subprocess.run(["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def csharp_probe(csharp: Path, csharp_compiler: str, mono: str) -> Path:
+    """The tests' C# probe as a program."""
+    source, program = Path(__file__).with_name("Probe.cs"), csharp / "probe"
+    subprocess.run([csharp_compiler, "-langversion:7.2", "-warnaserror", f"-r:{csharp}/Tidemill.dll", f"-out:{program}.exe", source], check=True)
+    program.write_text(f'#!/bin/sh\nexec "{mono}" "{program}.exe" "$@"\n')
+    program.chmod(0o755)
+    return program

@@ -199,6 +199,17 @@ static void born(void) {
     }
 }
 
+/* Three worlds that are new in one turn, with side-channel data for which there is no room; closes after some exchanges. */
+static void three(int count) {
+    tm_world *worlds[3] = {simple("a", 1), simple("b", 1), simple("c", 1)};
+    int status = TM_OK;
+    for (int i = 0; i < count && status != TM_CLOSED; i++) {
+        tm_statistic(bridge, "a name of some length, so that there is no room", (float)i, TM_SUM);
+        for (int w = 0; w < 3; w++) tm_set_reward(tm_request_decision(worlds[w], 0), (float)i);
+        status = say("exchange", tm_exchange(bridge));
+    }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int count = argc > 2 ? atoi(argv[2]) : 0;
@@ -216,6 +227,7 @@ int main(int argc, char **argv) {
     if (strcmp(what, "hasty") == 0) ends(count, 1);
     if (strcmp(what, "idle") == 0) idle(count);
     if (strcmp(what, "born") == 0) born();
+    if (strcmp(what, "three") == 0) three(count);
     tm_bridge_close(bridge);
     return 0;
 }

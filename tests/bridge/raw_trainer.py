@@ -60,9 +60,12 @@ class Cursor:
 
 
 class RawTrainer:
-    """Layout "0", "0.3.0" or "0.3.2". `known`: makes the lock file by which simulators know a Tidemill trainer."""
+    """Layout "0", "0.3.0" or "0.3.2". `known`: makes the lock file by which simulators know a Tidemill trainer.
 
-    def __init__(self, folder: Path, layout: str = "0", *, known: bool = True, name: str = "memory") -> None:
+    capacity  of the side channel at the start, 4 or 20 unless it is given; 0: the header says 0, and the body has 4 bytes
+    """
+
+    def __init__(self, folder: Path, layout: str = "0", *, known: bool = True, name: str = "memory", capacity: int | None = None) -> None:
         self.path = folder / name
         self.first, self.layout, self.body_number = self.path, layout, 1
         self.process: subprocess.Popen[str] | None = None
@@ -72,11 +75,13 @@ class RawTrainer:
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             print(os.getpid(), file=self.lock, flush=True)
         if layout == "0":
-            self._make(self.path, struct.pack("<iiBBiii", 22, 0, 0, 0, 4, 0, 0))
+            capacity = 4 if capacity is None else capacity
+            self._make(self.path, struct.pack("<iiBBi", 18 + capacity, 0, 0, 0, capacity) + bytes(capacity + 4))
         else:
+            capacity = 20 if capacity is None else capacity
             version = [int(part) for part in layout.split(".")]
-            self._make(self.path, struct.pack("<iiiBBBBiii", *version, 1, 1, 0, 0, 1, 4, 0) + (b"\0" if layout == "0.3.2" else b""))
-            self._make(Path(f"{self.path}_"), struct.pack("<i", 0))
+            self._make(self.path, struct.pack("<iiiBBBBiii", *version, 1, 1, 0, 0, 1, capacity, 0) + (b"\0" if layout == "0.3.2" else b""))
+            self._make(Path(f"{self.path}_"), bytes(max(4, capacity)))
         self._open()
 
     def _make(self, path: Path, data: bytes) -> None:
@@ -103,7 +108,7 @@ class RawTrainer:
 
     @property
     def capacity(self) -> int:
-        return self.i32(10 if self.layout == "0" else 20)
+        return self.i32(10 if self.layout == "0" else 20) or 4
 
     @property
     def side_at(self) -> int:

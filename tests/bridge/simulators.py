@@ -242,6 +242,16 @@ class Single(Simulator):
             request.set_action_mask(0, [False, False, True])
 
 
+class One(Simulator):
+    """One agent with a continuous action, whose episodes have three rows; the next begins in a later exchange than the one that ends one."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("one", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        (self.world.end_episode if t % 3 == 2 else self.world.request_decision)(0).set_reward(1).set_observation(0, [t % 3])
+
+
 class Statistical(Simulator):
     """Sends a statistic with every exchange."""
 
@@ -287,6 +297,16 @@ class Frozen(Stepping):
         return command
 
 
+class Twofold(Statistical):
+    """Makes a body for its group and another for its side channel."""
+
+    def worlds(self):
+        super().worlds()
+        memory = self.bridge._memory
+        put = memory.put
+        memory.put = lambda data, new=(): (put(b"", new), put(bytes(200) if new else data))
+
+
 class Two(Simulator):
     """Six agents in one group and one in the other; episodes of three rows in both. The reward of each row is 1 or 2."""
 
@@ -298,6 +318,21 @@ class Two(Simulator):
         for world, agents in ((self.many, 6), (self.one, 1)):
             for agent in range(agents):
                 (world.end_episode if t % 3 == 2 else world.request_decision)(agent).set_reward(1 if world is self.many else 2)
+
+
+class Three(Simulator):
+    """Three groups that are new in one turn, with side-channel data for which there is no room; closes after 3 exchanges."""
+
+    def worlds(self):
+        self.three = [self.bridge.add(World(name, 1, [(1,)], continuous_size=1)) for name in ("a", "b", "c")]
+
+    def tick(self, t):
+        if t == 3:
+            self.bridge.close()
+            sys.exit()
+        self.statistics.add("a name of some length, so that there is no room", t)
+        for world in self.three:
+            world.request_decision(0).set_reward(t)
 
 
 class Born(Simulator):
@@ -338,7 +373,7 @@ if __name__ == "__main__":
         kind.__name__.lower(): kind
         for kind in (
             *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
-            *(Statistical, Stepping, Forgetful, Frozen, Cutting),
+            *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Cutting),
         )
     }
     kinds[KIND]().run()

@@ -85,7 +85,11 @@ def test_sample_worlds_run_on_their_heuristic_without_a_trainer(built: Path, wor
 
 
 def test_the_example_of_the_page_runs(built: Path) -> None:
-    assert output(built, "game") == ""  # no trainer, and no action yet
+    with subprocess.Popen([built / "game"], stdout=subprocess.PIPE, text=True) as alone:  # without a trainer it goes on, frame after frame
+        assert alone.stdout is not None
+        actions = [alone.stdout.readline() for _ in range(3)]
+        alone.kill()
+    assert actions == ["7 does -1 0\n"] * 3
     parameters, statistics = EnvironmentParameters(), Statistics()
     parameters.set("gravity", 1.5)
     with Simulator(built / "game", channels=Channels([parameters, statistics])) as simulator:
@@ -294,7 +298,9 @@ HOSTILE = {
         (16, "i", -1, "names body -1", True),
         (16, "i", 200, "cannot be opened", True),
         (16, "i", 256, "names body 256", True),
-        (20, "i", 5, "says 5", False),
+        (20, "i", 21, "says 21", False),
+        (20, "i", 3, "has room for 3 bytes", False),
+        (20, "i", -1, "has room for -1 bytes", False),
         (20, "i", 2**31 - 1, "says 2147483647", False),
         (24, "i", 1, "groups take 1", False),
         (24, "i", -1, "groups take -1", False),
@@ -428,7 +434,7 @@ def test_a_simulator_that_closes_is_told_from_one_that_died(built: Path, layout:
 
 def test_the_heuristic_acts_without_a_trainer(built: Path) -> None:
     lines = output(built, "probe", "heuristic").splitlines()
-    assert lines == [*["False False there is no trainer"] * 2, "clever 4 3 0", "clever 9 7 1", "still 1 0 0", "4 9 4 9", "0 4"]
+    assert lines == [*["True False there is no trainer"] * 2, "clever 4 3 0", "clever 9 7 1", "still 1 0 0", "4 9 4 9", "0 4"]
 
 
 def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:

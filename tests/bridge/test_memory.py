@@ -39,23 +39,23 @@ def test_two_hundred_changes_from_both_sides_and_the_one_that_cannot_be_made_is_
     trainer, simulator = pair(tmp_path, layout)
     assert turn(trainer, simulator) == STEP
     for i in range(60):
-        simulator.add_group(f"g{i}", SPEC)
+        simulator.put(b"", [(f"g{i}", SPEC)])
         struct.pack_into("<f", simulator.data, simulator.groups[i].places["reward"], i)
         assert turn(simulator, trainer) == STEP
         assert [group.name for group in trainer.groups] == [f"g{k}" for k in range(i + 1)]
-        trainer.put_side_channel(bytes(2 * (i + 10) ** 2))
+        trainer.put(bytes(2 * (i + 10) ** 2))
         assert turn(trainer, simulator) == STEP
         assert simulator.take_side_channel() == bytes(2 * (i + 10) ** 2)
     more, refused = 0, ""
     while not refused and more < 250:
         try:
-            simulator.add_group(f"h{more}", SPEC)
+            simulator.put(b"", [(f"h{more}", SPEC)])
             more += 1
         except SimulatorError as error:
             refused = str(error)
     changes = 255 - len("m") - (1 if layout != "0" else 0)
     assert changes > 200 and f"after {changes} changes" in refused and f'cannot take world "h{more}"' in refused
-    simulator.put_side_channel(b"goes on")
+    simulator.put(b"goes on")
     assert turn(simulator, trainer) == STEP
     assert len(trainer.groups) == 60 + more and trainer.take_side_channel() == b"goes on"
     for i in range(60):
@@ -65,16 +65,17 @@ def test_two_hundred_changes_from_both_sides_and_the_one_that_cannot_be_made_is_
 
 
 @LAYOUT
-def test_several_changes_in_one_turn(tmp_path, layout):
+def test_what_is_new_in_a_turn_needs_one_change_of_the_body(tmp_path, layout):
+    """The original trainer of layouts 0.3 dies of a second one; in layout 0 each group is a change."""
     trainer, simulator = pair(tmp_path, layout)
     turn(trainer, simulator)
-    for name in "abc":
-        simulator.add_group(name, SPEC)
-    simulator.put_side_channel(bytes(100))
+    simulator.put(bytes(100), [(name, SPEC) for name in "abc"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["m", "m_", "m__", "m___"] if layout == "0" else ["m", "m_", "m__"])
     turn(simulator, trainer)
+    assert trainer.take_side_channel() == bytes(100)
     assert [group.name for group in trainer.groups] == ["a", "b", "c"]
-    for length in (300, 800):
-        trainer.put_side_channel(b"x" * length)
+    for length in (300, 800):  # a peer that changes more than once is followed
+        trainer.put(b"x" * length)
     assert turn(trainer, simulator, RESET) == RESET
     assert simulator.take_side_channel() == b"x" * 800 and simulator.take_side_channel() == b""
     assert [group.name for group in simulator.groups] == ["a", "b", "c"]
@@ -82,11 +83,11 @@ def test_several_changes_in_one_turn(tmp_path, layout):
 
 def test_room_is_made_only_where_it_is_short(tmp_path):
     trainer, simulator = pair(tmp_path, "0")
-    trainer.put_side_channel(b"")
+    trainer.put(b"")
     assert trainer.path.name == "m"
-    trainer.put_side_channel(bytes(10))
+    trainer.put(bytes(10))
     assert trainer.path.name == "m_" and len(trainer.data) == 22 + 2 * 10 + 20 - 4
-    trainer.put_side_channel(bytes(2 * 10 + 20 - 4))
+    trainer.put(bytes(2 * 10 + 20 - 4))
     assert trainer.path.name == "m_"
     turn(trainer, simulator)
     assert simulator.take_side_channel() == bytes(36) and simulator.path.name == "m_"
@@ -129,6 +130,32 @@ def test_who_is_told_to_close_hears_it(tmp_path, layout):
     assert simulator.peer_closed() and simulator.receive(look) == CLOSE
 
 
+def test_a_side_channel_begins_with_room_for_16_bytes_in_layouts_of_two_files(tmp_path):
+    """The original simulator dies at its first answer where its body has 4 bytes."""
+    for layout, size in (("0", 22), ("0.3.0", 20), ("0.3.2", 20)):
+        (tmp_path / layout).mkdir()
+        trainer = create_memory(LAYOUTS[layout], tmp_path / layout / "m", TRAINER)
+        assert len(trainer.data) == size
+        trainer.close()
+
+
+@pytest.mark.parametrize("layout", ["0.3.0", "0.3.2"])
+def test_a_header_that_says_0_means_the_body_of_4_bytes_that_the_original_trainer_makes(tmp_path, layout):
+    made = create_memory(LAYOUTS[layout], tmp_path / "m", TRAINER)
+    made.hand_over(STEP)
+    made.close()
+    os.truncate(tmp_path / "m_", 4)
+    with (tmp_path / "m").open("r+b") as stream:
+        stream.seek(20)
+        stream.write(bytes(4))
+    simulator = join_memory(tmp_path / "m")
+    assert simulator.receive(look) == STEP and simulator.take_side_channel() == b""
+    simulator.put(b"", [("g", SPEC)])
+    assert simulator._header["capacity"] == 4
+    with (tmp_path / "m").open("rb") as stream:
+        assert struct.unpack_from("<iii", stream.read(), 16) == (2, 4, len(simulator.data) - 4)
+
+
 def test_a_change_to_a_file_that_is_not_there_is_refused(tmp_path):
     trainer, simulator = pair(tmp_path, "0")
     turn(trainer, simulator)
@@ -149,7 +176,7 @@ def test_a_file_that_is_in_the_way_is_replaced_and_not_followed(tmp_path):
     other.write_bytes(b"precious")
     trainer, simulator = pair(tmp_path, "0")
     (tmp_path / "m_").symlink_to(other)
-    trainer.put_side_channel(bytes(100))
+    trainer.put(bytes(100))
     turn(trainer, simulator)
     assert other.read_bytes() == b"precious" and simulator.take_side_channel() == bytes(100)
 
@@ -174,20 +201,20 @@ def test_a_header_that_was_spoilt_is_refused(tmp_path, place, value, says):
 
 
 @LAYOUT
-@pytest.mark.parametrize("length", [-1, 1, 2**31 - 1])
+@pytest.mark.parametrize("length", [-1, 17, 2**31 - 1])
 def test_side_channel_data_longer_than_their_room_are_refused(tmp_path, layout, length):
     trainer, simulator = pair(tmp_path, layout)
     turn(trainer, simulator)
     struct.pack_into("<i", simulator.data, 14 if layout == "0" else 0, length)
     turn(simulator, trainer)
-    with pytest.raises(ImageError, match=f"side channel has {length} bytes, and room for 0"):
+    with pytest.raises(ImageError, match=f"side channel has {length} bytes, and room for {0 if layout == '0' else 16}"):
         trainer.take_side_channel()
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path):
     trainer, simulator = pair(tmp_path, "0")
     turn(trainer, simulator)
-    simulator.add_group("g", SPEC)
+    simulator.put(b"", [("g", SPEC)])
     turn(simulator, trainer)
     turn(trainer, simulator)
     os.truncate(trainer.path, 100)
@@ -234,7 +261,7 @@ HOSTILE = st.sampled_from([-(2**31), -1, 0, 1, 3, 63, 255, 65536, 2**30, 2**31 -
 def test_whatever_a_simulator_writes_ends_in_a_typed_error(tmp_path, layout, changes):
     trainer, simulator = pair(tmp_path, layout)
     turn(trainer, simulator)
-    simulator.add_group("g", spec_of([(2,)], branches=(2, 3), agents=4))
+    simulator.put(b"", [("g", spec_of([(2,)], branches=(2, 3), agents=4))])
     first = tmp_path / "m"
     spoilt = [simulator.data] if layout == "0" else [simulator.data, simulator._first]
     for place, value in changes:
@@ -247,7 +274,7 @@ def test_whatever_a_simulator_writes_ends_in_a_typed_error(tmp_path, layout, cha
         for group in trainer.groups:
             StepReader(trainer.layout, group).read(trainer.data)
             clear_actions(trainer.data, group)
-        trainer.put_side_channel(bytes(50))
+        trainer.put(bytes(50))
     except (SimulatorError, EnvironmentFault, AssertionError) as error:  # AssertionError: `look`, the turn itself was spoilt
         assert not isinstance(error, AssertionError) or "this side's turn" in str(error)
     trainer.close()

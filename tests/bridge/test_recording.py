@@ -183,6 +183,10 @@ def test_the_commands(tmp_path):
     out = tmp_path / "r"
     assert run("record", SIMULATORS, "--out", out, "--steps", "4", "--", "rich") == (0, f"{out}: 6 exchanges\n")
     assert run("replay", out, "--against", SIMULATORS, "--", "rich") == (0, "6 of 6 exchanges were answered as recorded\n")
+    both = tmp_path / "both"  # kinds of actions, which layout 0.3.2 alone has: the recording's layout is taken
+    assert run("record", SIMULATORS, "--out", both, "--steps", "4", "--layout", "0.3.2", "--", "hybrid")[0] == 0
+    assert run("replay", both, "--against", SIMULATORS, "--", "hybrid") == (0, "6 of 6 exchanges were answered as recorded\n")
+    assert "layout 0 takes one of them only" in run("replay", both, "--against", SIMULATORS, "--layout", "0", "--", "hybrid")[1]
     status, text = run("replay", out, "--against", SIMULATORS, "--", "single")
     assert status == 1 and text.endswith("0 of 6 exchanges were answered as recorded\n")
     with Simulator(sys.executable, ["-m", "tidemill.cli.main", "simulator", "replay", str(out)]) as simulator:

@@ -78,6 +78,16 @@ def test_a_simulator_that_cuts_its_memory_short_is_named_as_the_likely_cause_and
     assert alive() <= before
 
 
+def test_the_refusal_of_two_rows_in_a_tick_names_what_cures_it(tmp_path):
+    """Off-policy algorithms send one row in a tick; that a simulator never has two is said by same_step, also as Python writes it."""
+    given = ["train", f"simulator:{SIMULATORS}", "--algorithm", "sac", "--env-arg", 'arguments=["one"]', "--launch", "inline", "--max-steps", "20"]
+    refused = CliRunner().invoke(app, [*given, "--run-dir", str(tmp_path / "refused")])
+    assert refused.exit_code == 1 and "same_step=False (--env-arg same_step=false)" in refused.output + (refused.stderr or "")
+    cured = CliRunner().invoke(app, [*given, "--env-arg", "same_step=False", "--set", "workers.actor.lanes=1", "--run-dir", str(tmp_path / "cured")])
+    assert cured.exit_code == 0, cured.output
+    assert json.loads((tmp_path / "cured" / "summary.json").read_text())["env_steps"] >= 20
+
+
 def test_presets_have_a_policy_for_each_group_and_one_lane_for_an_editor():
     one = experiment_for("simulator:", environment_from("simulator:"))
     assert one.name == "editor" and one.workers["actor"].lanes == 1 and list(one.policies) == ["policy"]

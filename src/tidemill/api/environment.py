@@ -171,6 +171,11 @@ class EnvironmentConfig(Config):
         """What is built with `render` may have pictures; False where it never has, so that nobody is told to watch it."""
         return True
 
+    @property
+    def one_row(self) -> str:
+        """What to do so that no tick has two rows of a lane, where its environments are `same_step`; for messages."""
+        return "take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
+
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")

@@ -121,10 +121,10 @@ class Bridge:
         return not self._lost
 
     def close(self) -> None:
-        """Tell the trainer that this simulator ends."""
+        """Tell the trainer that this simulator ends; the memory's files are then the trainer's to delete."""
         if self._memory is not None:
             self._memory.hand_over(CLOSE)
-            self._lose("this simulator closed the bridge")
+            self._lose("this simulator closed the bridge", closed=True)
 
     @property
     def _lost(self) -> bool:
@@ -145,10 +145,7 @@ class Bridge:
 
     def _answer(self, memory: SharedMemory, worlds: Sequence[World]) -> tuple[list[Ints], int]:
         """Hand over what is asked. Return who asks, by world, and the memory's generation."""
-        for world in worlds:
-            if world.name not in memory.named:
-                memory.add_group(world.name, world.spec)
-        self._put_channels(memory)
+        memory.put(self._outgoing(), [(world.name, world.spec) for world in worlds if world.name not in memory.named])
         asking = [world.requests.write(memory.layout, memory.data, memory.named[world.name]) for world in worlds]
         generation = memory.generation
         self._ours = False
@@ -170,12 +167,12 @@ class Bridge:
             if command != QUERY:
                 self._begun = True
                 return command
-            self._put_channels(memory)
+            memory.put(self._outgoing())
             self._ours = False
             memory.hand_over(STEP)
 
-    def _put_channels(self, memory: SharedMemory) -> None:
-        memory.put_side_channel(b"" if self._channels is None else self._channels.outgoing())
+    def _outgoing(self) -> bytes:
+        return b"" if self._channels is None else self._channels.outgoing()
 
     def _reset(self, worlds: Sequence[World]) -> None:
         for world in worlds:
@@ -207,20 +204,24 @@ class Bridge:
             self._answer(memory, worlds)
 
     def _look(self) -> None:
-        if self._watch is not None:
-            if not self._watch.alive():
-                raise PeerLost(f"the trainer (process {self._watch.owner}) died")
-        elif self._parent is not None and os.getppid() != self._parent:
-            raise PeerLost(f"the trainer (process {self._parent}) died")
+        if not self._lives():
+            raise PeerLost(f"the trainer (process {self._parent if self._watch is None else self._watch.owner}) died")
 
-    def _lose(self, reason: str) -> None:
-        """Go on without a trainer."""
+    def _lives(self) -> bool:
+        """Whether the trainer lives, as far as that can be known."""
+        if self._watch is not None:
+            return self._watch.alive()
+        return self._parent is None or os.getppid() == self._parent
+
+    def _lose(self, reason: str, closed: bool = False) -> None:
+        """Go on without a trainer. Of another make's the side that has not `closed` deletes the files; one of ours deletes them while it lives."""
         memory, self._memory = self._memory, None
         assert memory is not None
         self._begun, self.reason = True, reason
-        if self._watch is None:
-            remove_memory(self._path)  # a trainer of another make leaves that to us
-        elif not self._watch.alive():
+        lives = self._lives()
+        if self._watch is None and not (closed and lives):
+            remove_memory(self._path)
+        elif not lives:
             remove_dead(self._path)
         memory.close()
         if self._lock is not None:

@@ -72,6 +72,13 @@ class SimulatorEnvironment(EnvironmentConfig):
     def draws(self) -> bool:
         return False
 
+    @property
+    def one_row(self) -> str:
+        return (
+            "say that this simulator never does so, if that is true, by same_step=False (--env-arg same_step=false): its agents begin their next "
+            "episodes in a later exchange than the one that ends one"
+        )
+
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
         """Start `lanes` simulators and return them as an environment. Lane i is told ``seed + i`` as the environment parameter ``seed``."""
         if lanes < 1:

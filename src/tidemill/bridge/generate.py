@@ -105,9 +105,19 @@ layouts 0.3 begin with a 0, layout 0 with its length.
   and then answer the reset that follows. New groups may come with any later answer.
 * **Room**: what does not fit needs a new file, larger, with one underscore more in its name (layouts 0.3: a new body). In layout 0 the side that
   makes it copies all, sets the command to change file and hands over *in the old file*, and goes on with the new one, where it still has the
-  turn; the other side opens the new file and deletes the old one. Each new group is one change. A side channel of length L becomes one of
-  capacity 2·L + 20. File names end at 255 characters, and so do changes.
-* **Close**: either side; the other one deletes the files, but a trainer with a companion file (below) deletes them itself.
+  turn; the other side opens the new file and deletes the old one. A side channel of length L becomes one of capacity 2·L + 20. File names end at
+  255 characters, and so do changes.
+* **Close**: either side; the one that has not closed deletes the files, but a trainer with a companion file (below) deletes them itself.
+
+What peers of other makes need, and what ours do, the trainer and the Worlds in Python, C and C# (`tidemill simulator check` looks at it):
+
+* **Start capacity**: the trainer begins with 4 in layout 0 and with 20 in layouts 0.3, where the original simulator dies of 4 at its first answer.
+  Every World takes any capacity from 4 on, and in layouts 0.3 a header that says 0, as the original trainer writes it: its body has 4 bytes.
+* **Changes in one turn**: the trainer makes one at most, and follows any number. In layouts 0.3 every World makes one body at most, for all groups
+  that are new and for the side channel, since the original trainer dies of a second one; in layout 0 each new group is one change.
+* **Close**: whoever closes leaves the files to the other side. (To a simulator of another make that it has not started, the trainer leaves them for
+  2 s.) Where the other side has closed or died, every end deletes them; a World only those of a trainer without a companion file, and those in a
+  dead trainer's own folder.
 
 ## Companion files
 

@@ -211,6 +211,8 @@ def read_header(layout: Layout, memory: Memory) -> dict[str, int]:
     version = tuple(header[name] for name in (("version",) if layout.files == 1 else ("major", "minor", "patch")))
     if version != layout.version:
         raise ImageError(f"the memory is of version {_dotted(version)}, and layout {layout.name} was chosen; choose the layout that both sides know")
+    if layout.files == 2 and not header["capacity"] and not header["groups_bytes"]:
+        header["capacity"] = 4  # as the original trainer begins: its body has these four bytes, of which its header does not tell
     if header["capacity"] < 4:
         raise ImageError(f"the side channel's capacity is {header['capacity']}, and 4 bytes of it are its length")
     if layout.files == 1 and not layout.header_bytes + header["capacity"] + 4 <= header["file_bytes"] <= len(memory):

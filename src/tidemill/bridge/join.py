@@ -15,9 +15,9 @@ def create_memory(layout: Layout, path: Path, side: int) -> SharedMemory:
     return (OneFile if layout.files == 1 else TwoFiles)(layout, path, side, create=True)
 
 
-def join_memory(path: Path) -> SharedMemory:
-    """Join a memory as the simulator, whatever layout it is of."""
+def join_memory(path: Path, side: int = SIMULATOR) -> SharedMemory:
+    """Join a memory that is there, as the simulator unless another side is given, whatever layout it is of."""
     first = open_file(path)
     layout = LAYOUTS[layout_of(first)]
     first.close()
-    return (OneFile if layout.files == 1 else TwoFiles)(layout, path, SIMULATOR, create=False)
+    return (OneFile if layout.files == 1 else TwoFiles)(layout, path, side, create=False)

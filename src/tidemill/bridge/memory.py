@@ -3,7 +3,7 @@
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
@@ -57,8 +57,13 @@ class SharedMemory(ABC):
         """Whether it is this side's turn by now, so that `receive` need not wait."""
 
     @abstractmethod
-    def _grow(self, capacity: int, more: int, what: str) -> None:
-        """Go over to a file with that capacity and so many bytes more for groups; SimulatorError, naming `what`, where none can be made."""
+    def _grow(self, capacity: int, more: int, groups: int, what: str) -> None:
+        """Go over to a file with that capacity and `more` bytes for so many new groups; SimulatorError, naming `what`, where none can be made."""
+
+    @property
+    @abstractmethod
+    def changes(self) -> int:
+        """How often its file (layouts 0.3: its body) was left for a larger one, by either side."""
 
     @abstractmethod
     def peer_closed(self) -> bool:
@@ -76,21 +81,28 @@ class SharedMemory(ABC):
         write_int(self.data, self._channel, 0)
         return data
 
-    def put_side_channel(self, data: bytes) -> None:
-        """Write the data that go with the next hand-over."""
-        if len(data) > self._header["capacity"] - 4:
-            self._grow(next_capacity(len(data)), 0, f"room for {len(data)} bytes of side-channel data")
+    def put(self, data: bytes, new: Sequence[tuple[str, BehaviorSpec]] = ()) -> None:
+        """Write the side-channel data that go with the next hand-over, and add groups, which the other side sees after it. Once in a turn.
+
+        What needs room gets it by one change of the body (layouts 0.3): the original trainer bears no second one. In layout 0 each group is a change.
+        """
+        for name, spec in new:
+            check_spec(self.layout, name, spec)
+        room = self._header["capacity"]
+        capacity = room if len(data) <= room - 4 else next_capacity(len(data))
+        if new or capacity > room:
+            for groups in [[one] for one in new] if new and self.layout.files == 1 else [new]:
+                self._add(capacity, groups, f"room for {len(data)} bytes of side-channel data")
         write_int(self.data, self._channel, len(data))
         if data:
             self.data[self._channel + 4 : self._channel + 4 + len(data)] = data
 
-    def add_group(self, name: str, spec: BehaviorSpec) -> Group:
-        """Add a group, which the other side sees after the next hand-over."""
-        check_spec(self.layout, name, spec)
-        self._grow(self._header["capacity"], group_bytes(self.layout, name, spec), f'world "{name}"')
-        group = write_group(self.layout, self.data, self._end, name, spec)
-        self._set_groups((*self.groups, group))
-        return group
+    def _add(self, capacity: int, new: Sequence[tuple[str, BehaviorSpec]], room: str) -> None:
+        """Add groups, none or more, in one change."""
+        more = sum(group_bytes(self.layout, name, spec) for name, spec in new)
+        self._grow(capacity, more, len(new), ", ".join(f'world "{name}"' for name, _ in new) or room)
+        for name, spec in new:
+            self._set_groups((*self.groups, write_group(self.layout, self.data, self._end, name, spec)))
 
     @property
     def _end(self) -> int:

@@ -19,7 +19,7 @@ class OneFile(SharedMemory):
         super().__init__(layout, path, side)
         self._turn, self._command = layout.offset("turn"), layout.offset("command")
         self.turns = Turns(layout.word, self._turn, side)
-        self._changes = 0
+        self._changed = 0
         if create:
             data = create_file(path.with_name(path.name + NEW_SUFFIX), layout.header_bytes + 8)
             write_header(layout, data)
@@ -75,12 +75,12 @@ class OneFile(SharedMemory):
         old_path, old = self.path, self.data
         new = old_path.with_name(old_path.name + "_")
         self._use(new, open_file(new))
-        self._changes += 1
+        self._changed += 1
         old.close()
         old_path.unlink(missing_ok=True)
 
-    def _grow(self, capacity: int, more: int, what: str) -> None:
-        path = next_path(self.path, self._changes, what)
+    def _grow(self, capacity: int, more: int, groups: int, what: str) -> None:
+        path = next_path(self.path, self._changed, what)
         old, start, end = self.data, self._count_place + 4, self._end
         shift = capacity - self._header["capacity"]
         size = check_size(end + shift + more, what)
@@ -96,13 +96,13 @@ class OneFile(SharedMemory):
         old[self._turn] = 1 - self._side
         self.turns.wake()
         self._use(path, new)
-        self._changes += 1
+        self._changed += 1
         old.close()
         self._stale = False
         if shift:
             self._know_groups()
-        if more:
-            write_int(new, self._count_place, len(self.groups) + 1)
+        if groups:
+            write_int(new, self._count_place, len(self.groups) + groups)
 
     def _know_groups(self) -> None:
         self._set_groups(read_groups(self.layout, self._header, self.data))
@@ -111,6 +111,10 @@ class OneFile(SharedMemory):
     @property
     def mine(self) -> bool:
         return self.data[self._turn] == self._side
+
+    @property
+    def changes(self) -> int:
+        return self._changed
 
     def peer_closed(self) -> bool:
         return self.data[self._command] == CLOSE and self.data[self._turn] == self._side

@@ -1,6 +1,7 @@
 """A trainer for trying simulators out: it sees the memory itself, acts at random within what is allowed, and can be made to misbehave."""
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -10,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.files import Meeting, shared_folder
-from tidemill.bridge.image import Group, read_header
-from tidemill.bridge.join import create_memory
+from tidemill.bridge.files import TRAINER_SUFFIX, Meeting, shared_folder
+from tidemill.bridge.image import Group, read_header, write_int
+from tidemill.bridge.join import create_memory, join_memory
 from tidemill.bridge.process import SimulatorProcess, command_of
 from tidemill.bridge.specs import ActionTuple, DecisionSteps
 from tidemill.bridge.steps import complete, write_actions
@@ -44,16 +45,22 @@ class Program:
 
 
 class Play:
-    """One start of a simulator. A context manager; at its end the simulator is ended, and no file stays."""
+    """One start of a simulator. A context manager; at its end the simulator is ended, and no file stays.
 
-    def __init__(self, program: Program) -> None:
+    other    play a trainer of another make: one without a companion file, whose side channel begins as such trainers' may
+    changed  how often the simulator changed the file (layouts 0.3: the body) in its last turn
+    """
+
+    def __init__(self, program: Program, other: bool = False) -> None:
         self._program, self.layout = program, LAYOUTS[program.layout]
         path, first = command_of(program.path)
         self._meeting = Meeting.own(self.layout.files)
         self.process: SimulatorProcess | None = None
-        self._closed = False
+        self._closed, self.changed = False, 0
         try:
             self.memory = create_memory(self.layout, self._meeting.path, TRAINER)
+            if other:
+                self._become_another()
             self.memory.hand_over(STEP)
             name = str(self._meeting.path if self.layout.files == 1 else self._meeting.path.relative_to(shared_folder()))
             self.process = SimulatorProcess(Path(path), [*first, *program.arguments, "--memory-path", name])
@@ -61,11 +68,29 @@ class Play:
             self.close()
             raise
 
+    def _become_another(self) -> None:
+        """Have no companion file, and another capacity of the side channel: 24; in layouts 0.3 a body of 4 bytes, and a header that says 0."""
+        path, place = self._meeting.path, self.layout.offset("capacity")
+        Path(f"{path}{TRAINER_SUFFIX}").unlink()
+        self.memory.close()
+        header = bytearray(path.read_bytes())
+        if self.layout.files == 1:
+            write_int(header, place, 24)
+            header += bytes(20)
+            write_int(header, self.layout.offset("file_bytes"), len(header))
+        else:
+            write_int(header, place, 0)
+            os.truncate(path.with_name(path.name + "_"), 4)
+        path.write_bytes(header)
+        self.memory = join_memory(path, TRAINER)
+
     def answer(self, seconds: float | None = None) -> bytes:
         """Wait for the simulator and return the side-channel data that came; PeerLost, DeadlineError or ImageError where it does not do its part."""
         self._still = self._fixed()
         self._end = time.monotonic() + (seconds or self._program.deadline)
+        before = self.memory.changes
         command = self.memory.receive(self._look)
+        self.changed = self.memory.changes - before
         if command == CLOSE:
             assert self.process is not None
             raise PeerLost(f"it closed the bridge{self.process.output(_LAST_WORDS)}")
@@ -73,7 +98,7 @@ class Play:
 
     def exchange(self, command: int = STEP, side_channel: bytes = b"") -> bytes:
         """Hand over, and wait for the answer."""
-        self.memory.put_side_channel(side_channel)
+        self.memory.put(side_channel)
         self.memory.hand_over(command)
         return self.answer()
 
@@ -123,6 +148,11 @@ class Play:
         assert self.process is not None
         code = self.process.returncode()
         return code is not None and (code < 0 or code in _CRASHES)
+
+    def left(self) -> list[str]:
+        """Return the names of the memory's files that are there still."""
+        path = self._meeting.path
+        return sorted(entry.name for entry in path.parent.iterdir() if not entry.name.removeprefix(path.name).strip("_"))
 
     def close(self) -> None:
         """End the simulator and remove all files."""

@@ -62,6 +62,10 @@ POINTS = {
         "where room is short it goes on in a larger file",
         "make PATH_ (the next body), copy, set the command on the old file, and go on in the new one",
     ),
+    "one change": (
+        "it changes the body at most once in a turn (layouts 0.3)",
+        "make one body for all groups that are new in a turn, and for its side-channel data: the original trainer dies of a second one",
+    ),
     "trainer's growth": (
         "it follows a trainer that goes on in a larger file",
         "at the command change file (a new body number), open the file that is one underscore longer, read offsets anew, delete the old file",
@@ -70,6 +74,14 @@ POINTS = {
     "unknown channel": ("messages for channels that it does not know are skipped", "skip as many bytes as the message has"),
     "query": ("side channels are exchanged without a step (layout 0.3.2)", "at a query answer the side channel alone; leave the rows as they are"),
     "close": ("at the trainer's close it ends by itself, with exit code 0", "leave the loop at the command close (closed = 1) and quit"),
+    "start capacity": (
+        "it plays with a side channel of whatever capacity the trainer begins with",
+        "take the capacity from the header: any from 4 on; in layouts 0.3 a 0, as the original trainer writes it, means the 4 of its body",
+    ),
+    "deleting": (
+        "at the close of a trainer of another make it deletes the memory's files",
+        "at the trainer's close remove the files, unless PATH.trainer is there: the side that has not closed deletes",
+    ),
     "hasty close": (
         "a trainer that closes while the simulator thinks is noticed, too",
         "look for the command close (closed = 1) before and after handing over, and quit",

@@ -164,8 +164,7 @@ class Replay(Bridge):
     """
 
     def __init__(self, recording: Recording, memory_path: str | Path | None = None) -> None:
-        self._given = Given()
-        super().__init__(memory_path, channels=self._given)
+        super().__init__(memory_path)
         if self._memory is None:
             raise SimulatorError("no trainer waits for this recording; let one start `tidemill simulator replay FILE` in the place of the simulator")
         self._recording = recording
@@ -211,11 +210,8 @@ class Replay(Bridge):
         """Write an exchange's rows; return who asks."""
         memory, recording = self._memory, self._recording
         assert memory is not None
-        known, asked = {group.name for group in memory.groups}, {}
-        for name in [name for name in exchange.steps if name not in known]:  # in their order
-            memory.add_group(name, recording.specs[name])
-        self._given.data = exchange.came
-        self._put_channels(memory)
+        asked = {}
+        memory.put(exchange.came, [(name, recording.specs[name]) for name in exchange.steps if name not in memory.named])  # in their order
         for group in memory.groups:
             decisions, terminals = recording.steps(exchange, group.name)
             _filled(group.name, recording, decisions, terminals).write(memory.layout, memory.data, group)

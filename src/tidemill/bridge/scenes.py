@@ -250,6 +250,23 @@ def _closes(watcher: Watcher) -> None:
         watcher.found.good("close", f"it {how}")
 
 
+def differs(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+    """A trainer of another make: its side channel begins otherwise, and it leaves deleting to the side that has not closed."""
+    with found.during("start capacity"):
+        play = Play(program, other=True)
+    watcher = Watcher(play, Found(), framing)
+    with play:
+        with found.during("start capacity", play):
+            watcher.look(play.answer())
+            for command in (RESET, STEP, STEP, STEP):
+                watcher.act()
+                watcher.look(play.exchange(command), command)
+        found.good("start capacity", f"it answered {watcher.exchanges} times")
+        if play.leaves() is not None:
+            left = play.left()
+            (found.bad if left else found.good)("deleting", f"it left {', '.join(left)}" if left else "nothing is left")
+
+
 # ---- bad moves ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -361,7 +378,7 @@ def _unknown_command(watcher: Watcher) -> bool:
 
 
 def _torn_channel(watcher: Watcher) -> bool:
-    watcher.play.memory.put_side_channel(b"\x01" * 16 + struct.pack("<i", 1_000_000) + b"torn")
+    watcher.play.memory.put(b"\x01" * 16 + struct.pack("<i", 1_000_000) + b"torn")
     watcher.play.memory.hand_over(STEP)
     return True
 
@@ -375,10 +392,11 @@ def _wrong_lengths(watcher: Watcher) -> bool:
 
 _PLAYED = (
     *("start", "groups", "steps", "commands", "turns", "patience", "sleep", "agents", "varying agents", "whole rows", "numbers", "masks", "ends"),
-    *("interruptions", "reset", "late groups", "growth", "trainer's growth", "side channel", "unknown channel", "query", "close"),
+    *("interruptions", "reset", "late groups", "growth", "one change", "trainer's growth", "side channel", "unknown channel", "query", "close"),
 )
 SCENES: dict[Scene, tuple[str, ...]] = {
     plays: _PLAYED,
+    differs: ("start capacity", "deleting"),
     hurries: ("hasty close",),
     dies: ("trainer's death",),
     misleads("wrong actions", _wrong_actions): ("wrong actions",),

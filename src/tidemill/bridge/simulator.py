@@ -21,6 +21,7 @@ from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
+_TIDIES = 2.0  # that one of another make may take to see our close and to delete the files
 _LAST_WORDS = 0.5  # seconds that one which left has for ending, so that how and why can be told
 
 
@@ -169,7 +170,7 @@ class Simulator:
             if not state.acted:
                 clear_actions(memory.data, state.group)
         if self._channels is not None:
-            memory.put_side_channel(self._channels.outgoing())
+            memory.put(self._channels.outgoing())
         self._hand_over(command)
 
     def wait(self, seconds: float = inf) -> bool:
@@ -215,6 +216,8 @@ class Simulator:
         atexit.unregister(self.close)
         if memory is not None:
             memory.hand_over(CLOSE)
+            if self._process is None and self._exchanges and self._answer != CLOSE and self._gone() is None and self._watch is None:
+                self._await_deletion(memory.path, min(grace, _TIDIES))
         if self._process is not None:
             until = time.monotonic() + grace
             while memory is not None and self._process.ended(0.1) is None and time.monotonic() < until:
@@ -225,6 +228,12 @@ class Simulator:
         if self._watch is not None:
             self._watch.close()
         self._meeting.leave()
+
+    def _await_deletion(self, path: Path, seconds: float) -> None:
+        """Leave the files to a simulator of another make, which has not closed and so deletes them; what it leaves is removed after that."""
+        until = time.monotonic() + seconds
+        while path.exists() and time.monotonic() < until:
+            time.sleep(1e-3)
 
     def __enter__(self) -> "Simulator":
         return self

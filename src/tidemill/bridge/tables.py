@@ -166,7 +166,7 @@ _HEADER_3 = (
     Field("reset", "u8", about="the trainer asks for a reset; the simulator clears it"),
     Field("closed", "u8", about="either side has closed"),
     Field("body", "i32", about="number of the body file: the header's name and as many underscores", start=1),
-    Field("capacity", "i32", about="C", start=4),
+    Field("capacity", "i32", about="C", start=20),
     Field("groups_bytes", "i32", about="bytes of the groups, which end where these are used up"),
 )
 _NAME_3 = (Field("name_bytes", "u8", about="length of the name"), Field("name", "u8", "name_bytes", "ASCII characters"))

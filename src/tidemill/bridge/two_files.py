@@ -113,9 +113,9 @@ class TwoFiles(SharedMemory):
         self._set_groups(read_groups(self.layout, self._header, self.data))
         self._still = self._fixed()
 
-    def _grow(self, capacity: int, more: int, what: str) -> None:
+    def _grow(self, capacity: int, more: int, groups: int, what: str) -> None:
         old, old_path = self.data, self._body_path(self._header["body"])
-        path = next_path(old_path, self._header["body"] - 1, what)
+        path = next_path(old_path, self.changes, what)
         start, end, shift = groups_place(self.layout, self._header), self._end, capacity - self._header["capacity"]
         size = check_size(end + shift + more, what)
         new = create_file(path, size)
@@ -136,6 +136,10 @@ class TwoFiles(SharedMemory):
     @property
     def mine(self) -> bool:
         return self._first[self._mine] == 0 and self._first[self._theirs] != 0  # neither waits: a trainer that has not given a turn yet
+
+    @property
+    def changes(self) -> int:
+        return self._header["body"] - 1
 
     def peer_closed(self) -> bool:
         return self._first[self._at["closed"]] != 0

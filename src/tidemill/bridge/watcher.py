@@ -47,6 +47,7 @@ class Watcher:
         self.exchanges += 1
         self._see_channels(data)
         self._see_commands()
+        self._see_change()
         self._see_groups()
         numbers = []
         for group in self.play.memory.groups:
@@ -71,6 +72,13 @@ class Watcher:
             if header[name]:
                 self.found.bad("commands", f"it handed back with {name} = {header[name]}")
         self.found.good("commands", f"{self.exchanges} answers")
+
+    def _see_change(self) -> None:
+        changed = self.play.changed
+        if self.play.layout.files == 2 and changed > 1:
+            self.found.bad("one change", f"it made {changed} bodies in its turn, exchange {self.exchanges}")
+        elif self.play.layout.files == 2 and changed:
+            self.found.good("one change", f"a body in exchange {self.exchanges}")
 
     def _see_groups(self) -> None:
         memory = self.play.memory

@@ -5,12 +5,11 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
-from tidemill.core.config import set_path
+from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
 from tidemill.workers.actor import Actors
@@ -44,15 +43,8 @@ def pairs(what: str, items: list[str]) -> dict[str, str]:
 
 
 def settings(env_arg: list[str] | None) -> dict[str, Any]:
-    """Return the arguments that --env-arg gives: values are read as JSON where they are JSON, else as strings."""
-    return {name: _json(text) for name, text in pairs("--env-arg", env_arg or []).items()}
-
-
-def _json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
+    """Return the arguments that --env-arg gives."""
+    return {name: read_setting(text) for name, text in pairs("--env-arg", env_arg or []).items()}
 
 
 def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:

@@ -101,7 +101,7 @@ def replay(
     arguments: Arguments = None,
     memory_path: Annotated[str | None, typer.Option(help="Where the trainer waits; trainers give it when they start this as a simulator.")] = None,
     against: Annotated[str | None, typer.Option(metavar="PATH", help="A simulator to play it into, with what follows -- as its arguments.")] = None,
-    layout: Layout = "0",
+    layout: Annotated[str | None, typer.Option(help="Of the memory, with --against; as recorded unless it is given.")] = None,
     deadline: Deadline = 30.0,
     tolerance: Annotated[float, typer.Option(help="By which numbers may differ from the recorded ones.")] = 0.0,
 ) -> None:
@@ -116,7 +116,7 @@ def replay(
         print(f"{played.exchanges} exchanges of {played.recorded}; in {played.differing} steps the actions were others than the recorded ones")
         return
     with Recording(file) as recording:
-        alike = compare(recording, Program(against, tuple(arguments or ()), layout, deadline), tolerance)
+        alike = compare(recording, Program(against, tuple(arguments or ()), layout or recording.head.layout, deadline), tolerance)
         print(f"{alike} of {len(recording)} exchanges were answered as recorded")
         if alike < len(recording):
             raise typer.Exit(1)

@@ -133,15 +133,23 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
         raise ConfigError(f"{path} = {value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
+_PYTHON = {"True": True, "False": False, "None": None}
+
+
+def read_setting(text: str) -> Any:
+    """Return what `text` of a command line stands for: JSON where it is JSON, True, False and None as Python writes them, else the text."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return _PYTHON.get(text, text)
+
+
 def set_path(config: C, path: str, text: str) -> C:
-    """Return `config` with the field at dotted `path` set to `text`, read as JSON where it is JSON, else as a string.
+    """Return `config` with the field at dotted `path` set to what `read_setting` makes of `text`.
 
     >>> set_path(experiment, "workers.trainer.algorithm.epochs", "4")  # doctest: +SKIP
     """
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        value = text
+    value = read_setting(text)
     data = encode(config)
     node, parts = data, path.split(".")
     for depth, part in enumerate(parts):
@@ -161,7 +169,7 @@ def set_path(config: C, path: str, text: str) -> C:
     try:
         return decode(type(config), data, "experiment")
     except ConfigError:
-        if not isinstance(value, (int, float)):
+        if not isinstance(value, (int, float)) and text not in _PYTHON:
             raise
         with contextlib.suppress(ConfigError):  # a string that looks like a number or a bool
             node[key] = text

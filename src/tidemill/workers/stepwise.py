@@ -40,8 +40,8 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
         )
     if environment.same_step:
         raise ConfigError(
-            f'agent spec "{stepwise[0].match}": mode = "stepwise" sends one row in a tick, and this environment ends an episode and begins the next '
-            "within one, which are two; take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
+            f'agent spec "{stepwise[0].match}": mode = "stepwise" sends one row in a tick, and this environment may end an episode and begin the '
+            f"next within one, which are two; {config.environment.bare().one_row}"
         )
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:

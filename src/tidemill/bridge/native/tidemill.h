@@ -76,8 +76,8 @@ extern "C" {
 #define TM3_HEADER_SIZE_0 28
 #define TM3_HEADER_SIZE_2 29
 #define TM_DIGEST_0 "b08a2094"
-#define TM_DIGEST_0_3_0 "6b98c0a3"
-#define TM_DIGEST_0_3_2 "9fcd733b"
+#define TM_DIGEST_0_3_0 "804e0ed8"
+#define TM_DIGEST_0_3_2 "e0c41017"
 /* END GENERATED */
 
 /* What calls return: 0 or more is good, less is an error that tm_error() describes. */
@@ -1064,7 +1064,7 @@ void tm_bridge_close(tm_bridge *bridge) {
     if (!bridge) return;
     if (bridge->layout != TM__ALONE) {
         if (!tm__trainer_lives(bridge)) tm__remove_remains(bridge);
-        else if (bridge->state == TM__MINE) tm__give(bridge, TM_COMMAND_CLOSE); /* the trainer deletes the files; out of turn it sees our end itself */
+        else tm__give(bridge, TM_COMMAND_CLOSE); /* the trainer has not closed, and so deletes the files */
         tm__detach(bridge);
     }
     while (bridge->worlds) {

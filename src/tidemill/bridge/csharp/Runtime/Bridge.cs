@@ -23,6 +23,7 @@ namespace Tidemill
         private readonly Stopwatch looked = Stopwatch.StartNew();
         private Image image;
         private Trainer trainer;
+        private bool lost; // there was a trainer
         private bool ours; // a command has come, and is to be answered
         private bool greeted; // a first step was answered without requests
 
@@ -124,13 +125,16 @@ namespace Tidemill
         /// Hand over what was requested in all worlds and wait for the actions. Without any request it returns at once, while the trainer goes on waiting; only
         /// its very first step is answered then, too, by worlds without agents, so that its reset can come.
         /// </summary>
-        /// <returns>Whether there is a trainer still; false from the moment when it has closed or died (<see cref="Reason"/>), and then heuristics act.</returns>
+        /// <returns>
+        /// Whether to go on: false once a trainer has closed or died, or this side has closed (<see cref="Reason"/>). Heuristics act from then on, as they do
+        /// where there never was a trainer; then it is always true.
+        /// </returns>
         public bool Exchange()
         {
             if (image == null)
             {
                 Decide();
-                return false;
+                return !lost;
             }
             Command command;
             try
@@ -164,15 +168,23 @@ namespace Tidemill
                     Decide();
                     break;
             }
-            return image != null;
+            return !lost;
         }
 
         /// <summary>Tell the trainer that this simulator ends. Heuristics act in exchanges after that.</summary>
         public void Dispose()
         {
-            if (image != null)
+            if (image == null)
+            {
+                return;
+            }
+            if (trainer.Alive())
             {
                 Close("this simulator has closed the bridge");
+            }
+            else
+            {
+                TrainerDied();
             }
         }
 
@@ -306,7 +318,7 @@ namespace Tidemill
             return Command.Close;
         }
 
-        /// <summary>Tell the trainer that nothing more comes.</summary>
+        /// <summary>Tell the trainer that nothing more comes; the files are then its own to delete.</summary>
         private void Close(string reason)
         {
             image.Close();
@@ -319,6 +331,7 @@ namespace Tidemill
             trainer.Dispose();
             image = null;
             trainer = null;
+            lost = true;
             Reason = reason;
         }
     }

@@ -124,11 +124,19 @@ namespace Tidemill
         private void OpenBody()
         {
             int newNumber = header.ReadInt(Layout.V3.BodyNumber);
-            int side = Math.Max(header.ReadInt(Layout.V3.SideBytes), 4); // some begin with 0 and a body of 4
+            int side = header.ReadInt(Layout.V3.SideBytes);
             int rl = header.ReadInt(Layout.V3.RlBytes);
+            if (side == 0 && rl == 0)
+            {
+                side = 4; // as the original trainer begins: its body has these four bytes, of which its header does not tell
+            }
             if (newNumber < Math.Max(number, 1) || newNumber > 255)
             {
                 throw new CorruptMemoryException("The header " + header.Path + " names body " + newNumber + " after " + number + ".");
+            }
+            if (side < 4)
+            {
+                throw new CorruptMemoryException("The header " + header.Path + " says that the side channel has room for " + side + " bytes, and 4 of them are its length.");
             }
             if (rl != SectionsSize)
             {

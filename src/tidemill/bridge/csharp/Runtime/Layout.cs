@@ -12,8 +12,8 @@ namespace Tidemill
         public const int NameSize = 64;
         public const int MaxName = 63;
         public const string Digest0 = "b08a2094";
-        public const string Digest030 = "6b98c0a3";
-        public const string Digest032 = "9fcd733b";
+        public const string Digest030 = "804e0ed8";
+        public const string Digest032 = "e0c41017";
 
         internal static class V0
         {
