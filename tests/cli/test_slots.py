@@ -1,12 +1,19 @@
 """Slots and ratios from the command line."""
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.test_cli import refused, tidemill
 from threadpoolctl import threadpool_limits
 
+from tidemill import Actors, Gymnasium
+from tidemill.core.config import encode
+from tidemill.core.errors import ConfigError
+from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
+from tidemill.run.presets import experiment_for
+from tidemill.run.runners import with_slots
 
 
 @pytest.mark.parametrize("exact", [(), ("--exact",)])
@@ -41,8 +48,25 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_settings_are_changed_in_what_has_the_slots() -> None:
     dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
-    assert "an actor has ring = 4 targets" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=5")
-    assert "failures = 0" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=4", "--set", "workers.actor.environment.failures=0")
+    assert "failures = 0" in refused(*dqn, "--set", "workers.actor.environment.failures=0")
+
+
+def test_settings_that_are_gone_are_refused_with_what_replaced_them_and_read_in_the_folder_of_an_older_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 4)
+    told = "Actors has no setting min_healthy_slots any more: slots that fail rest and come back; a run ends when no step is stored for "
+    assert told + "Trainer.max_no_progress_s" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=3")
+    with pytest.raises(ConfigError, match="^" + told):
+        Actors(environment=Gymnasium(id="CartPole-v1"), min_healthy_slots=3)  # type: ignore[call-arg]
+    experiment = with_slots(experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn"), 4)
+    folder = RunFolder.create(tmp_path / "run", experiment, None)
+    older = encode(experiment)
+    older["workers"]["actor"] |= {"min_healthy_slots": 3}
+    older["workers"]["actor"]["environment"] |= {"window_s": 60.0}
+    folder.write("config.json", older)
+    assert folder.experiment()[0] == experiment
+    assert re.search(r"note: .*config.json: experiment.workers.actor.min_healthy_slots = 3 is left out: .*\n$", capsys.readouterr().err)
 
 
 def test_settings_that_need_one_another_go_in_either_order() -> None:

@@ -95,7 +95,7 @@ class Driver:
         self.slot.send([{"action": np.zeros(1, np.int64)}], np.array([self.reset]))
         deadline = time.monotonic() + seconds
         while not self.slot.ready():
-            if time.monotonic() > deadline or self.slot.quarantined:
+            if time.monotonic() > deadline:
                 return None
             self.rung.wait(0.002)
             self.rung.clear()
@@ -139,25 +139,43 @@ def test_one_that_hangs_is_given_up_at_its_deadline(at: int) -> None:
     assert "did not answer within 0.05 s" in driver.slot.faults[0]
 
 
-def test_one_that_keeps_failing_is_quarantined_after_its_void_was_told() -> None:
-    fails = tuple((copy, 1, "recv") for copy in range(9))
+def test_one_that_keeps_failing_rests_after_its_void_was_told_and_comes_back() -> None:
+    fails = tuple((copy, 1, "recv") for copy in range(4))
     driver = Driver(fails=fails, failures=3)
-    assert [driver.step() for _ in range(7)] == [(0, 0), "voided", (1, 0), "voided", (2, 0), "voided", None]
-    assert driver.slot.quarantined and len(Fragile.built) == 3
-    driver.slot.close()
+    assert [driver.step() for _ in range(6)] == [(0, 0), "voided", (1, 0), "voided", (2, 0), "voided"]
+    assert driver.slot.resting and len(driver.slot.faults) == 3
+    assert [driver.step() for _ in range(2)] == [(3, 0), "voided"] and driver.slot.resting  # a reset that came says nothing of steps
+    assert [driver.step() for _ in range(2)] == [(4, 0), (4, 1)] and not driver.slot.resting
 
 
-def test_failures_that_are_long_past_do_not_count() -> None:
-    driver = Driver(fails=tuple((copy, 1, "recv") for copy in range(4)), failures=2, window_s=1e-9)
-    assert [driver.step() for _ in range(9)][-1] == (4, 0) and not driver.slot.quarantined
+def test_faults_count_against_steps_and_not_against_the_clock() -> None:
+    """Two among the last three steps, or two of which the second comes three steps later."""
+    for between, resting in ((1, True), (2, False)):
+        driver = Driver(fails=((0, 1, "recv"), (1, 1 + between, "recv")), failures=2, window_steps=3)
+        assert [driver.step() for _ in range(4 + between)][-1] == "voided" and driver.slot.resting == resting
 
 
-def test_failures_in_a_row_wait_longer_each_time_and_differ_between_slots() -> None:
+@pytest.mark.parametrize("place", ["raises", "hangs"])
+def test_a_share_of_steps_that_fails_for_ever_takes_no_slot_away(place: str) -> None:
+    """3 % of all steps, and a step in three, over and over: faults that once took every slot within hours."""
+    for every, steps in ((33, 700), (3, 60)):
+        fails = tuple((copy, every, "recv" if place == "raises" else "hang") for copy in range(steps))
+        driver = Driver(fails=fails, backoff_s=1e-6, max_backoff_s=1e-5, deadline_s=0.005 if place == "hangs" else None)
+        seen = [driver.step() for _ in range(steps)]
+        assert seen.count("voided") == steps // (every + 1) and len(Fragile.built) >= seen.count("voided")
+
+
+def test_rests_grow_shrink_with_steps_that_come_and_differ_between_slots() -> None:
     def pauses(seed: int) -> list[float]:
-        slot = Slots(environment=Fragile(), backoff_s=10.0, max_backoff_s=100.0, failures=9).build(1, seed)
+        slot = Slots(environment=Fragile(), backoff_s=10.0, max_backoff_s=150.0, failures=2).build(1, seed)
         slot.bind([[0]])
         told = []
-        for _ in range(6):
+        for number in range(8):
+            if number == 7:  # the service is back for a while
+                slot._inner = Fragile().build(1, 0)
+                for _ in range(4):
+                    slot.send([{}], np.zeros(1, np.bool_))
+                    slot.recv([Tick.allocate(SPACES.observation, 1, {}, False)])
             slot.send([{}], np.ones(1, np.bool_))
             slot._fail(EnvironmentFault("lost"))
             assert slot._mending is not None and slot._mending.pause is not None
@@ -167,7 +185,7 @@ def test_failures_in_a_row_wait_longer_each_time_and_differ_between_slots() -> N
 
     first, second = pauses(1), pauses(2)
     for number, pause in enumerate(first):
-        middle = min(10 * 2**number, 100)
+        middle = min(10 * 2 ** (number if number < 7 else 3), 100)  # 6 times doubled, 4 times halved, and once more
         assert middle / 2 <= pause <= middle * 1.5
     assert all(a != b for a, b in zip(first, second, strict=True))
 
@@ -215,9 +233,11 @@ def test_what_cannot_be_is_refused() -> None:
     slots = Slots(environment=Fragile())
     with pytest.raises(ConfigError, match="ring=4"):
         slots.build(4, 1)
-    for wrong in ({"deadline_s": 0.0}, {"backoff_s": -1.0}, {"max_backoff_s": 0.1}, {"failures": 0}, {"window_s": 0.0}):
+    for wrong in ({"deadline_s": 0.0}, {"backoff_s": -1.0}, {"max_backoff_s": 0.1}, {"failures": 0}, {"failures": 21}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Slots(environment=Fragile(), **wrong)
+    with pytest.raises(ConfigError, match="Slots has no setting window_s any more: faults count against steps"):
+        Slots(environment=Fragile(), window_s=60.0)
     with pytest.raises(ConfigError, match="Slots in Slots"):
         Slots(environment=slots)
     Fragile.attempts[0] = 0

@@ -48,7 +48,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-FAILING = Slots(environment=Gymnasium(make=f"{FILE}:Failing"), backoff_s=0.0001, max_backoff_s=0.001, failures=1000)
+FAILING = Slots(environment=Gymnasium(make=f"{FILE}:Failing"), backoff_s=0.0001, max_backoff_s=0.001, failures=1000, window_steps=1000)
 CARTPOLE = Slots(environment=Gymnasium(id="CartPole-v1"))
 SCRIPTED = Scripted(longest=6)
 NETWORK, REPLAY = QNetwork(hidden=(16, 16)), Replay(capacity=400, warm_up=8)

@@ -25,7 +25,7 @@ class Book(Ledger):
 
 
 def experiment(server, form, steps, slots=4, **settings):
-    environment = Slots(environment=client(server, form=form, **settings), backoff_s=0.01, max_backoff_s=0.1, failures=1000)
+    environment = Slots(environment=client(server, form=form, **settings), backoff_s=0.01, max_backoff_s=0.1, failures=1000, window_steps=1000)
     return limited.experiment(environment=environment, slots=slots, steps=steps, ratio="1/4")
 
 

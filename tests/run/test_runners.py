@@ -94,7 +94,7 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
         if getattr(module, "__file__", None) == str(FILE):
             module.Walk.steps = 0
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
-    environment = Slots(environment=walk, backoff_s=0.001, failures=3)
+    environment = Slots(environment=walk, backoff_s=0.2, failures=3)
     made = limited.experiment(environment=environment, slots=1, max_no_progress_s=3.0)
     runner = AsyncTrainRunner(made, num_slots=1, num_iterations=2, training_steps=20, evaluation_steps=10)
     assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40

@@ -308,7 +308,7 @@ def experiment(
         policies={"policy": Remembering()},
         workers={
             "actor": Actors(
-                environment=Slots(environment=coded, backoff_s=0.001, failures=100_000), lanes=1, ring=slots, count=actors,
+                environment=Slots(environment=coded, backoff_s=0.001, failures=1000, window_steps=1000), lanes=1, ring=slots, count=actors,
                 agents=(AgentSpec(mode="stepwise", frame_stack=frames),),
             ),
             "trainer": Trainer(

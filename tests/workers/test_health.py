@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def slots(count: int) -> Any:
-    return [SimpleNamespace(voids=True, quarantined=False, faults=[]) for _ in range(count)]
+    return [SimpleNamespace(voids=True, resting=False, faults=[]) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -33,23 +33,36 @@ def slots(count: int) -> Any:
         (["step 3 (session 5f.0) was lost", "step 12 (session 5f.17) was lost"], r"the first fault was: slot 0: step 3 \(session 5f.0\) was lost$"),
     ],
 )
-def test_too_few_healthy_slots_are_told_with_the_first_cause_and_with_the_last_where_that_is_another(clock: Any, texts: list[str], told: str) -> None:
+def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_last_where_that_is_another(
+    clock: Any, texts: list[str], told: str
+) -> None:
     several = slots(3)
-    health = Health(several, 2, lambda text: None)
+    health = Health(several, True, lambda text: None)
     for slot, text in zip(several, texts, strict=False):
         health.look()
         slot.faults.append(text)
-        slot.quarantined = True
         clock.now += 2 * LOOK
-    with pytest.raises(EnvironmentFault, match=f"^1 of 3 slots are healthy, and min_healthy_slots = 2; {told}"):
+    several[1].resting = True
+    with pytest.raises(EnvironmentFault, match=f"^slot 1 fails again and again, and an exact run goes on with all of its slots or none; {told}"):
         health.look()
-    faults, quarantined = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}, {"slot/0/quarantined": 1.0, "slot/1/quarantined": 1.0}
-    assert health.stats() == {"slots/healthy": 1.0, "slots/quarantined": 2.0, "slots/faults": 2.0, **faults, **quarantined}
+
+
+def test_of_slots_that_rest_is_told_how_many_there_are_now(clock: Any) -> None:
+    several = slots(3)
+    health = Health(several, False, lambda text: None)
+    for slot in several[:2]:
+        slot.faults.append("it was lost")
+        slot.resting = True
+    health.look()
+    faults, resting = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}, {"slot/0/resting": 1.0, "slot/1/resting": 1.0}
+    assert health.stats() == {"slots/healthy": 1.0, "slots/resting": 2.0, "slots/faults": 2.0, **faults, **resting}
+    several[0].resting = several[1].resting = False
+    assert health.stats() == {"slots/healthy": 3.0, "slots/resting": 0.0, "slots/faults": 2.0, **faults}
 
 
 def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: Any) -> None:
     several, told = slots(4), list[str]()
-    health = Health(several, 1, told.append)
+    health = Health(several, False, told.append)
     for slot in several[:3]:
         slot.faults.append("it was lost")
         clock.now += 2 * LOOK
@@ -64,36 +77,40 @@ def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: A
     assert told[2:] == ["slot 3: it is gone"]
 
 
-def test_each_quarantine_is_told_at_once_by_itself(clock: Any) -> None:
+def test_each_slots_first_rest_is_told_at_once_by_itself(clock: Any) -> None:
     several, told = slots(5), list[str]()
-    health = Health(several, 1, told.append)
+    health = Health(several, False, told.append)
     several[0].faults.append("it was lost")
     health.look()
-    for slot, quarantined in zip(several[1:4], (True, True, False), strict=True):
+    for slot, resting in zip(several[1:4], (True, True, False), strict=True):
         slot.faults += ["it was lost", "it is gone"]
-        slot.quarantined = quarantined
+        slot.resting = resting
     clock.now += 2 * LOOK
     health.look()
-    several[2].faults.append("it was closed")  # afterwards
+    several[2].faults.append("it was closed")  # while it rests
     clock.now += 2 * LOOK
     health.look()
-    at_once = [f"slot {number} is quarantined: it failed 2 times, at last: it is gone" for number in (1, 2)]
+    at_once = [f"slot {number} rests, and is tried again after pauses that grow: it failed 2 times, at last: it is gone" for number in (1, 2)]
     assert told == ["slot 0: it was lost", *at_once]
-    assert health.stats()["slots/quarantined"] == 2 and "slot/3/quarantined" not in health.stats()
+    assert health.stats()["slots/resting"] == 2 and "slot/3/resting" not in health.stats()
     health.end()
     assert told[3:] == ["slot 2: it was closed (and 4 more)"]
 
 
 def test_a_run_that_fails_tells_what_was_kept_back_before(clock: Any) -> None:
     several, told = slots(3), list[str]()
-    health = Health(several, 3, told.append)
+    health = Health(several, True, told.append)
     for slot in several:
         slot.faults.append("it was lost")
         clock.now += 2 * LOOK
         if slot is several[2]:
-            slot.quarantined = True
+            slot.resting = True
             with pytest.raises(EnvironmentFault):
                 health.look()
         else:
             health.look()
-    assert told == ["slot 0: it was lost", "slot 2 is quarantined: it failed 1 times, at last: it was lost", "slot 1: it was lost"]
+    assert told == [
+        "slot 0: it was lost",
+        "slot 2 rests, and is tried again after pauses that grow: it failed 1 times, at last: it was lost",
+        "slot 1: it was lost",
+    ]

@@ -92,7 +92,7 @@ class Environment(ABC):
     most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
     needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
-    quarantined   it has given up, and is never `ready` again (those who void only)
+    resting       it failed often, and is tried again after pauses that grow (those who void only)
     shared        seen when it was played: lanes hand out one array, which is copied before the next lane is stepped
     faults        what went wrong since somebody took these texts away (those who void only)
     """
@@ -107,7 +107,7 @@ class Environment(ABC):
     most_lanes: int = 0
     needs_maker: bool = True
     voids: bool = False
-    quarantined: bool = False
+    resting: bool = False
     shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 

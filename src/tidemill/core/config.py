@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -27,11 +27,26 @@ def check_name(what: str, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`."""
+    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`.
+
+    `retired`: settings that there were once, each with the default that it had and what to do instead. Saved configurations may hold them.
+    """
+
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        for name in settings:
+            if name in cls.retired:
+                raise ConfigError(_gone(cls, name))
+        return super().__new__(cls)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with the named fields changed (checked again)."""
         return dataclasses.replace(self, **changes)
+
+
+def _gone(cls: type[Config], name: str) -> str:
+    return f"{cls.__name__} has no setting {name} any more: {cls.retired[name][1]}"
 
 
 def check_several(setting: str, value: object) -> None:
@@ -91,6 +106,8 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for key in data:
+        if key in cls.retired:
+            raise ConfigError(f"{path}.{key}: {_gone(cls, key)}")
         if key != "kind" and key not in names:
             raise ConfigError(f'{path}.{key}: {kind} has no setting "{key}"; {did_you_mean(str(key), names)}')
     values = {k: _decode_value(hints[k], v, f"{path}.{k}") for k, v in data.items() if k != "kind"}
@@ -100,6 +117,25 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
         raise error if path in str(error) else ConfigError(f"{path}: {error}") from None
     except TypeError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]]:
+    """Return plain data that an earlier version may have saved, without settings that are retired since; and what to tell of those that were set to
+    something else than their default."""
+    told: list[str] = []
+    if isinstance(data, list):
+        parts = [without_retired(value, f"{path}[{i}]") for i, value in enumerate(data)]
+        return [part for part, _ in parts], [text for _, texts in parts for text in texts]
+    if not isinstance(data, dict):
+        return data, told
+    cls, kept = members(Config).get(str(data.get("kind")), Config), {}
+    for name, value in data.items():
+        if name in cls.retired:
+            told += [f"{path}.{name} = {value!r} is left out: {_gone(cls, name)}"] if value != cls.retired[name][0] else []
+            continue
+        kept[name], texts = without_retired(value, f"{path}.{name}")
+        told += texts
+    return kept, told
 
 
 def _decode_value(hint: Any, value: Any, path: str) -> Any:
@@ -161,6 +197,8 @@ def set_path(config: C, path: str, text: str) -> C:
             key = int(part)
         elif not isinstance(node, dict):
             raise ConfigError(f'--set {path}: {here} is {node!r}, which has no "{part}" inside')
+        elif part in (cls := members(Config).get(str(node.get("kind")), Config)).retired:
+            raise ConfigError(f"--set {path}: {_gone(cls, part)}")
         elif part not in node and not (depth == len(parts) - 1 and _is_open(config, parts[:-1])):
             raise ConfigError(f'--set {path}: {here} has no "{part}"; {did_you_mean(part, (k for k in node if k != "kind"))}')
         if depth < len(parts) - 1:

@@ -18,16 +18,16 @@ LONGEST = 600.0  # seconds for one; at a run's start the controller's deadline c
 
 
 class Making:
-    """A thread that makes an environment. First it closes the one that was `lost`, and waits `pause` seconds (None: for
-    ever; nothing is made once `closed` is set). `wake` is called from it in the end. It lives on as long as what it made, since an engine may be told
-    to end with the thread that started it (PR_SET_PDEATHSIG); where what it made is a mere connection (not `needs_maker`) it ends."""
+    """A thread that makes an environment. First it closes the one that was `lost`, and waits `pause` seconds (nothing is made once `closed` is set).
+    `wake` is called from it in the end. It lives on as long as what it made, since an engine may be told to end with the thread that started it
+    (PR_SET_PDEATHSIG); where what it made is a mere connection (not `needs_maker`) it ends."""
 
     def __init__(
         self,
         make: Callable[[], Environment],
         wake: Callable[[], None] = lambda: None,
         lost: Environment | None = None,
-        pause: float | None = 0.0,
+        pause: float = 0.0,
         closed: threading.Event | None = None,
     ) -> None:
         self._made: Environment | Exception | None = None
@@ -67,7 +67,7 @@ class Making:
             with suppress(Exception):
                 lost.close()
         del lost, self._arguments
-        if self.pause is None or closed.wait(self.pause) or self._unwanted:
+        if closed.wait(self.pause) or self._unwanted:
             return
         made: Environment | Exception
         try:

@@ -1,7 +1,7 @@
 """Slots: environments that may fail. A step that raises or takes too long is voided, its episode is cut there, and the environment is made anew.
 
 Nothing is made up: what the lost step would have told is not known, so that the episode ends after its last known observation, never terminally
-(`Tick.voided`). One that keeps failing is quarantined, and the others go on without it.
+(`Tick.voided`). One that keeps failing rests, for longer each time, while the others go on.
 """
 
 import threading
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,23 @@ class Slots(EnvironmentConfig):
 
     deadline_s      seconds that a step, a reset, or making the environment may take at most; None: any time (one that hangs then holds its step for
                     ever, and the run cannot end as it should). Only for what steps elsewhere
-    backoff_s       seconds before a failed environment is made anew, doubled with each failure in a row, and varied by half, so that slots that fail
-                    together do not come back together
-    max_backoff_s   the most that comes to
-    failures        so many within `window_s` seconds quarantine the slot
+    backoff_s       seconds before a failed environment is made anew, varied by half, so that slots that fail together do not come back together
+    failures        so many failures among the last `window_steps` steps, and the slot rests: with each further one the seconds double; each step
+                    that comes halves them again
+    window_steps    see `failures`. Attempts to make it anew or to reset it count where they fail
+    max_backoff_s   the longest rest
     """
+
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "window_s": (60.0, "faults count against steps, not seconds; a slot rests after `failures` among its last window_steps steps")
+    }
 
     environment: EnvironmentConfig
     deadline_s: float | None = 300.0
     backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
+    max_backoff_s: float = 300.0
     failures: int = 5
-    window_s: float = 60.0
+    window_steps: int = 20
 
     def __post_init__(self) -> None:
         if isinstance(self.environment, Slots):
@@ -52,8 +57,11 @@ class Slots(EnvironmentConfig):
             raise ConfigError(f"deadline_s = {self.deadline_s} must be above 0; None is no deadline")
         if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
             raise ConfigError(f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = {self.max_backoff_s}")
-        if self.failures < 1 or self.window_s <= 0:
-            raise ConfigError(f"failures = {self.failures} must be at least 1, and window_s = {self.window_s} above 0")
+        if not 1 <= self.failures <= self.window_steps:
+            raise ConfigError(
+                f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot be: take 1 to window_steps; a slot that "
+                "never rests for longer than backoff_s has max_backoff_s = backoff_s"
+            )
 
     @property
     def draws(self) -> bool:
@@ -81,15 +89,15 @@ class SlotEnvironment(Environment):
         self.agents, self.info, self.max_episode_steps = self._inner.agents, self._inner.info, self._inner.max_episode_steps
         self.same_step, self.most_lanes, self.needs_maker = self._inner.same_step, self._inner.most_lanes, self._inner.needs_maker
         self.faults: list[str] = []
-        self.quarantined = False
+        self.resting = False
         self._wake: Callable[[], None] = lambda: None
         self._groups: Sequence[Sequence[int]] = ()
         self._ticks: list[Tick] = []
         self._options: Mapping[str, Any] | None = None
         self._reset_seed: int | None = None
         self._chance = Random(seed)
-        self._failed: deque[float] = deque(maxlen=config.failures)
-        self._row = self._made = 0  # failures in a row, environments made
+        self._lately: deque[bool] = deque(maxlen=config.window_steps)  # of each of the last steps, whether it failed
+        self._doubled = self._made = 0  # how often its pause is doubled, environments made
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
         self._answered = self._void = False
@@ -136,8 +144,6 @@ class SlotEnvironment(Environment):
     def ready(self) -> bool:
         if self._answered or self._void:
             return True
-        if self.quarantined:
-            return False
         if self._mending is not None:
             self._look_at_mending()
         if self._inner is not None and self._look(self._inner):
@@ -165,7 +171,9 @@ class SlotEnvironment(Environment):
                 inner.recv(ticks)
                 for tick in ticks:
                     tick.voided.fill(False)
-                self._row = 0
+                self._lately.append(False)
+                if self.resting or self._doubled:
+                    self.resting, self._doubled = False, max(0, self._doubled - 1)
                 return
             except Exception as error:
                 self._fail(error)
@@ -204,19 +212,20 @@ class SlotEnvironment(Environment):
 
     def _fail(self, error: Exception) -> None:
         """A step or a reset is lost, and the environment with it."""
-        now, config = monotonic(), self._config
+        config = self._config
         what = "reset" if self._reset[0] else "step"
         text = str(error) if isinstance(error, (EnvironmentFault, DeadlineError)) else f"{type(error).__name__}: {error}"
         self.faults.append(f"a {what} is lost: {text}")
-        self._failed.append(now)
-        self._row += 1
-        self.quarantined = len(self._failed) == config.failures and now - self._failed[0] <= config.window_s
+        self._lately.append(True)
+        if sum(self._lately) >= config.failures:
+            self.resting, self._doubled = True, self._doubled + 1
         lost, self._inner = self._inner, None
         if self._mending is not None:
             self._mending.give_up()
-        pause = min(config.backoff_s * 2 ** min(self._row - 1, 30), config.max_backoff_s) * self._chance.uniform(0.5, 1.5)
+        middle = min(config.backoff_s * 2 ** min(self._doubled, 30), max(config.max_backoff_s / 1.5, config.backoff_s))
+        pause = min(middle * self._chance.uniform(0.5, 1.5), config.max_backoff_s)
         self._made += 1
-        self._mending = Making(partial(self._remake, self._made), self._wake, lost, None if self.quarantined else pause, self._closed)
+        self._mending = Making(partial(self._remake, self._made), self._wake, lost, pause, self._closed)
         if self._reset[0]:
             self._mend()
         else:
@@ -224,7 +233,7 @@ class SlotEnvironment(Environment):
 
     def _mend(self) -> None:
         """A reset is asked for while the environment is being made anew; that has its own time."""
-        self._since = monotonic() + (self._mending.pause or 0.0 if self._mending is not None else 0.0)
+        self._since = monotonic() + (self._mending.pause if self._mending is not None else 0.0)
 
     def _remake(self, number: int) -> Environment:
         with every_core():  # a simulator that it starts is no part of this process

@@ -25,7 +25,7 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.checkpoint import checkpoints
-from tidemill.core.config import check_name, decode, encode
+from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
 from tidemill.core.source import file_digest, load_file, named_files
@@ -209,7 +209,10 @@ class RunFolder:
         if source is not None:
             load_file(Path(source.file), "--file")
         try:
-            return decode(Experiment, self.read(CONFIG)), source
+            content, told = without_retired(self.read(CONFIG))
+            for text in told:
+                print(f"note: {self.path / CONFIG}: {text}", file=sys.stderr)
+            return decode(Experiment, content), source
         except ConfigError as error:
             raise RunError(f"{self.path / CONFIG}: {error}") from None
 

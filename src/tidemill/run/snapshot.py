@@ -146,7 +146,7 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
         m.told for m in controller.members.values() if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
     ]
     waits = [actor["slots/waited"] for actor in actors if "slots/waited" in actor]
-    healthy, quarantined = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "quarantined"))
+    healthy, resting = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "resting"))
     return LimiterView(
         committed=int(told["committed"]),
         tasks=int(told["tasks"]),
@@ -155,7 +155,7 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
         training_waited=told["training_waited"],
         balance=told.get("balance"),
         healthy=healthy,
-        slots=healthy + quarantined,
+        slots=healthy + resting,
     )
 
 

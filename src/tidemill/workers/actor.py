@@ -124,8 +124,7 @@ class ActorWorker(Worker):
             self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
         self._granted = config.agents[0].mode == "stepwise"
         self._gang = self._make_gang(spaces[0]) if together else None
-        least = config.ring if in_turn else config.min_healthy_slots  # an exact run cannot go on without one of its slots
-        self._health = Health(self._environments, least, lambda text: self.report(Notice(text)))
+        self._health = Health(self._environments, in_turn, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={

@@ -1,9 +1,9 @@
 """The configuration of actors: what they step, which agents one policy plays, what these see, and what becomes of their rows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
@@ -121,10 +121,12 @@ class Actors(WorkerConfig):
     flush_requests     requests buffered before they are sent; fewer go out when nothing else can proceed
     slots              sample slots per stream: one is filled while the others are trained on; fewer mean fresher samples. Of samples that are
                        episodes: so many per seat
-    min_healthy_slots  of each actor: the run fails when fewer of its environments are out of quarantine (see `Slots`)
     """
 
     order: ClassVar[int] = 6
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "min_healthy_slots": (1, "slots that fail rest and come back; a run ends when no step is stored for Trainer.max_no_progress_s seconds")
+    }
     owns_environment: ClassVar[bool] = True
 
     environment: EnvironmentConfig
@@ -134,15 +136,12 @@ class Actors(WorkerConfig):
     max_episode_steps: int = 0
     flush_requests: int = 1
     slots: int = 2
-    min_healthy_slots: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1), ("min_healthy_slots", 1)):
+        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
-        if self.min_healthy_slots > self.ring:
-            raise ConfigError(f"min_healthy_slots = {self.min_healthy_slots}, but an actor has ring = {self.ring} targets; take less, or ring more")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")

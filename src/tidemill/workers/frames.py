@@ -67,9 +67,9 @@ class Stacking(Environment):
         self._bare: list[Tick] = []  # what the environment fills
 
     @property
-    def quarantined(self) -> bool:  # type: ignore[override]
+    def resting(self) -> bool:  # type: ignore[override]
         """See `Environment`."""
-        return self._inner.quarantined
+        return self._inner.resting
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._inner.bind(groups)

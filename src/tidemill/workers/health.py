@@ -1,4 +1,4 @@
-"""How an actor's slots are: what went wrong in them, told now and then, and when too few are left to go on."""
+"""How an actor's slots are: what went wrong in them, told now and then, and whether an exact run can go on."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,39 +8,40 @@ from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
 
 NUMBERED = re.compile(r"\w*\d[\w.]*")
-TELL = 10.0  # seconds between notices of faults; the first one is told at once, and so is each quarantine
+TELL = 10.0  # seconds between notices of faults; the first one is told at once, and so is each slot's first rest
 LOOK = 0.02  # seconds between looks
 
 
 class Health:
     """Of the `environments` that void their steps when these fail (see `envs.slots`).
 
-    least   slots that must be healthy
+    exact   none of them may rest
     tell    takes a text for the user
     """
 
-    def __init__(self, environments: Sequence[Environment], least: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, environments: Sequence[Environment], exact: bool, tell: Callable[[str], None]) -> None:
         self._slots = [(number, environment) for number, environment in enumerate(environments) if environment.voids]
-        self._least, self._tell = least, tell
+        self._exact, self._tell = exact, tell
         self._faults = [0] * len(self._slots)
-        self._quarantined: set[int] = set()  # numbers of those that were told
+        self._rested: set[int] = set()  # numbers of those whose first rest was told
         self._untold: list[str] = []
         self._told_at = self._looked_at = -TELL
         self._first = self._last = ""
 
     def look(self) -> None:
-        """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, when too few slots are healthy."""
+        """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, where an exact run has a slot that rests."""
         if not self._slots or (now := monotonic()) - self._looked_at < LOOK:
             return
         self._looked_at = now
         self._collect()
-        healthy = sum(not slot.quarantined for _, slot in self._slots)
-        if now - self._told_at >= TELL or healthy < self._least:
+        failed = [number for number, slot in self._slots if slot.resting] if self._exact else []
+        if now - self._told_at >= TELL or failed:
             self._tell_untold()
-        if healthy < self._least:
+        if failed:
             last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
-                f"{healthy} of {len(self._slots)} slots are healthy, and min_healthy_slots = {self._least}; the first fault was: {self._first}{last}"
+                f"slot {failed[0]} fails again and again, and an exact run goes on with all of its slots or none; the first fault was: "
+                f"{self._first}{last}"
             )
 
     def end(self) -> None:
@@ -49,17 +50,17 @@ class Health:
         self._tell_untold()
 
     def _collect(self) -> None:
-        """Take away what the slots say. A slot is in quarantine once and for all, so that is told at once, each by itself, with its last fault."""
+        """Take away what the slots say. A slot's first rest is told at once, by itself, with its last fault."""
         for place, (number, slot) in enumerate(self._slots):
-            quarantined = slot.quarantined and number not in self._quarantined
             if slot.faults:
                 texts = [f"slot {number}: {text}" for text in slot.faults]
                 slot.faults.clear()
                 self._faults[place] += len(texts)
                 self._first, self._last = self._first or texts[0], texts[-1]
-                if quarantined:
-                    self._quarantined.add(number)
-                    self._tell(f"slot {number} is quarantined: it failed {self._faults[place]} times, at last: {texts.pop().partition(': ')[2]}")
+                if slot.resting and number not in self._rested:
+                    self._rested.add(number)
+                    count, last = self._faults[place], texts.pop().partition(": ")[2]
+                    self._tell(f"slot {number} rests, and is tried again after pauses that grow: it failed {count} times, at last: {last}")
                 self._untold += texts
 
     def _tell_untold(self) -> None:
@@ -70,17 +71,17 @@ class Health:
             self._told_at = self._looked_at
 
     def stats(self) -> dict[str, float]:
-        """Return the faults of each slot that had any, which are in quarantine, how many of both there are, and how many are healthy."""
+        """Return the faults of each slot that had any, which rest now, how many of both there are, and how many are healthy."""
         if not self._slots:
             return {}
-        quarantined = len(self._quarantined)
+        resting = [number for number, slot in self._slots if slot.resting]
         told = {
-            "slots/healthy": float(len(self._slots) - quarantined),
-            "slots/quarantined": float(quarantined),
+            "slots/healthy": float(len(self._slots) - len(resting)),
+            "slots/resting": float(len(resting)),
             "slots/faults": float(sum(self._faults)),
         }
         faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
-        return told | faults | {f"slot/{number}/quarantined": 1.0 for number in sorted(self._quarantined)}
+        return told | faults | {f"slot/{number}/resting": 1.0 for number in resting}
 
 
 def _kind(text: str) -> str:

@@ -105,7 +105,7 @@ def evaluate(
 ) -> Generator[PollResult, None, dict[str, float]]:
     """Play `steps` steps by `policy` as it is now, by the mode of its distribution, in as many environments of `actors` at a time as these have
     themselves, or fewer where there cannot be so many. Returns what came of it: the mean return of the episodes that ended, and how many these were;
-    nothing when it is told to `stop`. An environment that fails as often as quarantines a slot, or answers no step for `patience` seconds, is left
+    nothing when it is told to `stop`. An environment that fails so often that it rests, or answers no step for `patience` seconds, is left
     out. Raises `EnvironmentFault` when none is left."""
     config, seed = context.experiment.policies[actors.agents[0].policy], derive_seed(context.experiment.seed, "evaluation", iteration)
     player = config.build(spaces, seed)
@@ -166,7 +166,7 @@ def _waker(play: _Play, rung: deque[_Play], ring: Callable[[], None]) -> Callabl
 def _left(plays: list[_Play], steps: int, patience: float, iteration: int) -> list[_Play]:
     """Return those of `plays` that can go on, or have played all `steps`."""
     since = monotonic() - patience
-    left = [play for play in plays if play.gang.steps >= steps or not (play.environment.quarantined or play.stepped_at < since)]
+    left = [play for play in plays if play.gang.steps >= steps or not (play.environment.resting or play.stepped_at < since)]
     if left:
         return left
     faults = [fault for play in plays for fault in play.environment.faults[:1]]

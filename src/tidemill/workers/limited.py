@@ -14,7 +14,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import Found
-from tidemill.core.errors import ConfigError, EnvironmentFault, NoProgress, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
 from tidemill.workers.account import Account
@@ -239,7 +239,10 @@ class LimitedTrainerWorker(TrainerWorker):
         limit = self._config.max_no_progress_s
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
-            TrainerWorker._save(self, final=True)
+            try:
+                TrainerWorker._save(self, final=True)
+            except CheckpointError as error:  # the cause is another
+                self._tell(str(error))
             hanging = self.limiter.in_flight
             self.limiter.void(hanging)  # after the checkpoint: an exact run plays them again
             self._summarise()
