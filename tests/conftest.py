@@ -8,11 +8,13 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep measured costs out of the user's cache; Matplotlib, which keeps its fonts there, goes on with them."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measured costs out of the user's cache, and what tests have had done out of what the user has. Matplotlib keeps its fonts in that cache,
+    and goes on with them."""
     with pytest.MonkeyPatch.context() as patch:
         if "MPLCONFIGDIR" not in os.environ:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
             patch.setenv("MPLCONFIGDIR", str(home / "matplotlib"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield

@@ -306,7 +306,9 @@ def test_a_folder_that_holds_a_run_is_not_written_to(cli: Callable[..., Result],
     refused(cli("resume", "nowhere"), "nowhere", "not a run's folder")
     assert {p: p.read_bytes() for p in (tmp_path / "taken").rglob("*") if p.is_file()} == before
     (tmp_path / "bad.py").write_text(FILE + "\n# changed\n")
-    refused(cli("resume", "taken", "--launch", "inline"), "bad.py", "has changed", "--file")
+    changed = cli("resume", "taken", "--launch", "inline")
+    refused(changed, "taken names what you have not had done before")
+    assert re.search(r'\n  runs the code in ".*bad.py", which has changed since you last had it run\n.* --trust', changed.output)
 
 
 def test_an_empty_folder_of_the_users_stays(cli: Callable[..., Result], tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, QNetwork, Replay, Trainer, evaluate, resume, train
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.source import file_digest
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
-from tidemill.run.provenance import Source
 
 
 def experiment(name: str = "one", **environment: str) -> Experiment:
@@ -24,7 +24,7 @@ def experiment(name: str = "one", **environment: str) -> Experiment:
 
 def test_an_experiment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", experiment(), None).unlock()
-    assert RunFolder.open(tmp_path / "run").experiment() == (experiment(), None)
+    assert RunFolder.open(tmp_path / "run").experiment() == (experiment(), None, {})
     assert RunFolder.open(tmp_path / "run").read("versions.json")["packages"]["tidemill"]
     assert not list((tmp_path / "run").glob(".*"))  # no lock, nothing half written
 
@@ -124,7 +124,7 @@ def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_i
         made = list(pool.map(make, range(8)))
     (folder,) = (each for each in made if isinstance(each, RunFolder))
     assert all("being written by another run" in each or "already holds a run" in each for each in made if isinstance(each, str))
-    assert folder.experiment() == (experiment(), None)
+    assert folder.experiment() == (experiment(), None, {})
 
 
 @pytest.mark.parametrize("found", [None, 0o755])
@@ -163,18 +163,15 @@ def test_names_that_are_no_names_are_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / ".hidden", experiment(), None)
 
 
-def test_a_changed_source_asks_for_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
+def test_a_source_that_is_gone_asks_for_the_file(tmp_path: Path) -> None:
+    file, moved = tmp_path / "mine.py", tmp_path / "moved.py"
     file.write_text("VALUE = 1\n")
-    folder = RunFolder.create(tmp_path / "run", experiment(), Source.of(file))
-    assert folder.experiment() == (experiment(), Source.of(file))
-    file.write_text("VALUE = 2\n")
-    with pytest.raises(RunError, match=r"mine\.py, which defined this run, has changed or is gone.*--file"):
+    folder = RunFolder.create(tmp_path / "run", experiment(), file)
+    assert folder.experiment() == (experiment(), file, {str(file): file_digest(file)})
+    file.rename(moved)
+    with pytest.raises(RunError, match=r"mine\.py, which defined this run, is gone; .* --file"):
         folder.experiment()
-    assert folder.experiment(file) == (experiment(), Source.of(file))
-    file.unlink()
-    with pytest.raises(RunError, match="has changed or is gone"):
-        folder.experiment()
+    assert folder.experiment(moved)[:2] == (experiment(), moved)
     with pytest.raises(RunError, match=r"no file .*mine\.py"):
         folder.experiment(file)
 
@@ -191,44 +188,6 @@ def test_torn_files_are_named(tmp_path: Path) -> None:
     (folder.path / CONFIG).write_text("{")
     with pytest.raises(RunError, match=r"config\.json cannot be read"):
         folder.experiment()
-
-
-def test_code_that_the_configuration_names_must_be_as_it_was(tmp_path: Path) -> None:
-    named, own = tmp_path / "named.py", tmp_path / "own.py"
-    named.write_text("NAME = 1\n")
-    own.write_text("OWN = 1\n")
-    made = experiment(make=f"{named}:Env")
-    folder = RunFolder.create(tmp_path / "run", made, Source.of(own))
-    assert folder.experiment() == (made, Source.of(own))
-    named.write_text("NAME = 2\n")
-    with pytest.raises(RunError, match=r"config\.json names code in .*named\.py, which has changed since the run; .* --file"):
-        folder.experiment()
-    with pytest.raises(RunError, match=r"named\.py"):
-        folder.experiment(own)  # accepts no other file
-    assert folder.experiment(named) == (made, Source.of(own))
-    named.unlink()  # what is not there is not run: the environment says so itself
-    assert folder.experiment() == (made, Source.of(own))
-
-
-def test_older_folders_name_no_code_but_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "both.py"
-    file.write_text("NAME = 1\n")
-    made, source = experiment(make=f"{file}:Env"), Source.of(file)
-    folder = RunFolder.create(tmp_path / "run", made, source)
-    folder.write(SOURCE, {"file": source.file, "sha256": source.sha256})
-    assert folder.experiment() == (made, source)
-    (folder.path / SOURCE).unlink()
-    with pytest.raises(RunError, match=r"both\.py, which the run never recorded; .* --file"):
-        folder.experiment()
-    assert folder.experiment(file) == (made, source)
-
-
-def test_a_run_without_a_file_of_its_own_records_what_it_names(tmp_path: Path) -> None:
-    file = tmp_path / "env.py"
-    file.touch()
-    made = experiment(make=f"{file}:Env")
-    folder = RunFolder.create(tmp_path / "run", made, None)
-    assert folder.experiment() == (made, None)
 
 
 def test_a_disk_that_takes_no_more_leaves_nothing_half_written(tmp_path: Path) -> None:

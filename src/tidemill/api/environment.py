@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.api.outside import Outside, quoted
 from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
@@ -175,6 +176,12 @@ class EnvironmentConfig(Config):
     def one_row(self) -> str:
         """What to do so that no tick has two rows of a lane, where its environments are `same_step`; for messages."""
         return "take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        """Return what is `Outside` in settings of its own, encoded ones, which nobody has checked: in a run's folder of somebody else's it needs the
+        user's word (`tidemill.run.trust`). A kind that does not say counts whole; one that holds another environment leaves that to it."""
+        return [Outside(f"builds {cls.__name__} with {quoted(settings)}")]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""

@@ -1,6 +1,7 @@
 """What a file of weights says of its policy, so that it can be played without the run that trained it: configuration and spaces, no code."""
 
 import json
+from collections.abc import Mapping
 from math import isinf
 from typing import Any
 
@@ -8,7 +9,7 @@ import msgspec
 
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces
-from tidemill.core.config import decode, encode
+from tidemill.core.config import encode
 from tidemill.core.errors import SchemaError
 
 LABEL = "tidemill"
@@ -34,11 +35,8 @@ def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
     return {LABEL: json.dumps({"format": _FORMAT, "config": encode(config, "policy"), "spaces": plain_spaces(spaces)})}
 
 
-def read_label(text: dict[str, str]) -> tuple[PolicyConfig, Spaces]:
-    """Return the configuration and the spaces in a header.
-
-    Raises `SchemaError` where there are none, `ConfigError` for a kind of configuration that is not known here: a class of the user's own.
-    """
+def read_label(text: Mapping[str, str]) -> tuple[Any, Spaces]:
+    """Return the configuration, encoded as it is there, and the spaces in a header. Raises `SchemaError` where there are none."""
     try:
         content = json.loads(text[LABEL])
         number, config, spaces = content["format"], content["config"], content["spaces"]
@@ -46,7 +44,7 @@ def read_label(text: dict[str, str]) -> tuple[PolicyConfig, Spaces]:
         raise SchemaError(f"it does not say what policy it holds ({type(error).__name__}: {error})") from None
     if number != _FORMAT:
         raise SchemaError(f"it has format {number}; this version of tidemill reads {_FORMAT}")
-    return decode(PolicyConfig, config, "policy"), read_spaces(spaces)
+    return config, read_spaces(spaces)
 
 
 def _plain(value: Any) -> Any:

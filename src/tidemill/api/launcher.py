@@ -1,7 +1,8 @@
 """The launcher contract: where the workers of an experiment live. Nothing in an experiment or a worker knows."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.transport import Link
@@ -14,12 +15,14 @@ class Job:
     source   the file that defines the experiment's own classes, or None; workers load it before they read the experiment
     folder   the run's folder, or None
     resume   name of the checkpoint to go on from, or None
+    files    digests of files that workers may run only as they are, by path (see `core.source.expect`)
     """
 
     experiment: Experiment
     source: str | None = None
     folder: str | None = None
     resume: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher(ABC):

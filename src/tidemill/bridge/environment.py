@@ -1,18 +1,19 @@
 """`SimulatorEnvironment`: any engine that has joined the bridge, as an environment to train on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside, called, quoted
 from tidemill.bridge.channels import Channels, SideChannel
 from tidemill.bridge.lanes import SEEDS, Lane, SimulatorLanes, close_all, parameter, start_all
 from tidemill.bridge.process import command_of
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Group
-from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.source import load_attribute
+from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
+from tidemill.core.source import is_expected, load_attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,12 @@ class SimulatorEnvironment(EnvironmentConfig):
             "episodes in a later exchange than the one that ends one"
         )
 
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        path, arguments = settings.get("path"), settings.get("arguments")
+        started = [] if path is None else [Outside(f"starts {quoted(path)}" + (f" with {quoted(arguments)}" if arguments else ""), program=str(path))]
+        return [*started, *(called(channel, None) for channel in settings.get("channels") or ())]
+
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
         """Start `lanes` simulators and return them as an environment. Lane i is told ``seed + i`` as the environment parameter ``seed``."""
         if lanes < 1:
@@ -131,6 +138,8 @@ class SimulatorEnvironment(EnvironmentConfig):
         if self.path is None:
             return None, ()
         path, script = command_of(self.path)
+        if not is_expected(Path(self.path)):
+            raise SimulatorError(f"{self.path} is not what it was when it was allowed to run; see what has changed it, and start again")
         return path, (*script, *arguments)
 
     def _channel(self, name: str) -> SideChannel:

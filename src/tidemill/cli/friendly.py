@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tidemill.core.errors import Interrupted, TidemillError
 from tidemill.core.output import forgiving_output
+from tidemill.run.trust import Trust
 
 P = ParamSpec("P")
 
@@ -33,6 +34,13 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
                 raise typer.Exit(1) from None
 
     return wrapped
+
+
+def word(trust: bool) -> Trust:
+    """Return the user's word for what a folder names: --trust, or else, on a terminal, whatever is answered when that is known."""
+    if trust or not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        return trust
+    return lambda text: typer.confirm(f"{text}\nIs that to be done, now and from now on?", err=True)
 
 
 def width() -> int:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.examples import examples
-from tidemill.cli.friendly import friendly, print_table, width
+from tidemill.cli.friendly import friendly, print_table, width, word
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.named import EnvArg, Lay, Set, Trained, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
@@ -44,7 +44,18 @@ def tidemill(
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
 Version = Annotated[str | None, typer.Option(help="Instead of a checkpoint, a version of the parameter database: a number or a tag.")]
 Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
-File = Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")]
+File = Annotated[
+    Path | None,
+    typer.Option(help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for what else the folder names."),
+]
+TrustFlag = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run what the folder names (code, programs, addresses) though you never have: only where you know who made it. Without it, you are told "
+        "what that is.",
+    ),
+]
 ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
 ReturnOf = Annotated[
     str | None, typer.Option(help="Whose, with --stop-at-return and several policies: a policy, POLICY/AGENTS, or any for the first that reaches it.")
@@ -101,25 +112,31 @@ def _exit(summary: dict[str, Any]) -> None:
 def resume(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     launch: Launch = "processes",
-    file: Annotated[Path | None, typer.Option(help="The experiment's file, when it has changed.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for what else the folder names."),
+    ] = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
     return_of: ReturnOf = None,
+    trust: TrustFlag = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     from tidemill.run.session import resume as go_on
 
     limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items() if v is not None}
-    _exit(go_on(run, launch=launch, file=file, limits=limits).summary)
+    _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust)).summary)
 
 
 @app.command()
 @friendly
-def retrain(run: Annotated[Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")]) -> None:
+def retrain(
+    run: Annotated[Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")], trust: TrustFlag = False
+) -> None:
     """Train a run again from its journal, and compare the weights with its newest checkpoint's."""
     from tidemill.run.retrain import retrain as again
 
-    found = again(run)
+    found = again(run, trust=word(trust))
     weights = "the same weights" if found.same else "other weights"
     if found.updates < found.compared:
         weights = f"the journal ends before the {found.compared:,} of the newest checkpoint"
@@ -176,12 +193,22 @@ def evaluate(
     stochastic: Stochastic = False,
     file: File = None,
     actor: ActorGroup = None,
+    trust: TrustFlag = False,
 ) -> None:
     """Play episodes with a run's policy and show what it reaches."""
     from tidemill.run.evaluate import evaluate as play_episodes
 
     found = play_episodes(
-        run, episodes, lanes=lanes, seed=seed, deterministic=not stochastic, checkpoint=checkpoint, version=version, file=file, actor=actor
+        run,
+        episodes,
+        lanes=lanes,
+        seed=seed,
+        deterministic=not stochastic,
+        checkpoint=checkpoint,
+        version=version,
+        file=file,
+        actor=actor,
+        trust=word(trust),
     )
     table = Table("", *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs), box=SIMPLE_HEAD)
     for column in table.columns[1:]:
@@ -214,6 +241,7 @@ def play(
     stochastic: Stochastic = False,
     file: File = None,
     actor: ActorGroup = None,
+    trust: TrustFlag = False,
 ) -> None:
     """Make a video of a run's policy at play."""
     from tidemill.run.play import play as film
@@ -230,6 +258,7 @@ def play(
         version=version,
         file=file,
         actor=actor,
+        trust=word(trust),
     )
     returns = ", ".join(f"{value:.1f}" for value in made.returns) or "none"
     cut = f"; cut at {max_seconds:g} s (--max-seconds)" if made.cut else ""

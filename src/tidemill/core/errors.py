@@ -18,6 +18,7 @@ TidemillError
 │   ├── PeerLost       the other end of the bridge died or closed
 │   └── RecordingError a recording of an exchange that is torn, or none at all
 └── RunError           a run that cannot start or ended in failure
+    ├── Untrusted      a folder or file of somebody else's that names code, programs or addresses
     ├── Interrupted    a measurement that a signal ended
     └── NoProgress     a worker whose others did not do their part for long
 """
@@ -96,6 +97,10 @@ class RecordingError(SimulatorError):
 
 class RunError(TidemillError):
     """A run cannot start, or ended in failure."""
+
+
+class Untrusted(RunError):
+    """A run's folder or an exported policy names code, programs or addresses that this user has neither had run before nor given the word for."""
 
 
 class NoProgress(RunError):

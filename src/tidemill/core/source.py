@@ -9,11 +9,11 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -61,18 +61,49 @@ def load_file(path: Path, setting: str) -> ModuleType:
         raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
 
 
+class _Source(SourceFileLoader):
+    """Reads a file of the user's once, and runs what it read: never bytecode that lies beside it, which may say something else. Where its digest is
+    expected, another one is an error."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        data = self.get_data(self.path)
+        if not is_expected(Path(self.path), sha256(data).hexdigest()):
+            raise ImportError(f"{self.path} is not what it was when it was allowed to run; see what has changed it, and start again")
+        code: CodeType = self.source_to_code(data, self.path)
+        return code
+
+
 class _Files(MetaPathFinder):
     """Lets Python import the user's files, so that a thread which asks for one that another thread is running waits until it is whole."""
 
     def __init__(self) -> None:
         self.paths: dict[str, Path] = {}
+        self.digests: dict[str, str] = {}
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return spec_from_file_location(fullname, self.paths[fullname]) if fullname in self.paths else None
+        if fullname in self.paths:
+            file = str(self.paths[fullname])
+            return spec_from_file_location(fullname, file, loader=_Source(fullname, file))
+        spec = PathFinder.find_spec(fullname, path, target) if self.digests else None
+        if spec is None or spec.origin is None or os.path.realpath(spec.origin) not in self.digests:
+            return None
+        spec.loader = _Source(fullname, spec.origin)
+        return spec
 
 
 _FILES = _Files()
-sys.meta_path.append(_FILES)
+sys.meta_path.insert(0, _FILES)
+
+
+def expect(digests: Mapping[str, str]) -> None:
+    """From now on this process runs these files only while they have these digests ("" for one that is not there), by their resolved paths."""
+    _FILES.digests.update(digests)
+
+
+def is_expected(file: Path, digest: str | None = None) -> bool:
+    """False where another digest is expected of `file` than `digest`, by itself the one that it has now."""
+    expected = _FILES.digests.get(os.path.realpath(file))
+    return expected is None or expected == (file_digest(file) if digest is None else digest)
 
 
 def named_files(config: Any) -> list[str]:
@@ -96,14 +127,15 @@ def named_modules(config: Any) -> list[str]:
         for name in (config.get("make"), config.get("id")):
             module = name.partition(":")[0] if isinstance(name, str) and ":" in name else ""
             if all(part.isidentifier() for part in module.split(".")):
-                found.update(dict.fromkeys(_module_file(module)))
+                found.update(dict.fromkeys(module_file(module)))
     if isinstance(config, (Mapping, list)):
         for value in config.values() if isinstance(config, Mapping) else config:
             found.update(dict.fromkeys(named_modules(value)))
     return list(found)
 
 
-def _module_file(name: str) -> list[str]:
+def module_file(name: str) -> list[str]:
+    """Return the file of a module, [] where it is not found without running anything: a package is its ``__init__.py``."""
     package, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(package)
@@ -116,31 +148,33 @@ def _module_file(name: str) -> list[str]:
     return [str(place) for place in places if place.is_file()][:1]
 
 
-def own_code(files: Iterable[str | Path]) -> list[Path]:
-    """Return the Python files that are there, and those of the user's own that they import, and these in turn, each once; nothing is run.
+def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
+    """Return the Python files that are there, and those of the user's own that they import, and these in turn, each with its digest; nothing is run.
 
     What is installed, in Python or beside it, is not the user's own, and what is imported by other means than an import statement is not seen.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, str] = {}
     waiting = list(map(Path, files))
     while waiting:
         file = waiting.pop().resolve()
         if file not in found and os.path.isfile(file) and os.access(file, os.R_OK):  # folders that may not be entered are passed over
-            found[file] = None
-            waiting += [] if _installed(file) else [place for place in _imported(file) if not _installed(place)]
-    return list(found)
+            data = file.read_bytes()
+            found[file] = sha256(data).hexdigest()
+            waiting += [] if is_installed(file) else [place for place in _imported(file, data) if not is_installed(place)]
+    return found
 
 
-def _installed(file: Path) -> bool:
+def is_installed(file: Path) -> bool:
+    """True for what was installed, and for Python's own and this library: no code of the user's."""
     places = (Path(__file__).resolve().parents[1], sysconfig.get_path("stdlib"))
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(file.is_relative_to(place) for place in places)
 
 
-def _imported(file: Path) -> Iterator[Path]:
-    """Where the modules that `file` imports may lie: beside it, where relative imports say, or anywhere on the path."""
+def _imported(file: Path, data: bytes) -> Iterator[Path]:
+    """Where the modules that `file`, which holds `data`, imports may lie: beside it, where relative imports say, or anywhere on the path."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep for the parser
         return
     for node in ast.walk(tree):
         level = 0
@@ -154,7 +188,7 @@ def _imported(file: Path) -> Iterator[Path]:
         for name in {prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)}:
             place = file.parents[min(max(level, 1), len(file.parents)) - 1].joinpath(*name.split("."))
             yield from (place.with_suffix(".py"), place / "__init__.py")
-            yield from map(Path, _module_file(name) if not level else ())
+            yield from map(Path, module_file(name) if not level else ())
 
 
 def file_digest(path: Path) -> str:

@@ -3,12 +3,13 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.source import load_attribute
 from tidemill.envs.crew import CLOSE_SECONDS
@@ -40,6 +41,10 @@ class Asynchronous(EnvironmentConfig):
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (not known) or more")
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return [called(settings.get("make"), settings.get("kwargs"))]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "AsyncLanes":
         """Return `lanes` copies as one environment."""

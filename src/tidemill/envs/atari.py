@@ -2,10 +2,12 @@
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.vector import VectorLanes
 
@@ -52,6 +54,10 @@ class Atari(EnvironmentConfig):
                 raise ConfigError(f"{name} = {getattr(self, name)} must be 0 or more")
         if not 0 <= self.repeat_action_probability <= 1:
             raise ConfigError(f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1")
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return ()
 
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return `lanes` games. Pictures, where asked for, are the newest frame of an observation: the library draws no others of many games."""

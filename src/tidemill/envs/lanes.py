@@ -12,6 +12,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.outside import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
@@ -21,7 +22,7 @@ from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
 from tidemill.envs.options import take_options
-from tidemill.envs.registry import call_maker, find_spec, pictures
+from tidemill.envs.registry import call_maker, find_spec, outside, pictures
 from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 from tidemill.envs.tasks import Tasks
@@ -64,6 +65,10 @@ class Gymnasium(EnvironmentConfig):
     def name(self) -> str:
         """What messages call this environment."""
         return str(self.id or self.make)
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return outside(settings)
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop":
         """Return `lanes` copies as one environment."""

@@ -7,7 +7,7 @@ so that a lost reply always costs the episode. It does not tell cut episodes fro
 import asyncio
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
 from tidemill.envs.registry import call_maker
-from tidemill.envs.rest.config import check_url, token_of
+from tidemill.envs.rest.config import check_url, connection, token_of
 
 CLOSE_SECONDS = 1.0
 SCHEMES = ("http", "https", "ws", "wss")
@@ -63,6 +64,10 @@ class OpenEnv(EnvironmentConfig):
     @property
     def draws(self) -> bool:
         return False
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return [connection(cls, settings), called(settings.get("translate"), settings.get("kwargs"))]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> AsyncLanes:
         """Return `lanes` sessions as one environment; each is opened by its first reset."""

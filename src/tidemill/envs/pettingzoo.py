@@ -2,7 +2,7 @@
 
 import importlib.util
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.source import import_module, load_attribute
@@ -53,6 +54,10 @@ class PettingZoo(EnvironmentConfig):
     def __post_init__(self) -> None:
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return [called(settings.get("make"), settings.get("kwargs"))]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> AgentLanes:
         """Return `lanes` copies as one environment."""

@@ -6,10 +6,13 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from tidemill.api.outside import Outside, called, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.source import import_module
+from tidemill.core.source import import_module, is_installed, module_file
 
 _INSTALL = {  # by the start of an entry point: what pip installs
     "ale_py": "ale-py",
@@ -51,6 +54,23 @@ def find_spec(env_id: str) -> Any:
         f'no environment "{env_id}" is registered; {hint} '
         'One that a package registers when imported is named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
     )
+
+
+def outside(settings: Mapping[str, Any]) -> list[Outside]:
+    """Return what is `Outside` in settings called id, make and kwargs."""
+    env_id, make, kwargs = settings.get("id"), settings.get("make"), settings.get("kwargs")
+    if make is not None:
+        return [called(make, kwargs)]
+    module = str(env_id).rpartition(":")[0]
+    if module and not _is_plugin(module):
+        return [Outside(f"imports {quoted(module)} for {quoted(env_id)}" + (f" with {quoted(kwargs)}" if kwargs else ""), module)]
+    return [] if names_nothing(kwargs) else [Outside(f"makes {quoted(env_id)} with {quoted(kwargs)}")]
+
+
+def _is_plugin(module: str) -> bool:
+    """True for an installed package that Gymnasium imports by itself, as those that register environments have it do."""
+    plugins = {point.module.partition(".")[0] for point in entry_points(group="gymnasium.envs")}
+    return module in plugins and all(is_installed(Path(file)) for file in module_file(module) or ("",))
 
 
 def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any] | str | None, kwargs: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.outside import Outside
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -80,6 +81,10 @@ class Scripted(EnvironmentConfig):
             raise ConfigError(f"kinds = {self.kinds} must be 1 or 2")
         if self.same_step and self.turns > 1:
             raise ConfigError(f"same_step goes with turns = 1 only, not {self.turns}: an absent seat has no final observation")
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return ()
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "ScriptedEnvironment":
         """Return the environment; `seed` changes nothing (`Environment.seed` does)."""
@@ -269,6 +274,10 @@ class Free(EnvironmentConfig):
             raise ConfigError(f"agents = {self.agents} must be at least 1")
         if not 0 <= self.death_rate <= 1:
             raise ConfigError(f"death_rate = {self.death_rate} must lie between 0 and 1")
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return ()
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "FreeEnvironment":
         """Return the environment with `lanes` lanes."""

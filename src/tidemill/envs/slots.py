@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, EnvironmentConfig, Tick
+from tidemill.api.outside import Outside
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -69,6 +70,10 @@ class Slots(EnvironmentConfig):
 
     def bare(self) -> EnvironmentConfig:
         return self.environment
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return ()
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "SlotEnvironment":
         """Return the environment of one slot. What cannot be made at all raises here, at the start."""

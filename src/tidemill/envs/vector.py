@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.outside import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -16,7 +17,7 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.faults import TickCheck, check_flag, check_number
 from tidemill.envs.leaves import LeafReader
 from tidemill.envs.options import take_options
-from tidemill.envs.registry import arguments, call_maker, find_spec
+from tidemill.envs.registry import arguments, call_maker, find_spec, outside
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
@@ -50,6 +51,10 @@ class GymnasiumVector(EnvironmentConfig):
             raise ConfigError(f"name an environment by exactly one of id and make, not id = {self.id!r} and make = {self.make!r}")
         if self.autoreset is not None and self.autoreset not in _MODES:
             raise ConfigError(f'autoreset = "{self.autoreset}" must be one of {", ".join(_MODES)}')
+
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return outside(settings)
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "VectorLanes":
         """Return the environment with `lanes` lanes."""

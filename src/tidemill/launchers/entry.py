@@ -26,7 +26,7 @@ from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
-from tidemill.core.source import load_file
+from tidemill.core.source import expect, load_file
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
 
@@ -52,6 +52,7 @@ def main() -> None:
     workers = []
     for seat, link in zip(order.seats, links, strict=True):
         try:
+            expect(order.files)
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
             experiment = decode(Experiment, json.loads(order.experiment))

@@ -60,6 +60,7 @@ class Order(msgspec.Struct, frozen=True):
     spin: float
     math_threads: int
     core: int | None  # the one that it keeps to
+    files: dict[str, str]  # digests, by path
     bell: int
 
     def descriptors(self) -> set[int]:
@@ -100,7 +101,9 @@ class ProcessesLauncher(Launcher):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
-            order = Order(seats, text, job.source, job.folder, job.resume, spin, experiment.math_threads(names), core, bells[names[0]])
+            order = Order(
+                seats, text, job.source, job.folder, job.resume, spin, experiment.math_threads(names), core, dict(job.files), bells[names[0]]
+            )
             log = logs / f"{'+'.join(names)}.log"
             for name, (ours, _) in zip(names, pairs, strict=True):
                 self._links[name] = RunnerLink(ours, bells[name], self._bell)

@@ -23,7 +23,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private, private_folder
-from tidemill.core.source import file_digest, named_files, named_modules, own_code
+from tidemill.core.source import named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
 from tidemill.run.plan import check_batch
@@ -129,7 +129,7 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "format": FORMAT,
         "policies": content["policies"],
         "workers": content["workers"],
-        "files": sorted((path.name, file_digest(path)) for path in own_code(names)),
+        "files": sorted((path.name, digest) for path, digest in own_code(names).items()),
         "processor": processor(),
         "cores": cores(),
         "python": platform.python_version(),

@@ -23,6 +23,7 @@ from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import LoadedPolicy, Weights, load_fixed, load_policy
+from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
@@ -254,6 +255,7 @@ def evaluate(
     version: str | int | None = None,
     file: str | Path | None = None,
     actor: str | None = None,
+    trust: Trust = False,
     quiet: bool = False,
 ) -> Evaluation:
     """Play `episodes` episodes of the run's environment with its trained policies, and return (and write down) what they reached.
@@ -261,7 +263,7 @@ def evaluate(
     lanes          copies of the environment; each plays its share of the episodes
     seed           of the environment and of sampling; by default the experiment's (the random streams are not those of training)
     deterministic  act by the mode of every policy's distribution; False: as in training
-    checkpoint     see `tidemill.load`; `version` and `file` likewise
+    checkpoint     see `tidemill.load`; `version`, `file` and `trust` likewise
     actor          the group of actors whose environment and agents are taken, when there are several
     quiet          show no progress
     """
@@ -269,7 +271,7 @@ def evaluate(
         if value < 1:
             raise ConfigError(f"{name} = {value} must be at least 1")
     folder = RunFolder.open(Path(run))
-    experiment, _ = folder.experiment(Path(file) if file is not None else None)
+    experiment = folder.experiment(Path(file) if file is not None else None, trust).experiment
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)

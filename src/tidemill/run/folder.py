@@ -1,7 +1,7 @@
 """A run's folder: what was asked for, what happened, and what can be gone on from.
 
 config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
-source.json      the files behind it, SHA-256        metrics.jsonl    of updates (and TensorBoard events)
+source.json      the experiment's own file           metrics.jsonl    of updates (and TensorBoard events)
 checkpoints/     POLICY/update-N                     summary.json     how it ended
 parameters/      the parameter database
 logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
@@ -16,10 +16,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import strftime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,12 +28,21 @@ from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
-from tidemill.core.source import file_digest, load_file, named_files
+from tidemill.core.source import expect, load_file, own_code
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
-from tidemill.run.provenance import Source, versions
+from tidemill.run.provenance import source_file, versions
+from tidemill.run.trust import Trust, allow, links, named, remember
 
 CONFIG, EPISODES, MEMORY, SOURCE = "config.json", "episodes.json", "memory.json", "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
+
+
+class Opened(NamedTuple):
+    """A run's experiment, the file that its own classes come from, and the digests of all files that it may run, by path."""
+
+    experiment: Experiment
+    source: Path | None
+    files: dict[str, str]
 
 
 class RunFolder:
@@ -46,10 +55,10 @@ class RunFolder:
         self._found: set[Path] = set()
 
     @classmethod
-    def create(cls, path: Path | None, experiment: Experiment, source: Source | None) -> "RunFolder":
+    def create(cls, path: Path | None, experiment: Experiment, source: Path | None) -> "RunFolder":
         """Make a new run's folder, None: one under ./runs that nobody else has, lock it and write what is known at the start. Raises `RunError` when
         it is taken or cannot be written."""
-        content = encode(experiment)  # raises for what is no plain data, before anything is made
+        encode(experiment)  # raises for what is no plain data, before anything is made
         if path is not None:
             check_name("run", path.resolve().name)
             cls(path)._refuse_taken(experiment)
@@ -65,9 +74,8 @@ class RunFolder:
             folder._refuse_taken(experiment)  # again: by somebody who was quicker
             if not folder._found:
                 path.chmod(0o700)
-            folder.write(CONFIG, content)
+            folder.write_experiment(experiment, source)
             folder.write(VERSIONS, versions())
-            folder.write_source(source, content)
         except OSError as error:
             if path is not None:
                 folder.discard()
@@ -144,11 +152,12 @@ class RunFolder:
             error.filename = str(self.path / name)  # a write that fails names no file by itself
             raise
 
-    def write_source(self, source: Source | None, config: Any) -> None:
-        """Write down the files behind a run as they are now: its own, and those that its encoded configuration names."""
-        named = {name: file_digest(Path(name)) for name in named_files(config) if Path(name).is_file()}
-        if source is not None or named:
-            self.write(SOURCE, {"file": source and source.file, "sha256": source and source.sha256, "named": named})
+    def write_experiment(self, experiment: Experiment, source: Path | None) -> None:
+        """Write down the experiment and its own file, and note all that it names as what this user has had done."""
+        self.write(CONFIG, encode(experiment))
+        if source is not None:
+            self.write(SOURCE, {"file": str(source)})
+        remember(named(self.read(CONFIG), source))
 
     def read(self, name: str) -> Any:
         """Return the plain data in one of the folder's JSON files."""
@@ -162,57 +171,46 @@ class RunFolder:
         content = self.read(CONFIG)
         return str(content.get("name")) if isinstance(content, dict) else "?"
 
-    def source(self, file: Path | None = None) -> Source | None:
-        """Return the file that the experiment came from, or `file` when it is given.
-
-        Raises `RunError` when the recorded one has changed, or when the configuration names code (``FILE.py:NAME``) that has changed or was never
-        recorded; giving a file accepts it as it is.
-        """
-        try:
-            recorded, digests = self._recorded()
-        except RunError:
-            if file is None:
-                raise
-            recorded, digests = None, {}
-        accepted = file.resolve() if file is not None else None
-        if recorded is not None:
-            digests = {recorded.file: recorded.sha256, **digests}
-        known = {Path(name).resolve(): digest for name, digest in digests.items()}
-        named = [Path(name).resolve() for name in named_files(self.read(CONFIG))]
-        for path in named:
-            if path.is_file() and path != accepted and file_digest(path) != known.get(path):
-                raise RunError(
-                    f"{self.path / CONFIG} names code in {path}, which "
-                    + ("has changed since the run" if path in known else "the run never recorded")
-                    + "; look into the file, then restore it or accept it with --file FILE.py"
-                )
-        if file is not None and (recorded is None or accepted not in named or _is(recorded, accepted)):
-            return Source.of(file)
-        if recorded is not None and (not Path(recorded.file).is_file() or file_digest(Path(recorded.file)) != recorded.sha256):
-            raise RunError(f"{recorded.file}, which defined this run, has changed or is gone; say which file to use with --file FILE.py")
+    def _source(self, config: Any, file: Path | None) -> Path | None:
+        """Return the file that the experiment came from, or `file` when it is given: unless the configuration names that one as another's."""
+        recorded: Path | None = None
+        with suppress(RunError) if file is not None else nullcontext():
+            recorded = self._recorded()
+        if file is not None and (recorded is None or file == recorded or str(file) not in named(config).files):
+            return file
+        if recorded is not None and not recorded.is_file():
+            raise RunError(f"{recorded}, which defined this run, is gone; say which file to use with --file FILE.py")
         return recorded
 
-    def _recorded(self) -> tuple[Source | None, dict[str, str]]:
-        """Return what source.json says: the experiment's own file, and the digests of others by path. Older ones lack the others."""
+    def _recorded(self) -> Path | None:
+        """Return what source.json says."""
         if not (self.path / SOURCE).exists():
-            return None, {}
+            return None
         content = self.read(SOURCE)
         try:
-            named = {str(name): str(digest) for name, digest in content.get("named", {}).items()}
-            return None if content["file"] is None else Source(str(content["file"]), str(content["sha256"])), named
-        except (KeyError, TypeError, AttributeError):
+            return None if content["file"] is None else Path(str(content["file"])).resolve()
+        except (KeyError, TypeError, ValueError):
             raise RunError(f"{self.path / SOURCE} does not name a file; say which with --file FILE.py") from None
 
-    def experiment(self, file: Path | None = None) -> tuple[Experiment, Source | None]:
-        """Return the run's experiment, and the file that its own classes come from."""
-        source = self.source(file)
+    def experiment(self, file: Path | None = None, trust: Trust = False, *, environments: bool = True, writes: bool = False) -> Opened:
+        """Return the run's experiment, once the user's word allows what the folder names: `file` is the word for that one alone, `trust` for all.
+
+        What was looked at is then what this process runs (`core.source.expect`). Without `environments` none is built of it; where the caller
+        `writes` into the folder, its links count, too. Raises `Untrusted`, and `RunError` for what cannot be read.
+        """
+        config, file = self.read(CONFIG), source_file(file) if file is not None else None
+        source = self._source(config, file)
+        found = named(config, source, environments)
+        found.things += links(self.path) if writes else []
+        allow(self.path, found, trust, own_code([file] if file is not None else []))
+        expect(found.files)
         if source is not None:
-            load_file(Path(source.file), "--file")
+            load_file(source, "--file")
         try:
-            content, told = without_retired(self.read(CONFIG))
+            content, told = without_retired(config)
             for text in told:
                 print(f"note: {self.path / CONFIG}: {text}", file=sys.stderr)
-            return decode(Experiment, content), source
+            return Opened(decode(Experiment, content), source, found.files)
         except ConfigError as error:
             raise RunError(f"{self.path / CONFIG}: {error}") from None
 
@@ -223,10 +221,6 @@ class RunFolder:
     def has_checkpoints(self, policies: Iterable[str]) -> bool:
         """True when there is one of each of these policies, so that the run can go on."""
         return all(checkpoints(self.checkpoints(policy)) for policy in policies)
-
-
-def _is(source: Source | None, path: Path | None) -> bool:
-    return source is not None and Path(source.file).resolve() == path
 
 
 def command() -> str:

@@ -14,13 +14,15 @@ from tidemill.api.label import read_label, read_spaces
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.core.config import decode
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, did_you_mean
 from tidemill.core.packed import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.source import load_file
+from tidemill.core.source import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
+from tidemill.run.trust import Trust, allow, named
 from tidemill.streams.sources import Fixed, read_weights
 
 
@@ -150,6 +152,7 @@ def load(
     checkpoint: str | int | Path | None = None,
     version: str | int | None = None,
     file: str | Path | None = None,
+    trust: Trust = False,
     deterministic: bool = True,
     seed: int = 0,
 ) -> LoadedPolicy:
@@ -159,6 +162,7 @@ def load(
     checkpoint     "update-35" or 35, or a checkpoint's folder; by default the newest that is whole
     version        instead of a checkpoint, a version or tag of the run's parameter database: 35, "latest"
     file           the experiment's file, when it has changed since (or is elsewhere now); of an exported policy, the one that defines its class
+    trust          True: run what the folder or the file names (the experiment's file, and settings of its classes), though this user never has
     deterministic  act by the mode of the policy's distribution; else draw from it, by a random stream of `seed`
 
     Raises `RunError`, `CheckpointError` or `DatabaseError`. The environment is not built, and torch is imported only by policies that need it to act.
@@ -167,10 +171,10 @@ def load(
     if path.is_file():
         if policy is not None or checkpoint is not None or version is not None:
             raise ConfigError(f"{path} is the file of one policy: leave policy, checkpoint and version out")
-        loaded = _load_file(path, file, derive_seed(seed, "load"))
+        loaded = _load_file(path, Path(file) if file is not None else None, trust, derive_seed(seed, "load"))
     else:
         folder = RunFolder.open(path)
-        experiment, _ = folder.experiment(Path(file) if file is not None else None)
+        experiment = folder.experiment(Path(file) if file is not None else None, trust, environments=False).experiment
         weights = Weights(checkpoint, version)
         loaded = load_policy(folder, experiment, policy or _only_policy(folder, experiment), weights, derive_seed(seed, "load"))
     loaded.deterministic = deterministic
@@ -189,13 +193,17 @@ class Weights:
             raise ConfigError(f"checkpoint {self.checkpoint} and version {self.version}: take one of the two")
 
 
-def _load_file(path: Path, file: str | Path | None, seed: int) -> LoadedPolicy:
+def _load_file(path: Path, file: Path | None, trust: Trust, seed: int) -> LoadedPolicy:
     """Return the policy that the file at `path` holds."""
-    if file is not None:
-        load_file(Path(file), "file")
     try:
         arrays, text = unpack(path.read_bytes())
-        config, spaces = read_label(text)
+        plain, spaces = read_label(text)
+        found = named(plain, file)
+        allow(path, found, trust, own_code([file] if file is not None else []))
+        expect(found.files)
+        if file is not None:
+            load_file(file, "file")
+        config = decode(PolicyConfig, plain, "policy")
         return LoadedPolicy(text["policy"], config, spaces, arrays, _updates_and_steps(text), seed)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py") from None

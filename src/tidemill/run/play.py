@@ -16,6 +16,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import Weights
+from tidemill.run.trust import Trust
 from tidemill.workers.frames import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -47,6 +48,7 @@ def play(
     version: str | int | None = None,
     file: str | Path | None = None,
     actor: str | None = None,
+    trust: Trust = False,
 ) -> Video:
     """Play `episodes` episodes with the run's trained policies and write what is seen into `video`, one frame per environment step.
 
@@ -67,7 +69,7 @@ def play(
     ffmpeg = _ffmpeg()
     _draw_without_display()
     folder = RunFolder.open(Path(run))
-    experiment, _ = folder.experiment(Path(file) if file is not None else None)
+    experiment = folder.experiment(Path(file) if file is not None else None, trust).experiment
     group, actors = find_actors(experiment, actor)
     if not actors.environment.draws:
         raise RunError(

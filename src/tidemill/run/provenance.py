@@ -4,7 +4,6 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,23 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import Config
 from tidemill.core.cores import cores
 from tidemill.core.errors import RunError
-from tidemill.core.source import file_digest
 
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
 
 
-@dataclass(frozen=True)
-class Source:
-    """The Python file that an experiment came from, and its digest then."""
-
-    file: str
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> "Source":
-        """Return the source that `path` is now."""
-        if not path.is_file():
-            raise RunError(f"there is no file {path}; say where the experiment's file is with --file FILE.py")
-        return cls(str(path.resolve()), file_digest(path))
+def source_file(path: Path) -> Path:
+    """Return the resolved path of the file that an experiment came from. Raises `RunError` when it is not there."""
+    if not path.is_file():
+        raise RunError(f"there is no file {path}; say where the experiment's file is with --file FILE.py")
+    return path.resolve()
 
 
-def own_source(experiment: Experiment) -> Source | None:
+def own_source(experiment: Experiment) -> Path | None:
     """Return the main script, when classes of the experiment are defined in it (worker processes must load it)."""
     classes = _classes(experiment)
     files = {sys.modules[c.__module__].__file__ for c in classes if c.__module__ == "__main__" or c.__module__.startswith("tidemill_file_")}
     files.discard(None)
-    return Source.of(Path(str(files.pop()))) if files else None
+    return source_file(Path(str(files.pop()))) if files else None
 
 
 def _classes(value: Any) -> set[type]:

@@ -17,6 +17,7 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
 from tidemill.run.folder import RunFolder
+from tidemill.run.trust import Trust
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -33,10 +34,11 @@ class Retrained:
     same: bool
 
 
-def retrain(run: str | Path) -> Retrained:
-    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`). Raises `RunError` or `CheckpointError` where there is none."""
+def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
+    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`); `trust` as in `tidemill.load`. Raises `RunError` or
+    `CheckpointError` where there is none."""
     folder = RunFolder.open(Path(run))
-    experiment, _ = folder.experiment(None)
+    experiment = folder.experiment(None, trust, environments=False).experiment
     found = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Trainer) and config.journal]
     if not found:
         raise RunError(f"{folder.path} has no journal: its trainer was not told to write one; train with Trainer(journal=True)")

@@ -21,6 +21,7 @@ from tidemill.run.folder import new_folder
 from tidemill.run.metrics import each_record
 from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
+from tidemill.run.trust import Trust
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.trainer_config import Trainer
 
@@ -131,12 +132,14 @@ class AsyncTrainRunner:
         self.iterations: list[dict[str, float]] = []
         """What `read_iterations` found there once that had ended, however it did."""
 
-    def run(self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False, resume: bool = False) -> Result:
+    def run(
+        self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False, resume: bool = False, trust: Trust = False
+    ) -> Result:
         """Train to the end; see `tidemill.train`. A checkpoint is written at each iteration's
         end (`Trainer.checkpoints` says how many are kept).
 
         resume   go on with the run in `run_dir`, by default this runner's last one, as `tidemill.resume` does: by the settings that it was begun
-                 with, but up to this runner's limit of steps
+                 with, but up to this runner's limit of steps; `trust` is as there
         """
         if resume and run_dir is None and self.folder is None:
             raise ConfigError("resume = True, and this runner has not run yet: name the run's folder, run(run_dir, resume=True)")
@@ -144,7 +147,9 @@ class AsyncTrainRunner:
         steps = self.experiment.limits.steps
         try:
             if resume:
-                return go_on(self.folder, launch=self._launch, file=source, limits=None if steps is None else {"steps": steps}, quiet=quiet)
+                return go_on(
+                    self.folder, launch=self._launch, file=source, limits=None if steps is None else {"steps": steps}, quiet=quiet, trust=trust
+                )
             return train(self.experiment, launch=self._launch, run_dir=self.folder, source=source, quiet=quiet, layout="given")
         finally:
             with suppress(OSError):

@@ -18,12 +18,13 @@ from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run.arrange import AUTO, LAYOUT, arrange, check_layout
-from tidemill.run.folder import CONFIG, RunFolder
+from tidemill.run.folder import RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.life import Life, never_began
 from tidemill.run.past import Past, without_reached_mark
 from tidemill.run.plan import check_processes
-from tidemill.run.provenance import Source, own_source
+from tidemill.run.provenance import own_source, source_file
+from tidemill.run.trust import Trust
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
 
@@ -62,13 +63,13 @@ def train(
     launcher = make_launcher(launch)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     experiment.check()
-    known = Source.of(Path(source)) if source is not None else own_source(experiment)
+    known = source_file(Path(source)) if source is not None else own_source(experiment)
     with Interrupts() as interrupts, ExitStack() as stack:
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)  # before anything is measured
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
-                arranged = arrange(experiment, Path(known.file) if known else None, layout, fixed, isinstance(launcher, ProcessesLauncher))
+                arranged = arrange(experiment, known, layout, fixed, isinstance(launcher, ProcessesLauncher))
         except BrokenOff:
             return Result(folder.path, never_began(signal_name(interrupts.first)))
         experiment = arranged.experiment
@@ -76,27 +77,34 @@ def train(
         _check_processes(launcher, experiment)
         if arranged.told and not quiet:
             Console().print(Text(arranged.told), soft_wrap=True)
-        folder.write(CONFIG, encode(experiment))
+        folder.write_experiment(experiment, known)
         if arranged.told:
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, arranged.plain())
         stack.pop_all()  # from now on its life says what is kept
-        job = Job(experiment, known.file if known else None, str(folder.path.resolve()))
+        job = Job(experiment, str(known) if known else None, str(folder.path.resolve()))
         return Result(folder.path, Life(folder, None, quiet).lead(job, launcher, interrupts))
 
 
 @forgiving_output()
 def resume(
-    run: str | Path, *, launch: str = "processes", file: str | Path | None = None, limits: dict[str, Any] | None = None, quiet: bool = False
+    run: str | Path,
+    *,
+    launch: str = "processes",
+    file: str | Path | None = None,
+    limits: dict[str, Any] | None = None,
+    quiet: bool = False,
+    trust: Trust = False,
 ) -> Result:
     """Go on with a run from its last good checkpoint: weights, optimiser, normalisers, counters.
 
     file     the experiment's file, when it has changed since
     limits   limits to change, e.g. ``{"steps": 2_000_000}``
+    trust    True: run what the folder names (code, programs, addresses), though this user never has
     """
     launcher = make_launcher(launch)
     folder = RunFolder.open(Path(run))
-    experiment, source = folder.experiment(Path(file) if file is not None else None)
+    experiment, source, files = folder.experiment(Path(file) if file is not None else None, trust, writes=True)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     experiment = without_reached_mark(folder, experiment, limits or {})
@@ -108,15 +116,14 @@ def resume(
             folder.tidy()
             past = Past.of(folder, experiment)
             past.refuse_reached(folder.path, experiment.limits)
-            folder.write(CONFIG, encode(experiment))
-            folder.write_source(source, encode(experiment))
+            folder.write_experiment(experiment, source)
         except OSError as error:
             folder.unlock()
             raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; free the disk, or let yourself write there") from error
         except BaseException:
             folder.unlock()
             raise
-        job = Job(experiment, source.file if source else None, str(folder.path.resolve()), past.checkpoint)
+        job = Job(experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files)
         return Result(folder.path, Life(folder, past.progress, quiet).lead(job, launcher, interrupts))
 
 

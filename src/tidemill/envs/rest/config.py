@@ -2,12 +2,13 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.outside import Outside, quoted
 from tidemill.core.errors import ConfigError
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.lanes import LaneLoop
@@ -51,6 +52,10 @@ class Rest(EnvironmentConfig):
     def draws(self) -> bool:
         return False
 
+    @classmethod
+    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
+        return [connection(cls, settings)]
+
     def build(self, lanes: int, seed: int, render: bool = False) -> LaneLoop:
         """Return `lanes` sessions as one environment. Raises `ConfigError` when no server of the protocol answers."""
         if lanes < 1:
@@ -86,6 +91,13 @@ class RemoteLanes(LaneLoop):
     def close(self) -> None:
         self.begin_close()
         super().close()
+
+
+def connection(kind: type[EnvironmentConfig], settings: Mapping[str, Any]) -> Outside:
+    """Return that an environment of this kind connects to the `url` of its settings, and may send it a token."""
+    token = settings.get("token", kind.__dataclass_fields__["token"].default)
+    sent = f", and sends it the environment variable {quoted(token[1:])}, if that is set" if isinstance(token, str) and token.startswith("$") else ""
+    return Outside(f"connects to {quoted(settings.get('url'))}{sent}")
 
 
 def token_of(setting: str) -> str | None:
