@@ -4,6 +4,8 @@ import errno
 import logging
 import math
 import os
+import subprocess
+import sys
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -168,6 +170,25 @@ def test_a_full_disk_loses_whole_records_and_warns_once(tmp_path: Path, monkeypa
     assert steps(tmp_path) == [1, 3]
     assert len(caplog.records) == 1
     assert "training goes on" in caplog.text
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tidemill.run.metrics import MetricsWriter
+writer = MetricsWriter(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
+for step in range(1_000):
+    writer.write({"step": step})
+writer.close()
+"""
+
+
+def test_a_limit_of_files_is_as_a_full_disk_and_told(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert 100 < len(steps(tmp_path)) < 1_000 and (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
+    assert "File too large: no file or piece of shared memory may be larger (the limit is 2,000 bytes)" in done.stderr
+    assert done.stderr.count("training goes on") == 1
 
 
 def test_tensorboard_that_cannot_write_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

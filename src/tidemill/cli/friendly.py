@@ -1,5 +1,6 @@
 """Errors and tables as people read them on the command line."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -32,6 +33,11 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             except TidemillError as error:
                 print(f"error: {error}", file=sys.stderr)
                 raise typer.Exit(1) from None
+            except FileNotFoundError:
+                if _here():
+                    raise
+                print("error: the working directory was removed; go to another one", file=sys.stderr)
+                raise typer.Exit(1) from None
 
     return wrapped
 
@@ -41,6 +47,14 @@ def word(trust: bool) -> Trust:
     if trust or not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         return trust
     return lambda text: typer.confirm(f"{text}\nIs that to be done, now and from now on?", err=True)
+
+
+def _here() -> bool:
+    """True where there is a working directory."""
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def width() -> int:

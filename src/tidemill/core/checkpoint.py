@@ -18,6 +18,7 @@ from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import pack, unpack
 from tidemill.core.private import private, private_folder
 from tidemill.core.schema import Array, Arrays
+from tidemill.core.shortage import why
 
 MANIFEST = "manifest.json"
 REPLACED = "replaced"
@@ -75,7 +76,7 @@ def write_checkpoint(
         _remove(replaced)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror}; free space or make the folder writable") from None
+        raise CheckpointError(f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable") from None
     for old in checkpoints(folder)[:-keep]:
         _remove(old)
     return target

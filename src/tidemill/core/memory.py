@@ -103,9 +103,11 @@ def available() -> int:
 def _machine() -> int:
     with suppress(OSError, StopIteration):  # Linux: as psutil reads it, without the time to import that
         return next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-    import psutil
+    with suppress(OSError, ImportError):
+        import psutil
 
-    return int(psutil.virtual_memory().available)
+        return int(psutil.virtual_memory().available)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # Linux without /proc
 
 
 def keep_freed() -> None:
@@ -135,9 +137,11 @@ def held(children: bool = False) -> list[int]:
     """Return the bytes that this process holds, and each of those that it started: its own and its share of what it shares (Linux: PSS)."""
     import psutil
 
-    me, found = psutil.Process(), []
-    for process in (me, *(me.children(recursive=True) if children else ())):
-        with suppress(psutil.Error):
-            info = process.memory_full_info()
-            found.append(int(getattr(info, "pss", info.rss)))
+    found = []
+    with suppress(psutil.Error, OSError):  # OSError: there is no /proc
+        me = psutil.Process()
+        for process in (me, *(me.children(recursive=True) if children else ())):
+            with suppress(psutil.Error):
+                info = process.memory_full_info()
+                found.append(int(getattr(info, "pss", info.rss)))
     return found

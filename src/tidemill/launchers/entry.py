@@ -26,6 +26,7 @@ from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
+from tidemill.core.shortage import why
 from tidemill.core.source import expect, load_file
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
@@ -46,9 +47,13 @@ def main() -> None:
     if order.core is not None:
         keep_to(order.core)
     lifeline = order.seats[0].link
-    threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=seat.link)) for seat in order.seats]
+    try:
+        threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
+    except RuntimeError as error:
+        links[0].send(pack(Status(State.FAILED, error=why(error))))
+        return
     workers = []
     for seat, link in zip(order.seats, links, strict=True):
         try:
@@ -107,7 +112,7 @@ def _hung_up(link: int, milliseconds: int | None) -> bool:
 
 def _has_company() -> bool:
     """True when something that the environment started is still there."""
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         with suppress(ProcessLookupError, PermissionError):
             if name.isdigit() and int(name) != os.getpid() and os.getsid(int(name)) == os.getsid(0):
                 return True

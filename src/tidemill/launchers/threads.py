@@ -55,7 +55,7 @@ class ThreadsLauncher(Launcher):
         for link in self._links:
             link.close()
         deadline = monotonic() + seconds
-        for thread in self._threads.values():
+        for thread in filter(threading.Thread.is_alive, self._threads.values()):
             thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process
         keep_to(None)
 

@@ -58,7 +58,7 @@ class ControlSocket:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:
+            except OSError:  # nobody, or no more files may be open
                 return
             connection.settimeout(1.0)
             if not _same_user(connection):

@@ -30,6 +30,7 @@ from tidemill.api.control import (
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.shortage import why
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.metrics import Pace
 from tidemill.run.plan import Plan, make_plan
@@ -129,8 +130,8 @@ class Controller:
         try:
             try:
                 links = self._launcher.launch(self.job)
-            except OSError as error:
-                raise RunError(f"the workers cannot be started: {error.strerror}; free what the system lacks (ulimit -a)") from error
+            except (OSError, RuntimeError) as error:
+                raise RunError(f"the workers cannot be started: {why(error)}") from error
             configs = dict(self.job.experiment.members())
             self.members = {name: Member(configs[name], link) for name, link in links.items()}
             self._configure()

@@ -28,6 +28,7 @@ from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
+from tidemill.core.shortage import why
 from tidemill.core.source import expect, load_file, own_code
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.provenance import source_file, versions
@@ -59,10 +60,17 @@ class RunFolder:
         """Make a new run's folder, None: one under ./runs that nobody else has, lock it and write what is known at the start. Raises `RunError` when
         it is taken or cannot be written."""
         encode(experiment)  # raises for what is no plain data, before anything is made
+        wanted = path or Path("runs")
+        try:
+            name = wanted.resolve().name
+        except FileNotFoundError:
+            raise RunError(
+                f"{wanted} cannot be made: the working directory was removed; go to another one, or give --run-dir from the root on"
+            ) from None
         if path is not None:
-            check_name("run", path.resolve().name)
+            check_name("run", name)
             cls(path)._refuse_taken(experiment)
-        folder = cls(path or Path("runs"))
+        folder = cls(wanted)
         try:
             if path is None:
                 folder.path = path = new_folder(experiment)
@@ -79,7 +87,7 @@ class RunFolder:
         except OSError as error:
             if path is not None:
                 folder.discard()
-            raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; name another with --run-dir") from None
+            raise RunError(f"run folder {folder.path} cannot be written: {why(error)}; name another with --run-dir") from None
         return folder
 
     def _refuse_taken(self, experiment: Experiment) -> None:
@@ -230,7 +238,14 @@ def command() -> str:
     script = Path(sys.executable or "python").with_name("tidemill")
     if not script.is_file():
         return "python -m tidemill.cli.main"
-    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
+    return shlex.quote(as_typed(script))
+
+
+def as_typed(path: Path) -> str:
+    """Return a path as one would type it here: without the working directory where it lies in that (and that is still there)."""
+    with suppress(OSError, ValueError):
+        return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
+    return str(path)
 
 
 def new_folder(experiment: Experiment) -> Path:

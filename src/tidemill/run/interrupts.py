@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
 from typing import Any, Self
@@ -65,7 +65,8 @@ class Interrupts:
             # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
             self._timer = threading.Timer(self.grace, self._remind, (number,))
             self._timer.daemon = True
-            self._timer.start()
+            with suppress(RuntimeError):  # no more threads are allowed
+                self._timer.start()
         elif self.armed and (self.overdue or monotonic() - self._at > ONE):
             self.armed = False
             raise BrokenOff

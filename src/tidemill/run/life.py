@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import ExitStack, closing, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.private import private
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
-from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, command
+from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live import make_view
 from tidemill.run.metrics import MetricsWriter
@@ -78,7 +77,7 @@ class Life:
         if self._lost:
             never_began(controller.reason)
         elif view is not None:
-            view.end({**summary, "folder": _display(folder.path)}, self._next(job))
+            view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
 
     # ---- on the way --------------------------------------------------------------------------------------------------------------------------
@@ -148,14 +147,14 @@ class Life:
         return error
 
     def _cure(self, controller: Controller) -> str:
-        path, kept = _display(self._folder.path), self._folder.has_checkpoints(controller.job.experiment.trained())
+        path, kept = as_typed(self._folder.path), self._folder.has_checkpoints(controller.job.experiment.trained())
         where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file() else ""
         return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
 
     def _next(self, job: Job) -> dict[str, str]:
         """Return what to type next: purpose → command."""
         path, typed = self._folder.path, command()
-        run, draws = _display(path), any(isinstance(worker, Actors) and worker.environment.draws for worker in job.experiment.workers.values())
+        run, draws = as_typed(path), any(isinstance(worker, Actors) and worker.environment.draws for worker in job.experiment.workers.values())
         return {
             "evaluate": f"{typed} eval {run}",
             **({"watch it play": f"{typed} play {run} --video {path.name}.mp4"} if draws else {}),
@@ -188,10 +187,3 @@ def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
         **counts,
         **stage,
     }
-
-
-def _display(path: Path) -> str:
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.core.errors import RunError
 from tidemill.core.private import private
+from tidemill.core.shortage import why
 
 FILE = "metrics.jsonl"
 BURST = 1000  # records of updates that a run may write as quickly as it makes them, so that a short run has a record of each
@@ -69,14 +70,15 @@ class MetricsWriter:
         plain = {k: v if isinstance(v, int) else float(v) for k, v in record.items()}
         line = msgspec.json.encode(plain) + b"\n"
         try:
-            if os.pwrite(self._file, line, self._end) < len(line):
+            written = os.pwrite(self._file, line, self._end)
+            if written < len(line) and written + os.pwrite(self._file, line[written:], self._end + written) < len(line):  # which says why
                 raise OSError("the disk is full")
             self._end += len(line)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._end)  # no half of a line in the middle of the file; shrinking works on a full disk
             if not self._warned:
-                log.warning("cannot write %s (%s): training goes on without these metrics", self._path, error.strerror or error)
+                log.warning("cannot write %s (%s): training goes on without these metrics", self._path, why(error))
             self._warned = True
         self._events.write(plain, whole=not self._warned)
 

@@ -29,8 +29,9 @@ class Plan(msgspec.Struct, frozen=True):
         """One line for people."""
         needs = [f"{what} {size(nbytes)}" for what, nbytes in self.needs.items() if nbytes >= TOLD]
         count = len(self.processes)
-        needs.append(f"{count} process{'es' * (count > 1)} {size(sum(self.processes))} so far")
-        return f"memory: {', '.join(needs)}; {size(self.free)} available"
+        if count:  # the system may not tell
+            needs.append(f"{count} process{'es' * (count > 1)} {size(sum(self.processes))} so far")
+        return f"memory: {', '.join(needs) or 'little'}; {size(self.free)} available"
 
 
 def make_plan(needs: Iterable[Need]) -> Plan:

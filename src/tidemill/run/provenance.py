@@ -56,7 +56,7 @@ def versions() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores(),
         "command": sys.argv,
-        "git": git_state(Path.cwd()),
+        "git": git_state(Path()),
     }
 
 

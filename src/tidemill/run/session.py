@@ -14,6 +14,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
+from tidemill.core.shortage import why
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
@@ -77,7 +78,10 @@ def train(
         _check_processes(launcher, experiment)
         if arranged.told and not quiet:
             Console().print(Text(arranged.told), soft_wrap=True)
-        folder.write_experiment(experiment, known)
+        try:
+            folder.write_experiment(experiment, known)
+        except OSError as error:
+            raise RunError(f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another with --run-dir") from None
         if arranged.told:
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, arranged.plain())

@@ -33,6 +33,7 @@ from tidemill.api.control import (
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock
 from tidemill.core.errors import NoProgress, TidemillError
+from tidemill.core.shortage import why
 
 LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
 RING_LATE = 0.05  # seconds: so late after the work that it tells of a bell may be rung, on cores that are busy
@@ -171,7 +172,7 @@ class Worker(WorkerHandle):
         if not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread():
             raise error
         expected = isinstance(error, TidemillError)
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        message = str(error) if expected else f"{type(error).__name__}: {why(error)}"
         if isinstance(error, SystemExit):
             message = f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another part of the experiment"
         cause: BaseException | None = error

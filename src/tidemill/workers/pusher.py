@@ -62,8 +62,14 @@ class VersionPusher:
     def _start(self, policy: Policy, counters: Mapping[str, float]) -> None:
         self._last, self._pushed = monotonic(), policy.version
         copy = {name: array.copy() for name, array in policy.parameters().items()}
-        self._thread = Thread(target=self._push_aside, args=(policy.version, copy, dict(counters)), name="push", daemon=True)
-        self._thread.start()
+        self._thread = None
+        thread = Thread(target=self._push_aside, args=(policy.version, copy, dict(counters)), name="push", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more are allowed
+            self._push_aside(policy.version, copy, counters)
+        else:
+            self._thread = thread
 
     def _push_aside(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:
         try:
