@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.losses import clipped_surrogate, explained_variance, value_loss
+from tests.algorithms.losses import clipped_surrogate, clipped_value_loss, explained_variance, value_loss
 
 from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.chunks import Rows
@@ -189,18 +189,31 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     np.testing.assert_allclose(learner._gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("limit", [None, 0.05])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_an_update_is_that_of_a_plain_torch_network(normalise, limit):
-    learner = learner_of(
-        minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, normalise_returns=False, normalise_advantages=normalise, max_gradient_norm=limit
-    )
-    policy = learner.policy
+@pytest.mark.parametrize(
+    ("normalise", "limit", "deviation", "clip_value"),
+    [
+        (False, None, None, None),
+        (True, None, None, None),
+        (False, 0.05, None, None),
+        (True, 0.05, None, 0.1),
+        (True, None, 4, None),
+        (True, None, 4, 0.1),
+    ],
+)
+def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation, clip_value):
+    """With a `deviation` of the returns so far, values are learnt in units of it: targets and the values before are divided by it."""
+    settings = {"normalise_returns": deviation is not None, "normalise_advantages": normalise, "max_gradient_norm": limit, "clip_value": clip_value}
+    learner = learner_of(minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, **settings)
+    policy, scale = learner.policy, deviation or 1
+    policy.weights["critic.weight"] *= 30  # so that values leave what they are clipped to
+    policy.fold_moments(policy.moments({}, None if deviation is None else np.array([-scale, scale], np.float32)))
+    assert policy.value_scale == scale
     sample = make_sample(policy, T=33, N=8)
     batch = gather([sample], gae_of(0.99, 0.95))
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items() if array.size}
     adam = torch.optim.Adam(w.values(), lr=1e-2, eps=1e-5)
-    x, action, target = (torch.from_numpy(array) for array in (batch.observation["obs"], batch.action["action"], batch.target))
+    x, action = torch.from_numpy(batch.observation["obs"]), torch.from_numpy(batch.action["action"])
+    target, old = torch.from_numpy(batch.target / scale), torch.from_numpy(batch.value / scale)
     advantage = torch.from_numpy(batch.advantage)
     if normalise:
         advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
@@ -215,15 +228,19 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit):
         logs = torch.log_softmax(tower(0) @ w["actor.weight"].T + w["actor.bias"].T, -1)
         value = tower(1) @ w["critic.weight"] + w["critic.bias"]
         log_ratio = logs[torch.arange(len(x)), action] - torch.from_numpy(batch.log_prob)
-        loss = clipped_surrogate(log_ratio, advantage, 0.2) + 0.5 * value_loss(value, target) + 0.01 * (logs.exp() * logs).sum(-1).mean()
+        of_value = value_loss(value, target) if clip_value is None else clipped_value_loss(value, old, target, clip_value)
+        loss = clipped_surrogate(log_ratio, advantage, 0.2) + 0.5 * of_value + 0.01 * (logs.exp() * logs).sum(-1).mean()
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(list(w.values()), limit or float("inf"))
         assert limit is None or norm > limit
         adam.step()
+    assert clip_value is None or ((value - old).abs() > clip_value).any()
     assert learner.update([sample], 0.0)["minibatches"] == 3
+    assert (policy.value_scale != scale) is (deviation is not None)
     for name, tensor in w.items():
-        np.testing.assert_allclose(policy.weights[name], tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
+        rescaled = policy.value_scale / scale if name.startswith("critic") else 1  # the head follows the deviation afterwards
+        np.testing.assert_allclose(policy.weights[name] * rescaled, tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_two_runs_of_updates_are_byte_equal():
