@@ -383,6 +383,8 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
     if own and own.good and work.bound:
         bounds, parts = [run["bound"] for run in own.good], [run["efficiency"] for run in own.good]
         text += ["", f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} ({min(parts):.2f} … {max(parts):.2f})."]
+        if beyond := sum(part > 1 for part in parts):
+            text[-1] += f" The bound did not hold in {beyond} of {len(parts)} runs: what is above 1 is no figure."
         text[-1] += f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
         text[-1] += f" {own.median / inline:.2f} of what inline inference makes ({work.inline})." if inline else ""
         if took := [run["command_seconds"] for run in own.good if run.get("seconds_to_475") is not None]:
@@ -477,9 +479,10 @@ APPO) with the same network (MLP 64×64 tanh, actor and critic apart; Nature CNN
 coefficients, a quarter of a batch as minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages, with
 the best layout found for it on two cores. A run ends after the same seconds of training behind a warm-up; steps/s are env steps that entered
 training. Systems take turns: first run of each, second run of each; runs that `--continue` added came later. On Pong Tidemill's convolutions are
-bfloat16, the others' float32, which is all that they have. The reference behind "bound" trains on minibatches of all trainers together, which for
-MLPs fall out of the cache: above 1 it says no more than that. 475 is the mean of the last 100 training episodes. DQN and SAC: uniform draws, MLP
-64×64 and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or the better of one and two threads of torch."""
+bfloat16, the others' float32, which is all that they have. The reference behind "bound" keeps its buffers and cuts minibatches as equal trainers do
+since November 22nd; an efficiency above 1 is no figure (the bound did not hold), and older ones are too high. 475 is the mean of the last 100
+training episodes. DQN and SAC: uniform draws, MLP 64×64 and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or
+the better of one and two threads of torch."""
 
 
 def put(document: str, name: str, text: str) -> str:

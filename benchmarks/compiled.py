@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tidemill import PPO, ActorCritic
 from tidemill.api.spaces import Box
-from tidemill.bench.reference import Columns, Network, Plain, log_prob_entropy, loss_of, torch_step, train_part
+from tidemill.bench.reference import Columns, Network, log_prob_entropy, loss_of, plain_of, torch_step, train_part
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
@@ -41,15 +41,16 @@ def measure(observation: Box, config: ActorCritic, actions: int, minibatch: int,
     images = torch.randint(0, 256, (rows, *observation.shape), dtype=torch.uint8)
     columns = {"input": images if encoder.images else torch.randn(rows, encoder.width), "action": torch.randint(0, actions, (rows,))}
     columns |= {"log_prob": torch.full((rows,), -log(actions)), "advantage": torch.randn(rows), "target": torch.randn(rows)}
-    ways = {"autograd": stepping(ppo, network, False), "compiled": stepping(ppo, network, True)}
+    ways = {way: train_part(minibatch, columns, stepping(ppo, network, way == "compiled")) for way in ("autograd", "compiled")}
     if not encoder.images:
-        ways["numpy"] = Plain(network, config, ppo).step
+        plain, arrays = plain_of(network, config, ppo), {name: column.numpy() for name, column in columns.items()}
+        ways["numpy"] = lambda: plain.epoch(minibatch, arrays)
     began, best = perf_counter(), dict.fromkeys(ways, float("inf"))
-    train_part(ppo, columns, ways["compiled"])()
+    ways["compiled"]()
     compiling = perf_counter() - began
     for _ in range(rounds):
-        for way, step in ways.items():
-            work, start = train_part(ppo, columns, step), process_time()
+        for way, work in ways.items():
+            start = process_time()
             work()
             best[way] = min(best[way], (process_time() - start) / rows * 1e6)
     return best | {"s to compile": compiling}

@@ -22,8 +22,8 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
 from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
-from tidemill.bench.measure import Bench, Cost, Run, bench, bound_of, cost_of, in_threads, notes_of, run_of
-from tidemill.bench.reference import Network, Plain, log_prob_entropy, loss_of, parts_of, torch_step
+from tidemill.bench.measure import Bench, Cost, Run, bench, beyond, bound_of, cost_of, in_threads, notes_of, run_of
+from tidemill.bench.reference import Network, log_prob_entropy, loss_of, parts_of, plain_of, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
@@ -79,12 +79,34 @@ def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, act
         return *log_prob_entropy(head, network.log_std, part["action"]), value
 
     part["log_prob"] = evaluate(part)[0].detach() + 0.3 * torch.randn(50)  # some ratios are clipped
-    plain = Plain(network, policy, ppo)
-    plain.gradient(part)
+    plain = plain_of(network, policy, ppo)
+    columns = {name: column.numpy() for name, column in part.items()}
+    plain.gradient(columns)
+    plain.gradient(columns)  # in memory that holds something by now
     torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))(part)
     by_torch = [torch.zeros(()) if p.grad is None else p.grad.T if p.ndim == 2 else p.grad for p in network.parameters()]
-    for ours, theirs in zip(plain.gradients, by_torch, strict=True):
+    found = [plain.gradients.log_std]
+    for tower, (weight, bias) in enumerate(plain.gradients.heads):
+        found += [part[tower].reshape(part.shape[-1] if part.shape[1] == 1 else part.shape[1:]) for layer in plain.gradients.hidden for part in layer]
+        found += [weight, bias[:, 0]]
+    for ours, theirs in zip(found, by_torch, strict=True):
         np.testing.assert_allclose(ours, np.broadcast_to(theirs.numpy(), ours.shape), atol=1e-6)
+    plain.step(columns)  # torch's step is done
+    log_std, first, *_ = network.parameters()
+    for stepped, theirs in ((plain.weights.log_std, log_std), (plain.weights.hidden[0][0][0], first.T)):
+        np.testing.assert_allclose(stepped, theirs.detach(), atol=1e-6)
+
+
+def test_an_efficiency_above_1_is_said_to_be_none() -> None:
+    assert beyond(1.0) == () and "the bound did not hold" in beyond(1.01)[0]
+
+
+@pytest.mark.parametrize(("trainers", "rows", "minibatch"), [(1, 128, 64), (2, 128, 32)])
+def test_minibatches_are_cut_as_equal_trainers_cut_them(trainers: int, rows: int, minibatch: int) -> None:
+    made = experiment(Gymnasium(id="CartPole-v1"))
+    workers = {name: worker.replace(count=trainers) for name, worker in made.workers.items()}
+    facts, _ = parts_of(made.replace(workers=workers))
+    assert (facts["rows"], facts["minibatch"]) == (rows, minibatch)
 
 
 def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:

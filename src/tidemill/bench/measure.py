@@ -104,10 +104,10 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
     joined = {part: [answer for found in measured for answer in found[part]] for part in facts["parts"]}
     costs = {part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part}) for part in PARTS}
     bound = bound_of(cores, {part: cost.core for part, cost in costs.items()}, facts["rows_per_step"], facts["epochs"])
+    efficiency = run.steps_per_second / bound
     advice = advise(run.workers, facts["elsewhere"] or in_threads(experiment))
-    return Bench(
-        experiment.name, cores, facts, costs, bound, run, run.steps_per_second / bound, advice, notes_of(experiment, facts, costs, run)
-    )  # fmt: skip
+    notes = (*beyond(efficiency), *notes_of(experiment, facts, costs, run))
+    return Bench(experiment.name, cores, facts, costs, bound, run, efficiency, advice, notes)
 
 
 def check_seconds(seconds: float) -> None:
@@ -253,6 +253,13 @@ def kind_of(config: WorkerConfig) -> Kind:
 def in_threads(experiment: Experiment) -> bool:
     """Return whether lanes step in threads of their own, so that an actor which waits may be waiting for its environment."""
     return any(bool(getattr(config.environment, "threads", 0)) for config in experiment.workers.values() if isinstance(config, Actors))
+
+
+def beyond(efficiency: float) -> tuple[str, ...]:
+    """Return what to say of an efficiency above 1: nothing of one that is not."""
+    if efficiency <= 1:
+        return ()
+    return ("the bound did not hold: bare costs were measured while the machine was slower, or are too dear; the efficiency is no figure",)
 
 
 def notes_of(experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cost], run: Run) -> tuple[str, ...]:

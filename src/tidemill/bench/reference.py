@@ -7,8 +7,9 @@ env     a plain loop over the environment, random actions, resets as they come: 
 infer   forward pass of actor and critic, one sample and its log-probability, for as many rows as one request has. Per row
 train   one shuffled gather, then per minibatch the clipped PPO loss, backward, the gradient's norm clipped, fused Adam. Per row and epoch
 
-infer and train are written plainly in torch; for MLPs once more in numpy, since at their sizes torch's calls and its tanh cost more than the
-arithmetic, and a bound that takes the dearer of two plain ways would be none. The cheaper one counts.
+infer and train are written plainly in torch; for MLPs once more in numpy (`plain_mlps`), since at their sizes torch's calls and its tanh cost more
+than the arithmetic, and a bound that takes the dearer of two plain ways would be none. The cheaper one counts. Minibatches have as many rows as each
+of the experiment's equal trainers has of them.
 
 This is a process of its own, one on each core, all at work at the same time (`measure` starts them and says what to do): the first line of standard
 input is the order, every further one ``SECONDS PART``, answered with the units done and the processor seconds and wall seconds they took.
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle
-from math import log, pi, sqrt
+from math import ceil, log, pi
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, process_time
@@ -36,11 +37,12 @@ from tidemill.api.edges import group_of
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
+from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
-from tidemill.core.schema import Array, Arrays, Schema, allocate
+from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.core.source import load_file
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
@@ -261,10 +263,10 @@ def torch_step(ppo: PPO, loss: Loss, parameters: list[Tensor]) -> Callable[[Colu
     return step
 
 
-def train_part(ppo: PPO, columns: Columns, step: Callable[[Columns], None]) -> Callable[[], int]:
-    """Return a function that does one epoch."""
+def train_part(minibatch: float, columns: Columns, step: Callable[[Columns], None]) -> Callable[[], int]:
+    """Return a function that does one epoch, in minibatches of so many rows, about."""
     rows = len(columns["advantage"])
-    count = max(1, round(rows / ppo.minibatch_size))
+    count = max(1, round(rows / minibatch))
 
     def work() -> int:
         order = torch.randperm(rows)
@@ -274,111 +276,6 @@ def train_part(ppo: PPO, columns: Columns, step: Callable[[Columns], None]) -> C
         return rows
 
     return work
-
-
-class Plain:
-    """The MLPs of a `Network`, with the same loss, in numpy: forward and backward written out. Heads are [outputs, n]."""
-
-    def __init__(self, network: Network, config: ActorCritic, ppo: PPO) -> None:
-        self.ppo, self.tanh = ppo, config.activation == "tanh"
-        weights = [p.detach().T if p.ndim == 2 else p.detach() for p in network.parameters()]  # log_std, then weight and bias of each layer
-        self.flat = torch.cat([w.reshape(-1) for w in weights])
-        self.flat.grad = torch.zeros_like(self.flat)
-        ends = np.cumsum([w.numel() for w in weights])[:-1].tolist()
-        self.weights, self.gradients = (
-            [part.reshape(w.shape) for part, w in zip(np.split(flat.numpy(), ends), weights, strict=True)] for flat in (self.flat, self.flat.grad)
-        )
-        layers, self.shared = len(config.hidden) + 1, network.shared
-        self.towers = (1, 1 + 2 * layers), (1 + 2 * layers, 1 + 4 * layers)  # where each one's layers lie in `weights`; the first alone, if shared
-        self.adam = torch.optim.Adam([self.flat], lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
-        self.rng = np.random.default_rng(0)
-
-    def forward(self, x: Array, tower: int) -> tuple[list[Array], Array]:
-        """Return the inputs of all layers, and the head."""
-        (start, end), kept = self.towers[tower], [x]
-        for i in range(start, end - 2, 2):
-            x = x @ self.weights[i]
-            x += self.weights[i + 1]
-            np.tanh(x, out=x) if self.tanh else np.maximum(x, 0, out=x)
-            kept.append(x)
-        return kept, self.weights[end - 2].T @ x.T + self.weights[end - 1][:, None]
-
-    def backward(self, kept: list[Array], head: Array, tower: int) -> None:
-        """Write the gradients of a tower, `head` being that of its head."""
-        (start, end), gradient = self.towers[tower], head.T
-        for i, h in zip(range(end - 2, start - 1, -2), reversed(kept), strict=True):
-            np.matmul(h.T, gradient, out=self.gradients[i])
-            np.sum(gradient, 0, out=self.gradients[i + 1])
-            if i > start:
-                gradient = gradient @ self.weights[i].T
-                gradient *= 1 - h * h if self.tanh else h > 0
-
-    def act(self, x: Array, discrete: bool) -> None:
-        """Answer n rows."""
-        head, rows = self.forward(x, 0)[1], len(x)
-        if self.shared:
-            head = head[:-1]
-        else:
-            self.forward(x, 1)
-        if discrete:
-            head -= head.max(0)
-            sums = np.exp(head).cumsum(0)
-            action = (sums[:-1] <= self.rng.random(rows, np.float32) * sums[-1]).sum(0)
-            head[action, np.arange(rows)] - np.log(sums[-1])
-        else:
-            noise = self.rng.standard_normal(head.shape, np.float32)
-            head += np.exp(self.weights[0])[:, None] * noise
-            -0.5 * (noise * noise).sum(0) - self.weights[0].sum()
-
-    def gradient(self, part: Columns) -> None:
-        """Write the gradient of one minibatch."""
-        ppo, columns = self.ppo, {name: column.numpy() for name, column in part.items()}
-        action, advantage, log_std = columns["action"], columns["advantage"], self.weights[0]
-        rows = len(advantage)
-        kept, head = self.forward(columns["input"], 0)
-        if self.shared:
-            head, value = head[:-1], head[-1:]
-        else:
-            of_critic, value = self.forward(columns["input"], 1)
-        if action.dtype.kind == "i":
-            head -= head.max(0)
-            p = np.exp(head)
-            total = p.sum(0)
-            p /= total
-            logs, where = head - np.log(total), (action, np.arange(rows))
-            log_prob = logs[where]
-        else:
-            std = np.exp(log_std)[:, None]
-            noise = (action.reshape(rows, -1).T - head) / std
-            log_prob = -0.5 * (noise * noise).sum(0) - (log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi)))
-        ratio = np.exp(log_prob - columns["log_prob"])
-        open_ = ratio * advantage <= np.clip(ratio, 1 - ppo.clip, 1 + ppo.clip) * advantage
-        of_log_prob = open_ * ratio * advantage * np.float32(-1 / rows)
-        if action.dtype.kind == "i":
-            of_head = p * -of_log_prob
-            of_head[where] += of_log_prob
-            if ppo.entropy_coefficient:
-                of_head += np.float32(ppo.entropy_coefficient / rows) * p * (logs - (p * logs).sum(0))
-            self.gradients[0][...] = 0
-        else:
-            of_head = of_log_prob * noise / std
-            self.gradients[0][...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(ppo.entropy_coefficient)
-        of_value = (value - columns["target"]) * np.float32(ppo.value_coefficient / rows)
-        if self.shared:
-            self.backward(kept, np.concatenate((of_head, of_value)), 0)
-        else:
-            self.backward(kept, of_head, 0)
-            self.backward(of_critic, of_value, 1)
-
-    def step(self, part: Columns) -> None:
-        """Do one minibatch."""
-        self.gradient(part)
-        assert self.flat.grad is not None
-        gradient, limit = self.flat.grad.numpy(), self.ppo.max_gradient_norm
-        norm = sqrt(float(gradient @ gradient))
-        if limit is not None and norm > limit:
-            gradient *= np.float32(limit / norm)
-        self.adam.step()
 
 
 # ---- the parts of one experiment ---------------------------------------------------------------------------------------------------------------
@@ -399,17 +296,17 @@ Parts = dict[str, Callable[[], int]]
 """Name of a part (``infer``, or ``infer numpy`` where there are several ways) → function that works a while and returns the units done."""
 
 
-def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int) -> tuple[str, Parts]:
+def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int, minibatch: float) -> tuple[str, Parts]:
     """Return which network is measured, and its parts."""
     config, rng = experiment.policies[spec.policy], np.random.default_rng(0)
     acted, seen = (random_rows(spaces.observation, "obs", n, rng) for n in (batch, rows))
     columns = {name: torch.from_numpy(array) for name, array in random_rows(spaces.action, "action", rows, rng).items()}
     columns |= {name: torch.randn(rows) for name in ("log_prob", "advantage", "target")}
     if not isinstance(config, ActorCritic) or config.state(spaces) or not isinstance(spaces.action, (Discrete, Box)):
-        return "own", own_parts(config, spaces, ppo, acted, seen, columns)
+        return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
     if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
-        return "own", own_parts(config, spaces, ppo, acted, seen, columns)
+        return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
     network = Network(config, encoder, spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)))
 
@@ -430,19 +327,26 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
     columns["log_prob"] = torch.cat(every)
     infer, step = infer_part(network, x, discrete), torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
     if encoder.images:
-        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {"infer": infer, "train": train_part(ppo, columns, step)}
-    plain_mlps = Plain(network, config, ppo)
+        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {"infer": infer, "train": train_part(minibatch, columns, step)}
+    plain_mlps = plain_of(network, config, ppo)
 
     def infer_numpy() -> int:
         plain_mlps.act(x.numpy(), discrete)
         return batch
 
-    trains = {"train torch": train_part(ppo, columns, step), "train numpy": train_part(ppo, columns, plain_mlps.step)}
+    arrays = {name: column.numpy() for name, column in columns.items()}
+    trains = {"train torch": train_part(minibatch, columns, step), "train numpy": lambda: plain_mlps.epoch(minibatch, arrays)}
     kind = f"mlp {'×'.join(map(str, config.hidden))} {config.activation}{', shared' * network.shared}"
     return kind, {"infer torch": infer, "infer numpy": infer_numpy, **trains}
 
 
-def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
+def plain_of(network: Network, config: ActorCritic, ppo: PPO) -> PlainMLPs:
+    """Return the same MLPs in numpy, with weights of their own."""
+    given = [weight.detach().numpy() for weight in network.parameters()]
+    return PlainMLPs([weight.T if weight.ndim == 2 else weight for weight in given], config, ppo)
+
+
+def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, minibatch: float, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
     """Return the parts of a policy whose network this file does not have."""
     policy, acting = config.build(spaces, 0), config.build(spaces, 0)  # one that is trained may not keep what it prepares for acting
     if not isinstance(policy, TrainablePolicy):
@@ -466,7 +370,7 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, acted: Arrays, see
         return found.log_prob, found.entropy, found.value
 
     prepared = {f"input {k}": torch.from_numpy(v) for k, v in policy.prepare(seen).items()}
-    return {"infer": act, "train": train_part(ppo, columns | prepared, torch_step(ppo, loss_of(ppo, evaluate), policy.trainable_parameters()))}
+    return {"infer": act, "train": train_part(minibatch, columns | prepared, torch_step(ppo, loss_of(ppo, evaluate), policy.trainable_parameters()))}
 
 
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
@@ -494,8 +398,10 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
         batch = max(1, min(batch * actors.ring * askers, served.most_rows))
     spaces = seen_by(spec, environment.agents[groups[actors.agents.index(spec)][0]].spaces)
     bytes_per_row = sum(field.nbytes for field in schema_of_space(spaces.observation, "obs").values())
-    rows = min(rows, max(ppo.minibatch_size, MOST_BYTES // bytes_per_row))
-    kind, parts = network_parts(experiment, spec, spaces, ppo, batch, rows)
+    # As n equal trainers cut a batch: each has its part of the rows, and of every minibatch.
+    minibatch = rows / max(1, round(rows / ppo.minibatch_size)) / trainer.count
+    rows = min(rows // trainer.count, max(ceil(minibatch), MOST_BYTES // bytes_per_row))
+    kind, parts = network_parts(experiment, spec, spaces, ppo, batch, rows, minibatch)
     env, elsewhere = env_part(actors, environment)
     facts = {
         "environment": getattr(config, "id", None) or getattr(config, "make", None) or type(config).__name__,
@@ -505,7 +411,7 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
         "network": kind,
         "batch": batch,
         "rows": rows,
-        "minibatch": round(rows / max(1, round(rows / ppo.minibatch_size))),
+        "minibatch": round(minibatch),
         "epochs": ppo.epochs,
         "elsewhere": elsewhere,
         "parts": ["env", *parts],
