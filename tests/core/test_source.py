@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_attribute, load_file
+from tidemill.core.source import load_attribute, load_file, own_path, travel
 
 
 def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +24,25 @@ def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_
     (tmp_path / "other.py").write_text("")
     load_file(tmp_path / "other.py", "test")
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_what_has_travelled_comes_last_and_what_lies_beside_a_file_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own, folders = [*sys.path], [tmp_path / name for name in ("first", "second", "beside", "later")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file.py").touch()
+    first, second, beside, later = map(str, folders)
+    travel([first, own[-1], second, beside])
+    assert sys.path == [*own, first, second, beside]
+    load_file(folders[2] / "file.py", "test")
+    assert sys.path == [*own, beside, first, second]
+    load_file(folders[3] / "file.py", "test")
+    load_file(folders[2] / "file.py", "test")
+    assert sys.path == [*own, beside, later, first, second]
+    monkeypatch.chdir(tmp_path)
+    sys.path[:0] = ["", "first"]
+    assert own_path()[:2] == [str(tmp_path), first]
 
 
 def test_a_thread_that_asks_for_a_file_which_another_is_running_gets_the_whole_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
+from tidemill.core.source import environment_of_ours, own_path
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
 from tidemill.run.metrics import read_metrics
@@ -134,7 +135,8 @@ class _Copies:
     """A reference process per core, doing what they are told at the same time."""
 
     def __init__(self, experiment: Experiment, source: Path | None, cores: int) -> None:
-        self._order = json.dumps({"experiment": encode(experiment), "source": str(source) if source else None, "runner": os.getpid()})
+        about = {"experiment": encode(experiment), "source": str(source) if source else None}
+        self._order = json.dumps({**about, "runner": os.getpid(), "path": own_path()})
         self._cores = cores
         self._processes: list[subprocess.Popen[str]] = []
         self._logs: list[IO[str]] = []  # one each: they may raise at the same time
@@ -146,12 +148,12 @@ class _Copies:
             log = tempfile.TemporaryFile("w+", errors="replace")
             self._logs.append(log)
             process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.bench.reference"],
+                [sys.executable, "-P", "-m", "tidemill.bench.reference"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, **threads},
+                env=environment_of_ours(**threads),
                 start_new_session=True,  # so that what its environment starts ends with it
             )
             self._processes.append(process)

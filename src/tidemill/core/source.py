@@ -38,7 +38,10 @@ def import_module(name: str, setting: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f'{setting}: there is no module "{error.name}"; install it, or start where it can be imported (PYTHONPATH)') from None
+            cure = "install it, or name its folder in PYTHONPATH"
+            if Path(error.name.replace(".", "/")).is_dir() or Path(f"{error.name}.py").is_file():
+                cure = "the working directory, where there is one, is not looked into: start with PYTHONPATH=., or name a file, FILE.py:NAME"
+            raise ConfigError(f'{setting}: there is no module "{error.name}"; {cure}') from None
         raise ConfigError(
             f'{setting}: importing "{name}" needs the module "{error.name}", which is not installed: pip install {error.name}'
         ) from error
@@ -53,12 +56,43 @@ def load_file(path: Path, setting: str) -> ModuleType:
         raise ConfigError(f"{setting}: there is no file {path}")
     name = f"tidemill_file_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     _FILES.paths[name] = path
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
+    _add_path(str(path.resolve().parent))
     try:
         return importlib.import_module(name)
     except Exception as error:
         raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
+
+
+_TRAVELLED: list[str] = []
+
+
+def own_path() -> list[str]:
+    """Return where this process looks for modules: what worker processes are told, which do not look into the working directory."""
+    return [os.path.abspath(place) for place in sys.path]
+
+
+def environment_of_ours(**more: str) -> dict[str, str]:
+    """Return this process's environment variables and `more` for a Python of our own: an empty place in PYTHONPATH, which means the working directory
+    and is mostly there by mistake (``$PYTHONPATH:/more``), is left out."""
+    found = {**os.environ, **more}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
+    return found
+
+
+def travel(path: Iterable[str]) -> None:
+    """Look there, too, for what is nowhere else: neither in this process's own places nor beside a file of the user's."""
+    _TRAVELLED[:] = [place for place in path if place not in sys.path]
+    sys.path.extend(_TRAVELLED)
+
+
+def _add_path(folder: str) -> None:
+    """Look into the folder of a user's file: after what is installed, and before what has travelled."""
+    if folder in _TRAVELLED and folder in sys.path:
+        sys.path.remove(folder)
+        _TRAVELLED.remove(folder)
+    if folder not in sys.path:
+        sys.path.insert(min((sys.path.index(place) for place in _TRAVELLED if place in sys.path), default=len(sys.path)), folder)
 
 
 class _Source(SourceFileLoader):

@@ -163,7 +163,7 @@ def _need(make: str, module: str) -> None:
         raise ConfigError(f"make: {make}: the particle environments have a package of their own now: {make.replace('pettingzoo.mpe', 'mpe2', 1)}")
     if importlib.util.find_spec(root) is None:
         package = _package(module)
-        cure = f'pip install "{package}"' if package else "install it, or start where it can be imported (PYTHONPATH)"
+        cure = f'pip install "{package}"' if package else "install it, or name its folder in PYTHONPATH"
         raise ConfigError(f'make: {make} needs the module "{root}", which is not installed: {cure}')
     if not parent:
         return

@@ -1,6 +1,6 @@
 """What every worker process runs: read the order, connect, build the workers, live.
 
-python -m tidemill.launchers.entry < order.json
+python -P -m tidemill.launchers.entry < order.json
 """
 
 import gc
@@ -27,7 +27,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
-from tidemill.core.source import expect, load_file
+from tidemill.core.source import expect, load_file, travel
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
 
@@ -44,6 +44,7 @@ def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     for descriptor in order.descriptors():
         os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
+    travel(order.path)
     if order.core is not None:
         keep_to(order.core)
     lifeline = order.seats[0].link

@@ -28,6 +28,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private
+from tidemill.core.source import environment_of_ours, own_path
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
 SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
@@ -62,6 +63,7 @@ class Order(msgspec.Struct, frozen=True):
     core: int | None  # the one that it keeps to
     files: dict[str, str]  # digests, by path
     bell: int
+    path: list[str]  # where the main process looks for modules
 
     def descriptors(self) -> set[int]:
         """Return all that the process inherits."""
@@ -101,9 +103,8 @@ class ProcessesLauncher(Launcher):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
-            order = Order(
-                seats, text, job.source, job.folder, job.resume, spin, experiment.math_threads(names), core, dict(job.files), bells[names[0]]
-            )
+            math_threads, files = experiment.math_threads(names), dict(job.files)
+            order = Order(seats, text, job.source, job.folder, job.resume, spin, math_threads, core, files, bells[names[0]], own_path())
             log = logs / f"{'+'.join(names)}.log"
             for name, (ours, _) in zip(names, pairs, strict=True):
                 self._links[name] = RunnerLink(ours, bells[name], self._bell)
@@ -134,12 +135,12 @@ class ProcessesLauncher(Launcher):
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.launchers.entry"],
+                [sys.executable, "-P", "-m", "tidemill.launchers.entry"],  # without the working directory among its places of modules
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=sorted(order.descriptors()),
-                env={**os.environ, **limits},
+                env=environment_of_ours(**limits),
                 start_new_session=True,  # Ctrl-C is the runner's to handle
             )
         assert process.stdin is not None

@@ -23,7 +23,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private, private_folder
-from tidemill.core.source import named_files, named_modules, own_code
+from tidemill.core.source import environment_of_ours, named_files, named_modules, own_code, own_path
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
 from tidemill.run.plan import check_batch
@@ -177,14 +177,14 @@ def _write(path: Path, costs: Costs) -> None:
 def probe(experiment: Experiment, source: Path | None) -> Costs:
     """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long, and
     `ConfigError` for what cannot be made."""
-    order = msgspec.msgpack.encode(Order(encode(experiment), str(source) if source else None, os.getpid()))
+    order = msgspec.msgpack.encode(Order(encode(experiment), str(source) if source else None, os.getpid(), own_path()))
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tidemill.run.probe"],
+        [sys.executable, "-P", "-m", "tidemill.run.probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **one},
+        env=environment_of_ours(**one),
         start_new_session=True,  # so that what its environment starts ends with it
     )
     try:

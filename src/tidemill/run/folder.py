@@ -237,7 +237,7 @@ def command() -> str:
         return "tidemill"
     script = Path(sys.executable or "python").with_name("tidemill")
     if not script.is_file():
-        return "python -m tidemill.cli.main"
+        return "python -P -m tidemill.cli.main"
     return shlex.quote(as_typed(script))
 
 

@@ -1,6 +1,6 @@
 """Measures what an experiment's parts cost on this machine, in a second: a process of its own, so that what an environment does stays there.
 
-python -m tidemill.run.probe < order (msgpack)
+python -P -m tidemill.run.probe < order (msgpack)
 
 It steps a few lanes of the real environment. Meanwhile another such process, which it starts and tells what spaces there are, times the real policy
 and learner on random rows: importing torch takes longer than all else. Each answers with one line of JSON: what was ``measured``, or the ``error``
@@ -36,7 +36,7 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
-from tidemill.core.source import load_file
+from tidemill.core.source import load_file, own_path, travel
 from tidemill.core.threads import limit_threads
 from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.envs.lanes import LaneLoop
@@ -63,6 +63,7 @@ class Order(msgspec.Struct):
     experiment: dict[str, Any]
     source: str | None
     runner: int
+    path: list[str]  # where that one looks for modules
     agents: list[AgentInfo] | None = None
 
 
@@ -80,7 +81,7 @@ def measure(experiment: Experiment, source: str | None = None) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of trainers."""
     actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
     with _other_process() as other:
-        env, wall = measure_environment(actors, lambda agents: _tell(other, Order(encode(experiment), source, os.getpid(), list(agents))))
+        env, wall = measure_environment(actors, lambda agents: _tell(other, Order(encode(experiment), source, os.getpid(), own_path(), list(agents))))
         costs = Costs(env=env, wall=wall, **msgspec.structs.asdict(_answer(other)))
     if costs.waits:  # threads are tried on cores that nobody else has
         threaded, one_core = threads_serve(actors.environment)
@@ -110,7 +111,7 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
 @contextmanager
 def _other_process() -> Iterator["subprocess.Popen[bytes]"]:
     """A process that measures policies and learner once it is told what there is, and has imported everything by then."""
-    words = [sys.executable, "-m", "tidemill.run.probe"]
+    words = [sys.executable, "-P", "-m", "tidemill.run.probe"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
         try:
             yield other
@@ -400,6 +401,7 @@ def main() -> None:
     limit_threads(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     Thread(target=end_with, args=(order.runner,), daemon=True).start()
+    travel(order.path)
     try:
         if order.source is not None:
             load_file(Path(order.source), "experiment file")
