@@ -57,6 +57,7 @@ def doctor_env(
     token: Annotated[str, typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.')] = "$TIDEMILL_TOKEN",
     seconds: Annotated[float, typer.Option(help="About how long to look.", min=1)] = 10.0,
     most: Annotated[int, typer.Option(help="Most sessions to open at a time.", min=1)] = 64,
+    deadline: Annotated[float, typer.Option(help="Seconds that a call may take.")] = 30.0,
 ) -> None:
     """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
     from tidemill.envs.rest.config import Rest
@@ -65,7 +66,7 @@ def doctor_env(
         from tidemill.envs.rest.doctor import examine
     except ImportError as error:
         raise ConfigError(f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
-    if not _passed(examine(Rest(url=url.removeprefix("rest:"), token=token), seconds, most)):
+    if not _passed(examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)):
         raise typer.Exit(1)
 
 

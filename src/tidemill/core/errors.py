@@ -5,6 +5,7 @@ TidemillError
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 │   └── RemoteFault    an environment server that refused a call, or answered what its protocol forbids
+│       ├── ProtocolFault      an answer that its protocol forbids
 │       ├── RemoteTimeout      no answer within the call's total deadline
 │       ├── RemoteUnavailable  too many failures: the retry budget or the attempts are used up
 │       ├── ReplyLost          a step may have been applied, its reply is gone, and it may not be sent again: the episode is lost
@@ -45,6 +46,13 @@ class EnvironmentFault(TidemillError):
 
 class RemoteFault(EnvironmentFault):
     """An environment server refused a call, or answered what its protocol forbids."""
+
+
+class ProtocolFault(RemoteFault):
+    """An environment server answered what its protocol forbids. `first` is True where it never answered a step otherwise: no other try will mend
+    that."""
+
+    first = False
 
 
 class RemoteTimeout(RemoteFault):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
 from tidemill.core.cores import every_core
-from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault
+from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
 from tidemill.envs.making import Making
@@ -216,7 +216,9 @@ class SlotEnvironment(Environment):
     # ---- faults ------------------------------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
-        """A step or a reset is lost, and the environment with it."""
+        """A step or a reset is lost, and the environment with it. Raises what no other environment would mend."""
+        if isinstance(error, ProtocolFault) and error.first:
+            raise error
         config = self._config
         what = "reset" if self._reset[0] else "step"
         text = str(error) if isinstance(error, (EnvironmentFault, DeadlineError)) else f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import gymnasium
+import msgspec
 import numpy as np
 
 from tidemill.envs.rest.config import Rest
@@ -67,3 +68,15 @@ def client(server, form="threads", **settings):
 
 def applied(server):
     return server.sessions.counts().applied
+
+
+def answering(server, path, change):
+    """Have the answers to calls of `path` changed, as plain maps, before they are sent."""
+    kind, act = server._posts[f"/v1/{path}"]
+
+    def changed(call, caller):
+        said = msgspec.to_builtins(act(call, caller), builtin_types=(bytes,))
+        change(said)
+        return said
+
+    server._posts[f"/v1/{path}"] = kind, changed

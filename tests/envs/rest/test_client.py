@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from tests.envs.driver import Driver
-from tests.envs.rest.served import Ledger, Script, applied, client, serving
+from tests.envs.rest.served import Ledger, Script, answering, applied, client, serving
 from tests.run.watching import wait_until
 
-from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.api.environment import Tick
+from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.core.loops import Loop
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
 from tidemill.envs.rest.connections import Address, _AsyncStream
 from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
+from tidemill.envs.slots import Slots
 
 FORMS = ("threads", "loop")
 HARMLESS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", "reply_repeated")
@@ -176,15 +179,6 @@ def _refuse(reply):
     raise refusal(409, "out_of_order", "applied already", reply.episode, reply.step)
 
 
-def test_a_stalled_reply_is_asked_for_again_within_the_attempt():
-    with serving(faults=Script({1: "stall", 2: "stall"}, stall_seconds=30.0)) as server:
-        env = RemoteEnv(client(server, attempt=0.2).host())
-        env.reset(seed=1)
-        assert env.step(0)[0].tolist()[1] == 1
-        assert applied(server) == 1
-        env.close()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_ends_at_its_deadline_whatever_the_server_does(form):
     with serving(faults=Script(dict.fromkeys(range(1, 50), "stall"), stall_seconds=30.0)) as server:
@@ -248,10 +242,10 @@ def test_a_connection_that_waits_for_a_while_stays_open():
     async def asks(env, times):
         await env.reset(seed=1)
         await asyncio.sleep(1.0)  # the alarm of that call has rung
-        stream = env._connection._stream
+        stream = env._connection._connection._stream
         for _ in range(times):
             await env.step(0)
-            assert env._connection._stream is stream
+            assert env._connection._connection._stream is stream
         await env.close()
 
     with serving() as server:
@@ -331,6 +325,95 @@ def test_what_an_environment_must_not_answer_is_named_at_its_step(make, words):
         with pytest.raises(RemoteFault, match=words):
             env.step(0)
         env.close()
+
+
+WRONG = [
+    ({"reward": UNSET}, r"the answer has no reward\. .*must have reward \(a number\), terminated and truncated"),
+    ({"terminated": UNSET}, "the answer has no terminated"),
+    ({"terminated": UNSET, "truncated": UNSET}, "the answer has no terminated and no truncated"),
+    ({"terminated": "false"}, r"terminated is 'false' \(Expected `bool`"),
+    ({"truncated": None}, r"truncated is None \(Expected `bool`"),
+    ({"terminated": 0}, r"terminated is 0 \(Expected `bool`"),
+    ({"reward": "1.5"}, r"reward is '1\.5' \(Expected `float"),
+    ({"reward": True}, r"reward is True \(Expected `float"),
+    ({"reward": None}, "reward is not finite but None"),
+    ({"reward": float("nan")}, "reward is not finite but (nan|None)"),
+    ({"observation": 3}, r"observation is 3; its space says an array"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["application/json", "application/msgpack"])
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_an_answer_that_lacks_a_field_or_has_a_wrong_one_is_an_error_that_names_it(wrong, words, encoding):
+    def change(said):
+        for name, value in wrong.items():
+            said[name] = value
+            if value is UNSET:
+                del said[name]
+
+    with serving() as server:
+        answering(server, "step", change)
+        host = client(server).host()
+        host.content_type = encoding
+        env = RemoteEnv(host)
+        env.reset(seed=1)
+        with pytest.raises(ProtocolFault, match=rf"step 1 .*{words}") as raised:
+            env.step(0)
+        assert raised.value.first
+        env.close()
+
+
+def test_numbers_that_json_does_not_have_are_named(monkeypatch):
+    with serving() as server:
+        host = client(server).host()
+        host.content_type = "application/json"
+        env = RemoteEnv(host)
+        env.reset(seed=1)
+        monkeypatch.setattr("tidemill.envs.rest.server.encode", lambda *_: b'{"reward": NaN}')
+        with pytest.raises(ProtocolFault, match="JSON has no NaN"):
+            env.step(0)
+        monkeypatch.undo()
+        env.close()
+
+
+def test_a_reset_may_leave_out_what_nothing_was_earned_and_ended_by():
+    def change(said):
+        for name in ("reward", "terminated", "truncated", "info"):
+            del said[name]
+
+    with serving() as server:
+        answering(server, "reset", change)
+        assert rows(client(server).build(1, 5), 9) == local(1, 9)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_slots_give_up_a_server_that_never_answered_right_and_void_what_is_wrong_later(proven):
+    wrong = [not proven]
+
+    def change(said):
+        if wrong[0]:
+            del said["terminated"]
+
+    def tick(reset):
+        slot.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
+        wait_until(slot.ready, 20, "the answer")
+        slot.recv([told])
+        return bool(told.voided[0])
+
+    with serving() as server:
+        answering(server, "step", change)
+        slot = Slots(environment=client(server), backoff_s=0.001).build(1, 5)
+        slot.bind([[0]])
+        told = Tick.allocate(slot.agents[0].spaces.observation, 1, {}, False)
+        assert not tick(True)
+        if proven:
+            assert not tick(False)
+            wrong[0] = True
+            assert tick(False)
+        else:
+            with pytest.raises(ProtocolFault, match="no terminated"):
+                tick(False)
+        slot.close()
 
 
 class Wider(Ledger):

@@ -2,11 +2,14 @@
 
 import re
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tests.envs.rest.served import Ledger, client, serving
+from tests.envs.rest.served import Ledger, answering, client, serving
 
+from tidemill.envs.check import Finding
 from tidemill.envs.rest import doctor
 from tidemill.envs.rest.doctor import _slots, examine
 
@@ -51,10 +54,71 @@ def test_a_server_that_is_gone_before_the_end_is_no_server_of_few_sessions(monke
 
 
 def test_deadlines_are_several_times_the_slowest_call():
+    finding = Finding("latency", "ok", "")
+    for slow, deadline in ((0.3, 30), (11.0, 50)):
+        latency = SimpleNamespace(finding=finding, slowest=slow, steps=(slow, slow, slow))
+        with serving(limit=1) as server:
+            (*_, proposal) = doctor._concurrency(client(server).host(), latency, 0.01, 1)
+        assert proposal.message.endswith(f"Rest(url=…, deadline={deadline})")
+
+
+@pytest.mark.parametrize("field", ["reward", "terminated", "truncated"])
+def test_a_field_that_an_answer_lacks_is_named_before_anything_else_is_tried(field):
+    with serving() as server:
+        answering(server, "step", lambda said: said.pop(field))
+        *_, last = found(server).values()
+    assert (last.name, last.level) == ("replies", "fail") and f"no {field}" in last.message
+
+
+def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another():
     with serving(Slow, limit=2) as server:
-        proposal = found(server)["proposal"].message
-    attempt, deadline = (float(re.search(rf"{name}=([\d.]+)", proposal)[1]) for name in ("attempt", "deadline"))
-    assert attempt >= 5 * 0.3 and deadline == max(5, 3 * attempt)
+        said = found(server, deadline=0.2, attempt=0.1)
+    assert said["calls"].level == "fail" and "(deadline)" in said["calls"].message and "--deadline 2" in said["calls"].cure
+
+
+def test_a_server_whose_calls_take_long_is_tried_with_fewer_counts_of_sessions():
+    with serving(Slow, limit=8) as server:
+        said = found(server)
+    assert sessions(said["at a time"]) == [1, 8]
+    assert said["repeats"].level == said["replies"].level == "ok"
+
+
+def taking_no_turns(sessions):
+    """Have calls of one session run at the same time, as a server without a lock for each session does."""
+    whole = sessions._taken
+
+    @contextmanager
+    def taken(name, caller, opens):
+        with whole(name, caller, opens) as session:
+            session.lock.release()
+            try:
+                yield session
+            finally:
+                session.lock.acquire()
+
+    sessions._taken = taken
+
+
+def test_a_server_that_applies_a_repeat_while_the_first_call_is_under_way_is_found_out():
+    with serving(lambda: Slow(length=100)) as server:
+        taking_no_turns(server.sessions)
+        said = found(server)
+    assert said["repeats"].level == "fail" and "while the first was under way" in said["repeats"].message
+
+
+def test_a_server_that_resets_twice_is_found_out():
+    with serving() as server:
+        again = server.sessions._again
+
+        def anew(reply):
+            if reply.step == 0:
+                observation = msgspec.structs.replace(reply.observation, data=bytes(12))
+                return msgspec.structs.replace(reply, observation=observation)
+            return again(reply)
+
+        server.sessions._again = anew
+        said = found(server)
+    assert said["repeats"].level == "fail" and "a reset" in said["repeats"].message
 
 
 @pytest.mark.parametrize(

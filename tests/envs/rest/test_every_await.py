@@ -124,7 +124,7 @@ def test_a_blocking_step_whose_network_fails_anywhere_is_told_once():
         env, count = RemoteEnv(client(server).host()), 0
         env.reset(seed=1)
         env._connection.hang_up()  # so that connecting is among the points
-        deadline = env._connection._deadline
+        deadline = env._connection._connection._deadline
         left = deadline.left
 
         def failing(timeout):

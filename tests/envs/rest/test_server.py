@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.envs.rest.served import Ledger, Script, applied, serving
+from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError
 from tidemill.envs.rest.faults import Dice, Faults
@@ -151,6 +152,17 @@ def test_a_session_that_is_kept_is_not_left_though_its_own_connection_is_closed(
     begin("other", Caller())
 
 
+def test_a_session_is_not_left_when_one_of_the_connections_that_a_call_came_on_is_closed():
+    _, begin = table(1, 0.0)
+    first, repeat = Caller(), Caller()
+    begin("here", first), begin("here", repeat)
+    repeat.gone = True
+    with pytest.raises(Refused):
+        begin("other", Caller())
+    first.gone = True
+    begin("other", Caller())
+
+
 def test_an_environment_that_raises_is_named_and_its_session_is_gone():
     with serving(lambda: Ledger(raises_at=2)) as server:
         reset(server), step(server, 1)
@@ -158,6 +170,29 @@ def test_an_environment_that_raises_is_named_and_its_session_is_gone():
         assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "ValueError: as the test asks" in said.json()["message"]
         assert step(server, 2).json()["error"] == "unknown_session"
         assert applied(server) == 1
+
+
+def test_a_repeat_that_waits_for_a_call_whose_environment_raises_is_told_the_same():
+    inside, go = threading.Event(), threading.Event()
+
+    class Raising(Ledger):
+        def step(self, action):
+            inside.set()
+            assert go.wait(20)
+            raise ValueError("as the test asks")
+
+    said = []
+    with serving(Raising) as server:
+        reset(server)
+        first = threading.Thread(target=lambda: said.append(step(server, 1)))
+        first.start()
+        assert inside.wait(20)
+        again = threading.Thread(target=lambda: said.append(step(server, 1)))
+        again.start()
+        wait_until(lambda: len(server.sessions._open["s"].callers) == 2, 20, "the repeat")
+        go.set()
+        first.join(), again.join()
+    assert [(each.status_code, each.json()["error"]) for each in said] == [(500, "environment_raised")] * 2
 
 
 ODD_ANSWERS = [

@@ -2,37 +2,48 @@
 
 A plan is a generator: it yields what is to be done (`Send`, `Pause`, `HANG_UP`), is sent what came of it, and returns the call's result or raises a
 `RemoteFault`. What a plan may do is bounded by the call's total deadline, by the host's retry budget, and by its breaker.
+
+What was sent is waited for until the deadline, however slow it is. Where an answer is late, and the server takes repeats, the same is sent on another
+connection, too, and whichever answers first counts: so a server may be slow, and a reply may be lost without anybody being told.
 """
 
 import asyncio
+import math
 import random
-import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from tidemill.core.errors import RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.envs.leaves import brief
-from tidemill.envs.rest.wire import ENCODINGS, Problem, decode
+from tidemill.envs.rest.restraints import Breaker, Budget, Pace
+from tidemill.envs.rest.wire import ENCODINGS, Problem, decode, misread
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any
+
+Again = Literal["late", "lost", "never"]
+"""When the same request may be sent again though an earlier one may have arrived: while that one is still under way; only once its connection is
+gone; never."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send a request, and take its answer within `seconds`."""
+    """Send a request, and take its answer within `seconds`. Without one after `late` seconds `repeat` is asked, once, whether the same is to be sent
+    on another connection, too."""
 
     method: str
     path: str
     body: bytes
     content_type: str
     seconds: float
+    late: float = math.inf
+    repeat: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -52,99 +63,33 @@ HANG_UP = HangUp()
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer."""
+    """A whole answer, `seconds` after its request was sent."""
 
     status: int
     content_type: str
     retry_after: float
     body: bytes
+    seconds: float
+
+    @property
+    def settles(self) -> bool:
+        """True when this is the call's end, whatever comes of another request for the same: no refusal that says "not now", nor one as out of order,
+        which a server may give to a repeat of what it is still at."""
+        return self.status not in (409, 429, 502, 503, 504)
 
 
 @dataclass(frozen=True)
 class Lost:
-    """No whole answer came. `sent` is False where nothing of the request can have arrived."""
+    """No whole answer came. `sent` is False where nothing of the request can have arrived; `late` is True where nothing is known to have failed: the
+    time was over."""
 
     cause: str
     sent: bool = True
+    late: bool = False
+    settles = False
 
 
 Plan = Generator[Send | Pause | HangUp, Answer | Lost | None, T]
-
-
-class Breaker:
-    """Of one host. After `limit` failures in a row nothing is sent for a while but one trial at a time; whatever answers closes it again. Used by
-    many threads."""
-
-    def __init__(self, limit: int = 5, first: float = 0.1, longest: float = 5.0) -> None:
-        """A trial is made `first` seconds after it opened; each that fails doubles that, up to `longest`."""
-        self._limit, self._first, self._longest = limit, first, longest
-        self._lock = threading.Lock()
-        self._failures = 0
-        self._next = 0.0  # when a trial may be made
-        self._trying = False
-        self.opened = 0
-        """How often it opened."""
-
-    def wait(self) -> float:
-        """Return 0 when a request may be sent now, which `succeeded`, `failed` or `gave_up` must follow, or seconds until it is worth asking."""
-        with self._lock:
-            if self._failures < self._limit:
-                return 0.0
-            left = self._next - monotonic()
-            if left > 0 or self._trying:
-                return max(left, 0.02) * random.uniform(1.0, 1.5)
-            self._trying = True
-            return 0.0
-
-    def succeeded(self) -> None:
-        """The host answered."""
-        with self._lock:
-            self._failures, self._trying = 0, False
-
-    def failed(self) -> None:
-        """The host did not answer, or only that it cannot."""
-        with self._lock:
-            self._failures += 1
-            self._trying = False
-            if self._failures >= self._limit:
-                self.opened += self._failures == self._limit
-                pause = min(self._longest, self._first * 2.0 ** min(30, self._failures - self._limit))
-                self._next = monotonic() + pause * random.uniform(0.5, 1.0)
-
-    def gave_up(self) -> None:
-        """The request was broken off by whoever sent it."""
-        with self._lock:
-            self._trying = False
-
-
-class Budget:
-    """Retries as a share of calls: each call earns `share` of one, up to `most`, with which it begins. Used by many threads."""
-
-    def __init__(self, share: float, most: float) -> None:
-        self._share, self._most, self._left = share, most, most
-        self._lock = threading.Lock()
-        self.spent = 0
-        """Retries so far."""
-
-    def hold(self, sessions: int) -> None:
-        """So many sessions are open: each may need a retry at the same time, when the network fails for a moment."""
-        with self._lock:
-            self._left += max(0.0, sessions - self._most)
-            self._most = max(self._most, sessions)
-
-    def earn(self) -> None:
-        """One more call is made."""
-        with self._lock:
-            self._left = min(self._most, self._left + self._share)
-
-    def spend(self, cost: int = 1) -> bool:
-        """Take a retry that costs so much; False when that is not left."""
-        with self._lock:
-            if self._left < cost:
-                return False
-            self._left -= cost
-            self.spent += 1
-            return True
 
 
 @dataclass(frozen=True)
@@ -152,12 +97,12 @@ class Terms:
     """How calls to one host are made.
 
     deadline   seconds for a call, with all its retries and pauses
-    attempt    seconds for one request, where it may be sent again
+    attempt    seconds after which an answer is late; None: as the call's `Pace` says
     """
 
     url: str
     deadline: float
-    attempt: float
+    attempt: float | None
     breaker: Breaker
     budget: Budget
 
@@ -167,21 +112,29 @@ def call(
     what: str,
     request: Send,
     kind: Callable[..., T],
-    again: bool,
+    again: Again,
+    pace: Pace,
     stale: Callable[[T], str | None] = lambda _: None,
     applied: Callable[[Problem], bool] = lambda _: False,
 ) -> Plan[T]:
     """Plan a call that answers a `kind`.
 
     what     names the call in messages: "step 3 of episode 0 in session …"
-    again    the same request may be sent again though an earlier one may have arrived
+    pace     of calls like this one
     stale    says why a result is none of this call's (an answer that was sent twice, say), or None
     applied  True when a refusal as out of order says that the server has applied this very call
     """
     where = f"{terms.url}: {what}"
     until = monotonic() + terms.deadline
     terms.budget.earn()
-    tries, doubt, why = 0, False, "the host's breaker was open all the while"
+    tries, repeats, doubt, why = 0, 0, False, "the host's breaker was open all the while"
+
+    def repeat() -> bool:
+        nonlocal repeats
+        may = terms.budget.spend(spare=True)
+        repeats += may
+        return may
+
     while True:
         left = until - monotonic()
         if left <= 0:
@@ -192,10 +145,10 @@ def call(
         if (seconds := terms.breaker.wait()) > 0:
             yield Pause(min(seconds, left))
             continue
-        told = False
+        told, tries = False, tries + 1
+        late = (terms.attempt or pace.late(terms.deadline)) if again == "late" else math.inf
         try:
-            said = yield Send(request.method, request.path, request.body, request.content_type, min(left, terms.attempt) if again else left)
-            tries += 1
+            said = yield Send(request.method, request.path, request.body, request.content_type, left, late, repeat)
             told = True
         finally:
             if not told:
@@ -203,11 +156,12 @@ def call(
         pause, cost = 0.0, 1
         if isinstance(said, Answer) and said.status == 200:
             terms.breaker.succeeded()
+            pace.took(said.seconds)
             try:
                 result: T = decode(said.body, said.content_type, kind)
             except (msgspec.DecodeError, RecursionError) as error:
                 yield HANG_UP
-                raise RemoteFault(f"{where}: what was answered is not of the protocol ({error}): {brief(said.body[:80])}; see docs/rest.md") from None
+                raise ProtocolFault(f"{where}: what was answered is not of the protocol: {misread(said.body, said.content_type, error)}") from None
             reason = stale(result)
             if reason is None:
                 return result
@@ -215,14 +169,25 @@ def call(
             doubt, why = True, reason
         elif isinstance(said, Answer):
             why = _refused(terms, where, said, applied)
+            problem = _problem(said)
             pause = said.retry_after
-            cost = int(said.status != 429)  # who says "too many" is well, and paces by himself who asks: others may need the retries
-            doubt = doubt or _problem(said) is None
+            # Who says "too many", or is still at the call before, is well, and paces by himself who asks: others may need the retries.
+            cost = int(said.status != 429 and (problem is None or problem.error != "busy"))
+            doubt = doubt or problem is None
         else:
             assert isinstance(said, Lost)
+            if said.late:
+                pace.took(left)
+                terms.breaker.gave_up()
+                raise RemoteTimeout(
+                    f"{where}: no answer within {terms.deadline:g} s (deadline), though it was waited for all the while"
+                    + (f", and it was sent again after {late:.3g} s (attempt)" if repeats else "")
+                    + ". The server is slower than that, or hangs: raise deadline (--env-arg deadline=SECONDS) above what calls take "
+                    "(tidemill doctor env URL), or see why the server does not answer"
+                )
             terms.breaker.failed()
             doubt, why = doubt or said.sent, said.cause
-        if doubt and not again:
+        if doubt and again == "never":
             raise ReplyLost(
                 f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it would apply it again, so that "
                 'the episode is given up; a server that remembers its last reply, or checks step numbers, loses nothing ("repeats", docs/rest.md)'
@@ -247,11 +212,14 @@ def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem]
     """Return why a refusal is worth another try, and raise otherwise."""
     problem = _problem(said)
     why = f"{said.status} {problem.error}: {problem.message}" if problem is not None else f"{said.status} {brief(said.body[:80])}"
-    if said.status in (502, 503, 504):
+    if said.status == 504:  # of a proxy that has not waited as long as we do
+        terms.breaker.gave_up()
+        return f"{why}: what stands before the server gives calls up after a time of its own; raise that"
+    if said.status in (502, 503) and (problem is None or problem.error != "busy"):
         terms.breaker.failed()
         return why
     terms.breaker.succeeded()
-    if said.status == 429:
+    if said.status in (429, 502, 503):
         return why
     if problem is None:
         raise RemoteFault(f"{where}: answered {why}, which is not of the protocol; see that url names an environment server (docs/rest.md)")
@@ -268,7 +236,7 @@ def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem]
     raise RemoteFault(f"{where}: answered {why}; {cure}")
 
 
-def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds: float) -> Answer:
     """Return an answer with what its headers say."""
     found = {name.lower(): value.decode("latin1") for name, value in headers}
     content_type = found.get(b"content-type", "").partition(";")[0].strip().lower()
@@ -276,7 +244,7 @@ def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Answ
         retry_after = min(3600.0, max(0.0, float(found.get(b"retry-after", "0"))))
     except ValueError:  # a date
         retry_after = 0.0
-    return Answer(status, content_type if content_type in ENCODINGS else "application/json", retry_after, body)
+    return Answer(status, content_type if content_type in ENCODINGS else "application/json", retry_after, body, seconds)
 
 
 class Blocking(Protocol):

@@ -26,8 +26,9 @@ class Rest(EnvironmentConfig):
                not saved with the run; unset it means none
     form       "loop": all lanes of an actor are tasks of one event loop, in its own thread; "threads": each lane is a thread that waits for its
                server, best where there are few of them and the actor keeps to one core (`Actors.one_core`)
-    deadline   seconds for a call, retries and pauses included
-    attempt    seconds for one try of it, where it may be tried again
+    deadline   seconds for a call, retries and pauses included. A call that is under way is not given up before
+    attempt    seconds without an answer after which a call is sent once more, on another connection, while the first one is still waited for: where
+               the server says that repeats are "remembered". None: twice what the slowest call of its kind took of late, 1 at least
     retries    of calls: at most this share of them are tried again (a few at a time always may be); 0: none but these
     """
 
@@ -35,14 +36,15 @@ class Rest(EnvironmentConfig):
     token: str = "$TIDEMILL_TOKEN"
     form: Literal["loop", "threads"] = "loop"
     deadline: float = 30.0
-    attempt: float = 10.0
+    attempt: float | None = None
     retries: float = 0.2
 
     def __post_init__(self) -> None:
         check_url(self.url)
-        for name in ("deadline", "attempt"):
-            if not (math.isfinite(value := getattr(self, name)) and value > 0):
-                raise ConfigError(f"{name} = {value} must be a number of seconds above 0")
+        if not (math.isfinite(self.deadline) and self.deadline > 0):
+            raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
+        if self.attempt is not None and not (math.isfinite(self.attempt) and self.attempt > 0):
+            raise ConfigError(f"attempt = {self.attempt} must be a number of seconds above 0, or None, for what calls take")
         if not 0 <= self.retries <= 1:
             raise ConfigError(f"retries = {self.retries} must lie between 0 and 1, a share of calls")
         if self.form not in ("threads", "loop"):

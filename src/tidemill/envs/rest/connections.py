@@ -10,6 +10,7 @@ import math
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -42,13 +43,19 @@ class Address:
         return httpcore.Request(wanted.method.encode(), url, headers=headers, content=wanted.body, extensions={"timeout": timeout})
 
 
+CONNECT_SECONDS = 10.0  # for a connection to be made: nothing is under way before
+
+
 class _Deadline:
-    until = 0.0
+    """Until when a request may take, and what is to be done at which time before."""
+
+    until = late = 0.0
+    at_late: Callable[[], None] | None = None
 
     def left(self, timeout: float | None) -> float:
         left = self.until - monotonic()
         if left <= 0:
-            raise httpcore.ReadTimeout("deadline")
+            raise TimeoutError(OVER)
         return left if timeout is None else min(left, timeout)
 
 
@@ -60,10 +67,19 @@ class _Stream(httpcore.NetworkStream):
         self._written = bytearray()
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        deadline = self._deadline
         if self._written:
             whole, self._written = bytes(self._written), bytearray()
-            self._stream.write(whole, self._deadline.left(timeout))
-        return self._stream.read(max_bytes, self._deadline.left(timeout))
+            self._stream.write(whole, deadline.left(timeout))
+        if deadline.at_late is not None:
+            with suppress(httpcore.ReadTimeout):
+                return self._stream.read(max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - monotonic())))
+            at_late, deadline.at_late = deadline.at_late, None
+            if deadline.late < deadline.until:
+                at_late()
+        with suppress(httpcore.ReadTimeout):
+            return self._stream.read(max_bytes, deadline.left(timeout))
+        raise TimeoutError(OVER)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._written += buffer
@@ -80,23 +96,25 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""
-        self._address = address
+        self.address = address
         self._deadline = _Deadline()
         self._stream: _Stream | None = None
         self._connection: httpcore.HTTP11Connection | None = None
         self._interrupted = threading.Event()
 
-    def send(self, wanted: Send) -> Answer | Lost:
-        """Send a request and return what came of it. Raises `RemoteFault` when it was interrupted."""
+    def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
+        """Send a request and return what came of it. Call `at_late` when it is late. Raises `RemoteFault` when it was interrupted."""
+        since = monotonic()
+        deadline = self._deadline
+        deadline.until, deadline.late, deadline.at_late = since + wanted.seconds, since + wanted.late, at_late
         self.pause(0)
-        self._deadline.until = monotonic() + wanted.seconds
         whole = sent = False
         try:
             connection = self._connection
             if connection is None or not connection.is_idle() or connection.has_expired():
                 connection = self._connect()
             sent = True
-            response = connection.handle_request(self._address.request(wanted, wanted.seconds))
+            response = connection.handle_request(self.address.request(wanted, wanted.seconds))
             body = bytearray()
             for chunk in response.iter_stream():
                 body += chunk
@@ -104,9 +122,9 @@ class Connection:
                     return Lost(f"the answer has more than {LARGEST} bytes")
             response.close()
             whole = True
-            return answer(response.status, response.headers, bytes(body))
+            return answer(response.status, response.headers, bytes(body), monotonic() - since)
         except _NETWORK as error:
-            return Lost(_cause(error), sent)
+            return _lost(error, sent)
         finally:
             if not whole:  # half an answer must not be read as the next one's
                 self.hang_up()
@@ -121,11 +139,15 @@ class Connection:
     def pause(self, seconds: float) -> None:
         """Wait so long. Raises `RemoteFault` when it was interrupted."""
         if self._interrupted.wait(seconds) if seconds else self._interrupted.is_set():
-            raise RemoteFault(f"{self._address.url}: closed while a call was under way")
+            raise RemoteFault(f"{self.address.url}: closed while a call was under way")
 
     def interrupt(self) -> None:
         """Have the request under way come to nothing, and refuse any other."""
         self._interrupted.set()
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Have the request under way come to nothing."""
         self._deadline.until = 0.0
         if (stream := self._stream) is not None and (connected := stream.get_extra_info("socket")) is not None:
             with suppress(OSError):
@@ -133,10 +155,10 @@ class Connection:
 
     def _connect(self) -> httpcore.HTTP11Connection:
         self.hang_up()
-        address = self._address
-        stream = httpcore.SyncBackend().connect_tcp(address.host, address.port, self._deadline.left(None))
+        address = self.address
+        stream = httpcore.SyncBackend().connect_tcp(address.host, address.port, self._deadline.left(CONNECT_SECONDS))
         if address.context is not None:
-            stream = stream.start_tls(address.context, address.host, self._deadline.left(None))
+            stream = stream.start_tls(address.context, address.host, self._deadline.left(CONNECT_SECONDS))
         self._stream = _Stream(stream, self._deadline)
         self._connection = httpcore.HTTP11Connection(address.origin, self._stream, keepalive_expiry=None)
         return self._connection
@@ -238,16 +260,21 @@ class AsyncConnection:
 
     def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""
-        self._address = address
+        self.address = address
         self._stream: _AsyncStream | None = None
         self._connection: httpcore.AsyncHTTP11Connection | None = None
         self._until = math.inf  # when the request under way is given up
+        self._late = math.inf  # when it is late
+        self._at_late: Callable[[], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    async def send(self, wanted: Send) -> Answer | Lost:
-        """Send a request and return what came of it."""
+    async def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
+        """Send a request and return what came of it. Call `at_late` when it is late."""
         loop = asyncio.get_running_loop()
-        self._until = loop.time() + wanted.seconds
+        since = loop.time()
+        self._until = since + wanted.seconds
+        if at_late is not None:
+            self._late, self._at_late = since + wanted.late, at_late
         whole = sent = False
         try:
             connection = self._connection
@@ -255,7 +282,7 @@ class AsyncConnection:
                 connection = await self._connect(wanted.seconds)
             self._set_alarm(loop)
             sent = True
-            response = await connection.handle_async_request(self._address.request(wanted, wanted.seconds))
+            response = await connection.handle_async_request(self.address.request(wanted, wanted.seconds))
             body = bytearray()
             async for chunk in response.aiter_stream():
                 body += chunk
@@ -263,27 +290,17 @@ class AsyncConnection:
                     return Lost(f"the answer has more than {LARGEST} bytes")
             await response.aclose()
             whole = True
-            return answer(response.status, response.headers, bytes(body))
+            return answer(response.status, response.headers, bytes(body), loop.time() - since)
         except _NETWORK as error:
-            return Lost(_cause(error), sent)
+            return _lost(error, sent)
         finally:
-            self._until = math.inf
+            self._until = self._late = math.inf
+            self._at_late = None
             if not whole:  # cancelled, too: half an answer must not be read as the next one's
-                self._drop()
+                self.drop()
 
-    async def hang_up(self) -> None:
+    def drop(self) -> None:
         """Close the connection; the next request opens another."""
-        self._drop()
-
-    async def _connect(self, seconds: float) -> httpcore.AsyncHTTP11Connection:
-        self._drop()
-        address = self._address
-        async with asyncio.timeout(seconds):
-            _, self._stream = await asyncio.get_running_loop().create_connection(_AsyncStream, address.host, address.port, ssl=address.context)
-        self._connection = _OneTask(address.origin, self._stream)
-        return self._connection
-
-    def _drop(self) -> None:
         stream, self._stream, self._connection = self._stream, None, None
         if stream is not None:
             stream.close()
@@ -291,24 +308,46 @@ class AsyncConnection:
             self._alarm.cancel()
             self._alarm = None
 
+    def break_off(self) -> None:
+        """Have the request under way come to nothing."""
+        if self._stream is not None:
+            self._stream.give_up(TimeoutError(OVER))
+
+    async def _connect(self, seconds: float) -> httpcore.AsyncHTTP11Connection:
+        self.drop()
+        address = self.address
+        async with asyncio.timeout(min(seconds, CONNECT_SECONDS)):
+            _, self._stream = await asyncio.get_running_loop().create_connection(_AsyncStream, address.host, address.port, ssl=address.context)
+        self._connection = _OneTask(address.origin, self._stream)
+        return self._connection
+
     def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the request given up when its time is over. One alarm serves many requests: it is set again when it rings before their time."""
-        if self._alarm is None or self._alarm.when() > self._until:
+        at = min(self._until, self._late)
+        if self._alarm is None or self._alarm.when() > at:
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm = loop.call_at(self._until, self._ring, loop)
+            self._alarm = loop.call_at(at, self._ring, loop)
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         self._alarm = None
         if self._stream is not None and self._until < math.inf:
-            if loop.time() >= self._until:
-                self._stream.give_up(TimeoutError())
-            else:
-                self._set_alarm(loop)
+            now = loop.time()
+            if now >= self._until:
+                self.break_off()
+                return
+            if now >= self._late and self._at_late is not None:
+                self._late = math.inf
+                self._at_late()
+            self._set_alarm(loop)
 
 
 _NETWORK = (TimeoutError, OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ConnectionNotAvailable)
 
 
-def _cause(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+OVER = "its time is over"
+
+
+def _lost(error: BaseException, sent: bool) -> Lost:
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Lost(cause, sent, late=sent and isinstance(error, TimeoutError) and str(error) == OVER)

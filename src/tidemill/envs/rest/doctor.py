@@ -3,13 +3,15 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from itertools import islice, takewhile
 from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
 
-from tidemill.core.errors import ConfigError, RemoteFault, TidemillError
+from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, TidemillError
 from tidemill.envs.check import Finding
 from tidemill.envs.rest.config import Rest
 from tidemill.envs.rest.host import Host
@@ -30,13 +32,33 @@ def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Fin
     idle = f"closed when idle for {about.idle_seconds:g} s" if about.idle_seconds else "never closed as idle"
     yield Finding("server", "ok", f"{about.environment}, protocol {about.version}; {about.max_sessions or 'any number of'} sessions, {idle}")
     try:
-        yield _repeats(host)
+        replies = _replies(host)
+        yield replies
+        if replies.level == "fail":
+            return
+        yield _repeats(host, seconds / 5)
         yield _determinism(host, seconds / 5)
         latency = _Latency(host, seconds / 5)
         yield latency.finding
         yield from _concurrency(host, latency, seconds / 2, most)
     except TidemillError as error:
-        yield Finding("calls", "fail", str(error), "see the server's own log; what was found above holds")
+        cure = "see the server's own log; what was found above holds"
+        if isinstance(error, RemoteTimeout):
+            cure = f"if it is only slow, look again with --deadline {10 * config.deadline:g}, and train with --env-arg deadline=SECONDS; else {cure}"
+        yield Finding("calls", "fail", str(error), cure)
+
+
+def _replies(host: Host) -> Finding:
+    """See that a reset and a step are answered with all that they must have."""
+    env = RemoteEnv(host)
+    try:
+        env.reset(seed=0)
+        env.step(next(_actions(host, 0)))
+    except ProtocolFault as error:
+        return Finding("replies", "fail", str(error), "see docs/rest.md")
+    finally:
+        env.close()
+    return Finding("replies", "ok", "a reset and a step were answered with all that they must have, as the spaces say")
 
 
 def _actions(host: Host, seed: int) -> Iterator[Any]:
@@ -47,26 +69,88 @@ def _actions(host: Host, seed: int) -> Iterator[Any]:
         yield env.action_space.sample()
 
 
-def _repeats(host: Host) -> Finding:
-    """Send a step twice, and see by the server's own count that it was applied once."""
+def _repeats(host: Host, seconds: float) -> Finding:
+    """Send resets and steps twice, one after the other and, where the server may see that, both at a time: each must count once."""
     promised = host.description.repeats
-    if promised == "applied":
-        return Finding(
-            "repeats",
-            "warn",
-            "a step that is sent twice is applied twice, so that each lost reply costs its episode",
-            'have the server remember its last reply ("repeats", docs/rest.md)',
-        )
-    env, actions = RemoteEnv(host), _actions(host, 0)
+    env, actions, until = RemoteEnv(host), _actions(host, 0), monotonic() + seconds
     try:
         env.reset(seed=0)
+        wrong = _reset_twice(env, promised)
+        if wrong is not None:
+            return wrong
+        if promised == "applied":
+            return Finding(
+                "repeats",
+                "warn",
+                "a step that is sent twice is applied twice, so that each lost reply costs its episode",
+                'have the server remember its last reply ("repeats", docs/rest.md)',
+            )
+        rounds = 0
+        while promised == "remembered" and rounds < 20 and (not rounds or monotonic() < until):
+            rounds, action = rounds + 1, next(actions)
+            told = _both(env, lambda each, action=action: each.step(action))  # type: ignore[misc]
+            if wrong := _differ(told, f"step {env.session.step}", "wait for the first call to end, and answer both alike"):
+                return wrong
+            if (told[0][2] or told[0][3]) and (wrong := _reset_twice(env, promised)):
+                return wrong
         first = env.step(next(actions))
-        if first[2] or first[3]:
-            env.reset()
-            first = env.step(next(actions))
         return _repeated(env, first, promised, actions)
     finally:
         env.close()
+
+
+def _reset_twice(env: RemoteEnv, promised: str) -> Finding | None:
+    """Send resets twice, at the same time where the server may see that, then one after the other. None when they were answered as they must be."""
+    try:
+        if promised == "remembered":
+            told = _both(env, lambda each: each.reset())
+            if wrong := _differ(told, "a reset", "wait for the first call to end, and answer both alike"):
+                return wrong
+        with _twin(env) as twin:
+            first, again = env.reset(), twin.reset()
+    except RemoteFault as error:
+        return Finding("repeats", "warn", f"a reset that was sent twice was refused: {error}", "answer it as before while no step was taken")
+    if promised == "remembered" and not _equal(first[0], again[0]):
+        return Finding("repeats", "fail", "a reset that was sent twice was answered otherwise the second time", "remember each session's last reply")
+    return None
+
+
+@contextmanager
+def _twin(env: RemoteEnv) -> Iterator[RemoteEnv]:
+    """Another client of the same session, which sends the same calls."""
+    twin = RemoteEnv(env.session.host)
+    twin.session = copy(env.session)
+    try:
+        yield twin
+    finally:
+        twin.session.name = ""  # it is the other's
+        twin.close()
+
+
+def _both(env: RemoteEnv, do: Callable[[RemoteEnv], Any]) -> list[Any]:
+    """Do the same as two clients of one session at the same time; return what both were told, or the fault that either raised."""
+    told: list[Any] = [None, None]
+
+    def act(number: int, each: RemoteEnv) -> None:
+        try:
+            told[number] = do(each)
+        except RemoteFault as error:
+            told[number] = error
+
+    with _twin(env) as twin:
+        thread = threading.Thread(target=act, args=(1, twin), daemon=True)
+        thread.start()
+        act(0, env)
+        thread.join()
+    return told
+
+
+def _differ(told: list[Any], what: str, cure: str) -> Finding | None:
+    if error := next((each for each in told if isinstance(each, RemoteFault)), None):
+        return Finding("repeats", "fail", f"{what} that was sent again while the first was under way was not answered the same: {error}", cure)
+    if not _equal(*(each[:-1] for each in told)):  # all but info
+        return Finding("repeats", "fail", f"{what} that was sent again while the first was under way was answered otherwise", cure)
+    return None
 
 
 def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]) -> Finding:
@@ -80,7 +164,11 @@ def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]
             )
         if not (first[2] or first[3]):
             env.step(next(actions))  # fails if the server counted two
-        return Finding("repeats", "ok", "a step that was sent twice was applied once, and answered the same: lost replies cost nothing")
+        return Finding(
+            "repeats",
+            "ok",
+            "resets and steps that were sent twice, also at the same time, were done once, and answered the same: lost replies cost nothing",
+        )
     except RemoteFault as error:
         if promised == "refused":
             return Finding("repeats", "ok", "a step that was sent twice was refused the second time: a lost reply costs its episode")
@@ -161,6 +249,8 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
     limit = host.description.max_sessions
     last = min(most, limit or most)
     counts = [1 << power for power in range(last.bit_length()) if 1 << power < last] + [last]
+    if latency.slowest > seconds / len(counts):  # each of them takes a reset and a step at least
+        counts = [count for number, count in enumerate(counts) if number % 3 == 0 or count == last]
     rates: dict[int, float] = {}
     slow, cause = 0.0, ""
     for count in counts:
@@ -198,9 +288,8 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
         + (f"; with more: {cause}" if cause else ""),
         f"stay at {limit} sessions, evaluations included" if cause else "",
     )
-    attempt = max(1.0, _round(5 * max(float(latency.steps[2]), slow)))
-    deadline = max(5.0, 3 * attempt)
-    yield Finding("proposal", "ok", f"{_slots(best, limit, most)}; Rest(url=…, attempt={attempt:g}, deadline={deadline:g})")
+    deadline = max(Rest.deadline, _round(4 * max(latency.slowest, slow)))
+    yield Finding("proposal", "ok", f"{_slots(best, limit, most)}; Rest(url=…, deadline={deadline:g})")
 
 
 def _slots(best: int, limit: int, most: int) -> str:

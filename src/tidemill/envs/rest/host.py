@@ -12,11 +12,13 @@ import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
-from tidemill.envs.rest.calls import Answer, Breaker, Budget, Lost, Plan, Send, Terms, call
+from tidemill.envs.rest.calls import Answer, Lost, Plan, Send, Terms, call
 from tidemill.envs.rest.connections import Address, Connection
+from tidemill.envs.rest.restraints import Breaker, Budget, Pace
 from tidemill.envs.rest.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
-START_SECONDS = 10.0  # for a server to say what it is, at the start
+START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
+UNANSWERED = 5  # so many sessions in a row are told to be over without an answer before the others' are not waited for
 SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0  # seconds between two calls that keep sessions open, whatever a server says of its patience
 
 
@@ -27,7 +29,7 @@ class Settings:
     url: str
     token: str | None
     deadline: float
-    attempt: float
+    attempt: float | None
     retries: float
 
 
@@ -38,7 +40,12 @@ class Host:
         """Ask the server for its description."""
         self.url, self.settings = settings.url, settings
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
-        self.terms = Terms(settings.url, settings.deadline, min(settings.attempt, settings.deadline), self.breaker, self.budget)
+        self.terms = Terms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
+        self.paces = {kind: Pace() for kind in ("environment", "reset", "step")}
+        self.proven = False
+        """A step was answered as the protocol asks."""
+        self.unanswered = 0
+        """How many sessions in a row were told to be over, and no answer came in time."""
         headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
         if settings.token:
             headers.append((b"authorization", f"Bearer {settings.token}".encode("latin1")))
@@ -69,7 +76,8 @@ class Host:
 
     def describe(self) -> Plan[Description]:
         """Plan asking the server what it is, again. Raises `RemoteFault` when it is no longer what it was."""
-        now = yield from call(self.terms, "what it is", Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0), Description, True)
+        request = Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0)
+        now = yield from call(self.terms, "what it is", request, Description, "late", self.paces["environment"])
         try:
             spaces = now.spaces(self.url)
         except ConfigError as error:
@@ -115,7 +123,7 @@ class Host:
         connection, until = self.connection(), monotonic() + min(START_SECONDS, self.settings.deadline)
         try:
             while True:
-                said = connection.send(Send("GET", f"{PREFIX}/environment", b"", "application/json", max(0.1, until - monotonic())))
+                said = connection.send(Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline))
                 # One that answered before is starting anew; one that never did is named at once.
                 busy = said.status in (429, 502, 503, 504) if isinstance(said, Answer) else said.sent or self.settings in _answered
                 if not busy or monotonic() > until:
@@ -123,6 +131,11 @@ class Host:
                 threading.Event().wait(0.2)
         finally:
             connection.hang_up()
+        if isinstance(said, Lost) and said.late:
+            raise ConfigError(
+                f'url = "{self.url}": somebody listens there, and did not say what it is within {self.settings.deadline:g} s (deadline); see whether '
+                "the server hangs, or raise deadline (--env-arg deadline=SECONDS)"
+            )
         if isinstance(said, Lost):
             raise ConfigError(
                 f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill serve-env ENV_ID), or mend the url'

@@ -4,15 +4,19 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-from tidemill.core.errors import EnvironmentFault, RemoteFault
+from msgspec import UNSET
+
+from tidemill.core.errors import EnvironmentFault, ProtocolFault, RemoteFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.rest.calls import Answer, Plan, Send, call, drive, drive_async
-from tidemill.envs.rest.connections import AsyncConnection
-from tidemill.envs.rest.host import Host
-from tidemill.envs.rest.wire import PREFIX, Problem, ResetCall, Result, SessionsCall, StepCall, encode
+from tidemill.envs.rest.calls import Again, Answer, Lost, Plan, Send, call, drive, drive_async
+from tidemill.envs.rest.hedging import AsyncHedged, Hedged
+from tidemill.envs.rest.host import UNANSWERED, Host
+from tidemill.envs.rest.wire import PREFIX, Problem, Repeats, ResetCall, Result, SessionsCall, StepCall, encode
 from tidemill.envs.spaces import to_gymnasium
 
-CLOSE_SECONDS = 0.5  # each: five that get no answer open the breaker, within the seconds that an actor has to close
+CLOSE_SECONDS = 0.5  # each: `UNANSWERED` of them end within the seconds that an actor has to close
+HURRIED_SECONDS = 0.05  # each of the others: enough to say so
+AGAIN: dict[Repeats, Again] = {"remembered": "late", "refused": "lost", "applied": "never"}  # when a step may be sent again
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
@@ -44,9 +48,10 @@ class Session:
         self.broken, self.step = True, 0
         self.episode += 1
         asked = ResetCall(session=self.name, episode=self.episode, seed=seed, options=options)
-        result = yield from self._call("reset", f"reset to episode {self.episode}", asked, True)
-        if result.terminated or result.truncated:
-            raise RemoteFault(f"{self._where('reset')}: the answer says that the episode is over, which none is at its beginning")
+        again: Again = "late" if self.host.description.repeats == "remembered" else "lost"
+        result = yield from self._call("reset", f"reset to episode {self.episode}", asked, again)
+        if result.terminated is True or result.truncated is True:
+            raise self._wrong("reset", "the answer says that the episode is over, which none is at its beginning")
         observation = self._observation(result)
         self.broken = False
         return observation, result.info
@@ -58,23 +63,36 @@ class Session:
         self.broken = True
         self.step += 1
         self._last = StepCall(session=self.name, episode=self.episode, step=self.step, action=self.host.actions.write(action))
-        result = yield from self._call("step", f"step {self.step}", self._last, self.host.description.repeats != "applied")
-        if result.reward is None or not math.isfinite(result.reward):
-            raise RemoteFault(
-                f"{self._where(f'step {self.step}')}: reward is not finite (NaN or infinite). Tidemill trains on finite numbers only; find where the "
-                "environment divides by zero or overflows, or clip there"
+        result = yield from self._call("step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats])
+        step = self._told(result)
+        self.host.proven, self.broken = True, False
+        return step
+
+    def _told(self, result: Result) -> Step:
+        """Return a step's answer as Gymnasium's. Raises `ProtocolFault` for what is missing or wrong in it."""
+        reward, terminated, truncated = result.reward, result.terminated, result.truncated
+        if reward is UNSET or terminated is UNSET or truncated is UNSET:
+            raise self._wrong(
+                f"step {self.step}",
+                f"the answer has no {' and no '.join(result.missing)}. The answer to a step must have reward (a number), terminated and truncated "
+                "(true or false each): let the server write all three, also where nothing is earned and nothing ends (docs/rest.md)",
             )
-        observation = self._observation(result)
-        self.broken = False
-        return observation, result.reward, result.terminated, result.truncated, result.info
+        if reward is None or not math.isfinite(reward):
+            raise self._wrong(
+                f"step {self.step}",
+                f"reward is not finite but {reward}: NaN or infinite (null in JSON), or none at all. Tidemill trains on finite "
+                "numbers only; find where the environment divides by zero or overflows, or write 0 where nothing is earned",
+            )
+        return self._observation(result), reward, terminated, truncated, result.info
 
     def repeat(self) -> Plan[Step]:
         """Plan sending the last step once more, to see what the server does with it."""
         self.broken = True
         assert self._last is not None
-        result = yield from self._call("step", f"step {self.step}, once more", self._last, True)
+        result = yield from self._call("step", f"step {self.step}, once more", self._last, "lost")
+        step = self._told(result)
         self.broken = False
-        return self._observation(result), result.reward or 0.0, result.terminated, result.truncated, result.info
+        return step
 
     def close(self) -> Plan[None]:
         """Plan the end of the session: told once, whatever comes of it, since the server closes idle ones by itself."""
@@ -82,18 +100,33 @@ class Session:
         if not name:
             return
         self.host.forget(name)
-        if self.host.breaker.wait() == 0:
-            body = encode(SessionsCall(sessions=(name,)), self.host.content_type)
-            told = False
+        host, breaker = self.host, self.host.breaker
+        if breaker.wait() == 0:
+            body = encode(SessionsCall(sessions=(name,)), host.content_type)
+            said = None
             try:
-                told = isinstance((yield Send("POST", f"{PREFIX}/close", body, self.host.content_type, CLOSE_SECONDS)), Answer)
+                seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
+                said = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
             finally:
-                self.host.breaker.succeeded() if told else self.host.breaker.failed()
+                if isinstance(said, Answer):
+                    host.unanswered = 0
+                    breaker.succeeded()
+                elif isinstance(said, Lost) and not said.late:
+                    breaker.failed()
+                else:
+                    host.unanswered += 1
+                    breaker.gave_up()
 
-    def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: bool) -> Plan[Result]:
+    def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: Again) -> Plan[Result]:
         host = self.host
         request = Send("POST", f"{PREFIX}/{path}", encode(asked, host.content_type), host.content_type, 0.0)
-        result: Result = yield from call(host.terms, f"{what} ({self._key()})", request, Result, again, self._stale, self._applied)
+        what = f"{what} ({self._key()})"
+        try:
+            result: Result = yield from call(host.terms, what, request, Result, again, host.paces[path], self._stale, self._applied)
+        except ProtocolFault as error:
+            error.first = not host.proven
+            raise
+        host.unanswered = 0
         host.heard(self.name)
         return result
 
@@ -109,16 +142,18 @@ class Session:
         try:
             return self.host.observations.read(result.observation)
         except EnvironmentFault as error:
-            raise RemoteFault(
-                f"{self._where(f'step {self.step}')}: {error}. The server must answer what its spaces say: mend its environment, or start it "
-                "anew with one environment only"
+            raise self._wrong(
+                f"step {self.step}",
+                f"{error}. The server must answer what its spaces say: mend its environment, or start it anew with one environment only",
             ) from None
 
     def _key(self) -> str:
         return f"session {self.name}, episode {self.episode}"
 
-    def _where(self, what: str) -> str:
-        return f"{self.host.url}: {what} ({self._key()})"
+    def _wrong(self, what: str, why: str) -> ProtocolFault:
+        error = ProtocolFault(f"{self.host.url}: {what} ({self._key()}): {why}")
+        error.first = not self.host.proven
+        return error
 
 
 class _Played:
@@ -138,7 +173,7 @@ class RemoteEnv(_Played):
     def __init__(self, host: Host) -> None:
         """Nothing is sent before the first reset."""
         super().__init__(host)
-        self._connection = host.connection()
+        self._connection = Hedged(host.address)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
@@ -170,7 +205,7 @@ class AsyncRemoteEnv(_Played):
     def __init__(self, host: Host) -> None:
         """Nothing is sent before the first reset."""
         super().__init__(host)
-        self._connection = AsyncConnection(host.address)
+        self._connection = AsyncHedged(host.address)
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""

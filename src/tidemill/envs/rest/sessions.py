@@ -31,6 +31,7 @@ from tidemill.envs.rest.wire import (
 from tidemill.envs.spaces import from_gymnasium
 
 BUSY_SECONDS = 60.0  # how long a call waits for the one before it in the same session
+CALLERS = 2  # of a session, besides the newest one: a call may come on two connections, and others keep the session open
 FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they are forgotten
 
 
@@ -57,12 +58,24 @@ class Caller:
 class _Session:
     def __init__(self, caller: Caller) -> None:
         self.lock = threading.Lock()
-        self.caller = caller  # the last one that named it
+        self.callers = [caller]  # the last ones that named it: a client may have sent a call twice, and send the next one on either connection
         self.env: Any = None
         self.episode, self.step = -1, 0
         self.over = self.closed = False
         self.reply: Result | None = None
+        self.raised: Refused | None = None  # what its environment raised, and with that its end
         self.used = time.monotonic()
+
+    @property
+    def left(self) -> bool:
+        """Nobody who has called can do so again."""
+        return all(caller.gone for caller in self.callers)
+
+    def named(self, caller: Caller) -> None:
+        """Somebody has called it."""
+        self.used = time.monotonic()
+        if self.callers[-1] is not caller:
+            self.callers = [*(other for other in self.callers[-CALLERS:] if other is not caller), caller]
 
     def shut(self) -> None:
         """Close the environment. Only for who holds the lock."""
@@ -76,7 +89,7 @@ class Sessions:
     """Up to `limit` sessions, each an environment of its own that `make` returned. Called from many threads; calls of one session take turns.
 
     idle_seconds   a session that is not heard of for so long is closed; 0: never
-    left_seconds   while all sessions are taken, one whose caller is gone, and that was not heard of for so long, gives way to a new one
+    left_seconds   while all sessions are taken, one whose callers are gone, and that was not heard of for so long, gives way to a new one
     """
 
     def __init__(self, make: Callable[[], Any], name: str, limit: int = 64, idle_seconds: float = 300.0, left_seconds: float = 10.0) -> None:
@@ -180,7 +193,7 @@ class Sessions:
         with self._lock:
             here = tuple(name for name in call.sessions if name in self._open)
             for name in here:
-                self._open[name].used, self._open[name].caller = time.monotonic(), caller
+                self._open[name].named(caller)
         return Kept(sessions=here)
 
     def close_idle(self) -> None:
@@ -221,14 +234,14 @@ class Sessions:
                 left = self._make_room()
                 session = self._open[name] = _Session(caller)
                 self._counts.opened += 1
-            session.used, session.caller = time.monotonic(), caller
+            session.named(caller)
         if left is not None:
             self._shut(left)
         if not session.lock.acquire(timeout=BUSY_SECONDS):
             raise refusal(503, "busy", f"session {name!r} is still at the call before")
         try:
             if session.closed:
-                raise refusal(404, "unknown_session", f"session {name!r} was just closed")
+                raise session.raised or refusal(404, "unknown_session", f"session {name!r} was just closed")
             yield session
             session.used = time.monotonic()
         finally:
@@ -241,7 +254,7 @@ class Sessions:
         if len(self._open) < self.limit:
             return None
         since = time.monotonic() - self._left_seconds
-        left = [(one.used, name) for name, one in self._open.items() if one.caller.gone and one.used <= since and not one.lock.locked()]
+        left = [(one.used, name) for name, one in self._open.items() if one.left and one.used <= since and not one.lock.locked()]
         if not left:
             why = (
                 f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions); those of "
@@ -258,7 +271,8 @@ class Sessions:
             with self._lock:
                 self._open.pop(name, None)
             session.closed = True
-            raise refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {_sendable(str(error))}") from error
+            session.raised = refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {_sendable(str(error))}")
+            raise session.raised from error
 
     def _reply(
         self,

@@ -5,6 +5,7 @@ Discrete space as a plain number; Dict as a map and Tuple as a list of their par
 """
 
 import math
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -90,16 +91,22 @@ class SessionsCall(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What reset (step 0) and step answer. `step` is the server's own count of steps that it applied in this episode."""
+    """What reset (step 0) and step answer. `step` is the server's own count of steps that it applied in this episode. What resets may leave out steps
+    may not: `missing` says what is. A reward that is no finite number comes as null in JSON."""
 
     session: str
     episode: int
     step: int
     observation: Any
-    reward: float | None = 0.0
-    terminated: bool = False
-    truncated: bool = False
+    reward: float | msgspec.UnsetType | None = msgspec.UNSET
+    terminated: bool | msgspec.UnsetType = msgspec.UNSET
+    truncated: bool | msgspec.UnsetType = msgspec.UNSET
     info: dict[str, Any] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """Which of a step's fields were left out."""
+        return [name for name in ("reward", "terminated", "truncated") if getattr(self, name) is msgspec.UNSET]
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -142,6 +149,18 @@ def decode(body: bytes, content_type: str, kind: Any) -> Any:
         return msgspec.msgpack.decode(body, type=kind) if content_type == "application/msgpack" else msgspec.json.decode(body, type=kind)
     except UnicodeDecodeError as error:  # the only error of its own that msgspec lets through
         raise msgspec.DecodeError(f"its text is no UTF-8: {error}") from None
+
+
+def misread(body: bytes, content_type: str, error: msgspec.DecodeError | RecursionError) -> str:
+    """Say why a body cannot be read as what it should be: which field holds what."""
+    field = str(error).partition(" - at `$.")[2].rstrip("`")
+    with suppress(msgspec.DecodeError, RecursionError, KeyError, TypeError):
+        if field:
+            value = decode(body, content_type, dict[str, Any])
+            return f"{field} is {brief(value[field])} ({str(error).partition(' - at')[0]})"
+    if content_type == "application/json" and (b"NaN" in body or b"Infinity" in body):
+        return f"JSON has no NaN and no Infinity, and numbers must be finite ({error}): {brief(body[:300])}"
+    return f"{error}: {brief(body[:80])}"
 
 
 class Values:
