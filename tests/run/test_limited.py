@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import sys
 import threading
 import time
@@ -34,8 +35,10 @@ from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Member
+from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
 from tidemill.workers.base import Worker
+from tidemill.workers.limited import LimitedTrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -441,16 +444,69 @@ def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> N
     assert result.summary["seconds"] < 60
 
 
-def test_regular_checkpoints_are_quiescent_cuts(tmp_path: Path) -> None:
-    made = limited.experiment(steps=300, ratio="1", latency="random", checkpoint_seconds=0.05, checkpoints=1000)
-    run(made, tmp_path / "run", "threads")
-    cuts = checkpoints(tmp_path / "run" / "checkpoints" / "policy")
-    assert len(cuts) > 2
-    for path in cuts:
-        _, facts = read_checkpoint(path)
-        n = facts["limiter"]
-        assert n["started"] == n["committed"] + n["voided"]
-        assert n["tasks"] == (0 if n["waived"] is None else max(0, n["committed"] - n["waived"]))
+def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> None:
+    """Have trainers write a regular checkpoint once so many steps are stored, steps are in flight, or are not, and tasks owed."""
+    look, saved = LimitedTrainerWorker._look_round, list[LimitedTrainerWorker]()
+
+    def look_and_save(worker: LimitedTrainerWorker) -> None:
+        look(worker)
+        if not saved and worker.counters.steps >= steps and bool(worker.limiter.in_flight) == flying and worker.limiter.owed:
+            saved.append(worker)
+            worker._save()
+
+    patch.setattr(LimitedTrainerWorker, "_look_round", look_and_save)
+
+
+def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_run_that_goes_on_from_one(tmp_path: Path) -> None:
+    """Counters are conserved, no work bursts, open episodes are cut, and the run can be trained again from its journal."""
+    ratio, folder = Fraction(3, 2), tmp_path / "run"
+    made = limited.experiment(steps=90, slots=4, ratio=str(ratio), latency="constant", journal=True, algorithm=limited.Mixing(seconds=0.001))
+    with pytest.MonkeyPatch.context() as patch:
+        save_once(patch, 40)
+        check_counts(run(made, folder, "threads"), ratio, 90)
+    at, last = checkpoints(folder / "checkpoints" / "policy")
+    facts = read_checkpoint(at)[1]
+    n = facts["limiter"]
+    flight = n["started"] - n["committed"] - n["voided"]
+    assert 0 < flight <= 4 and 40 <= n["committed"] == facts["steps"] < 90  # it was written while slots stepped
+    assert 0 < floor((n["committed"] - n["waived"]) * ratio) - n["tasks"] <= 2 * 4 * ratio and n["tasks"] == facts["updates"]
+    shutil.rmtree(last)
+    resume(folder, launch="threads", quiet=True)
+    path, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
+    check_counts(facts, ratio, 90)
+    assert facts["limiter"]["voided"] == flight
+    again = retrain(folder)
+    assert again.same and again.committed == 90
+    check_memory({**facts, "memory": {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}}, 4)
+
+
+def test_what_was_owed_when_a_run_was_killed_at_its_limit_of_steps_is_trained_by_the_resumed_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        save_once(patch, 30, flying=False)
+        run(limited.experiment(steps=30, slots=4, ratio="8"), folder)
+    at, last = checkpoints(folder / "checkpoints" / "policy")
+    assert read_checkpoint(at)[1]["steps"] == 30
+    shutil.rmtree(last)
+    resume(folder, launch="inline", quiet=True)
+    check_counts(read_newest(folder / "checkpoints" / "policy")[2], Fraction(8), 30)
+    with pytest.raises(TidemillError, match="already reached its limit of 30 steps"):
+        resume(folder, launch="inline", quiet=True)
+
+
+def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_flight_and_tasks_owed(tmp_path: Path) -> None:
+    """The limiter looks at itself after each change (see `watched`)."""
+    watched, folder = load_file(Path(__file__).with_name("watched.py"), "test"), tmp_path / "run"
+    made = watched.experiment(tmp_path / "log", steps=100, slots=4, ratio="8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidemill.workers.intake.Limiter", watched.Watched)
+        save_once(patch, 50)
+        train(made, launch="threads", run_dir=folder, source=watched.__file__, quiet=True)
+        shutil.rmtree(checkpoints(folder / "checkpoints" / "policy")[1])
+        looks = watched.Watched.looks
+        resume(folder, launch="threads", quiet=True)
+    n = read_newest(folder / "checkpoints" / "policy")[2]["limiter"]
+    assert n["committed"] == 100 == n["started"] - n["voided"] and n["tasks"] == (100 - n["waived"]) * 8 and watched.Watched.looks > looks
 
 
 @pytest.mark.parametrize(

@@ -118,19 +118,6 @@ def test_a_phase_ends_with_its_iteration_and_the_last_one_with_the_run() -> None
     assert ends == [(True, True, {"iteration_end": 10}), (True, True, {"iteration_end": 20}), (True, False, {})]
 
 
-def test_a_drain_for_something_else_changes_no_phase() -> None:
-    limiter, (shares, _) = Limiter(Fraction(1), 100), shares_of()
-    phases = Phases(limiter, shares, 10, None, None, {})
-    limiter.start(4)
-    limiter.drain()
-    phases.go_on(4)
-    assert limiter.start(100) == 6
-    limiter.drain()
-    limiter.void(1)
-    phases.go_on(10)
-    assert limiter.start(100) == 0  # the iteration is to end first
-
-
 @pytest.mark.parametrize(("end", "goes_on"), [(20, 20), (15, 30)])
 def test_a_resumed_run_ends_the_iteration_that_it_was_in_unless_iterations_are_others_now(end: int, goes_on: int) -> None:
     phases = Phases(Limiter(Fraction(1), 100), shares_of()[0], 10, None, None, {"steps": 20, "iteration_end": end})

@@ -18,7 +18,7 @@ from tidemill.run.reached import read_kept
 
 @dataclass(frozen=True)
 class Past:
-    """The newest good checkpoint's name, how far the run was then, and whether its last iteration or phase was still to be ended."""
+    """The newest good checkpoint's name, how far the run was then, and whether an iteration or a phase was to be ended then, or training owed."""
 
     checkpoint: str
     progress: Progress
@@ -51,7 +51,7 @@ class Past:
                 progress.kept[policy] = [point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])]
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
-            name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts
+            name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
         with suppress(RunError):  # no metrics: the run ended before its first update
             stage = 1
             for record in each_record(folder.path):

@@ -132,7 +132,7 @@ class Intake:
 
     def kept(self, steps: int) -> Kept:
         """Return what checkpoints keep of it."""
-        facts = {"limiter": vars(self.limiter.counts), "ratio": str(self.limiter.ratio), **self.phases.facts(steps)}
+        facts = {"limiter": vars(self.limiter.counts), "owed": self.limiter.owed, "ratio": str(self.limiter.ratio), **self.phases.facts(steps)}
         if self.journal is not None:
             facts["journal"], facts["journaled"] = self.journal.sync(), self._journaled()
         whole = self._config.keep_buffer

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from time import monotonic
 
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
-from tidemill.api.control import Adopt, Facts, Measured, Notice, State
+from tidemill.api.control import Adopt, Facts, Measured, Notice
 from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
@@ -26,7 +26,6 @@ from tidemill.workers.trainer import Kept, TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
 DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
-CUT = 10.0  # seconds that it waits for them before a regular checkpoint
 TASKS = 8  # of a turn at most: steps that have become free are to be sent. Not a time, by which what one thread does would differ from run to run
 TOLD = 0.2  # seconds between reports: tasks are many and short
 
@@ -39,7 +38,6 @@ class LimitedTrainerWorker(TrainerWorker):
     def __init__(self, context: Context, config: Trainer) -> None:
         super().__init__(context, config)
         self._journal: JournalWriter | None = None
-        self._cut_at: float | None = None  # when a drain for a checkpoint began
         self._ended_at = self._progress_at = 0.0
 
     def _configure(self, facts: Facts) -> Facts:
@@ -98,7 +96,7 @@ class LimitedTrainerWorker(TrainerWorker):
             moved += ran
             if self.context.experiment.limits.seconds is not None:
                 self._count_time()
-            if moved or self._reason is not None or self._cut_at is not None:
+            if moved or self._reason is not None:
                 self._look_round()
             else:
                 self._look_for_progress()
@@ -148,8 +146,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
         phases.end_iteration()
         self._saved = -1, -1  # a checkpoint from before the evaluation may be there
-        TrainerWorker._save(self)
-        self._cut_at = None
+        self._save()
         phases.begin(counters.steps)
         self._progress_at = self._account.told_at = monotonic()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
@@ -228,11 +225,10 @@ class LimitedTrainerWorker(TrainerWorker):
             self._summarise()
             if self._versions is not None:
                 self._versions.look(self._policy, self._version_counters())
-        due = self._reason is None and self._cut_at is None and now - self._last_save >= self._config.checkpoint_seconds
-        if due and not (self._config.exact and self.limiter.owed):  # others train what they owe before they write it
+        due = self._reason is None and now - self._last_save >= self._config.checkpoint_seconds
+        if due and not (self._config.exact and self.limiter.owed):  # an exact run is at a cut after each sample and all that this owes
             self._save()
-        if self._cut_at is not None and (self._quiet() or now - self._cut_at > CUT):
-            self._write_cut()
+            self._progress_at += monotonic() - now  # writing a large memory is no want of progress
 
     def _look_for_progress(self) -> None:
         """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
@@ -240,7 +236,7 @@ class LimitedTrainerWorker(TrainerWorker):
         if monotonic() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
             try:
-                TrainerWorker._save(self, final=True)
+                self._save(final=True)
             except CheckpointError as error:  # the cause is another
                 self._tell(str(error))
             hanging = self.limiter.in_flight
@@ -272,21 +268,7 @@ class LimitedTrainerWorker(TrainerWorker):
             self._count_time()
             self._report_update(told)
 
-    # ---- checkpoints: at a quiescent cut -----------------------------------------------------------------------------------------------------
-
-    def _save(self, final: bool = False) -> None:
-        """Write a checkpoint: at the end now, else when nothing is in flight and nothing owed."""
-        if final or self._config.exact or self.state is State.PAUSED:  # an exact run is at a cut after each sample, and may not stop for it
-            super()._save(final)
-        elif self._cut_at is None and self._folder is not None:
-            self._cut_at = monotonic()
-            self.limiter.drain()
-
-    def _write_cut(self) -> None:
-        super()._save()
-        self._cut_at = None
-        if self._reason is None:
-            self._phases.go_on(self.counters.steps)
+    # ---- checkpoints: between two tasks, while slots step on -----------------------------------------------------------------------------------
 
     def _kept(self) -> Kept:
         return self._intake.kept(self.counters.steps)

@@ -45,13 +45,6 @@ class Phases:
         self.finishing = False
         self._shares.keep_to(None)
 
-    def go_on(self, steps: int) -> None:
-        """Grant again, after a drain for something else."""
-        if self.finishing:
-            self._limiter.begin_phase(None)
-        elif not self.iteration_reached(steps):  # else the iteration is to end first
-            self.begin(steps)
-
     def end(self, awaiting: bool) -> None:
         """Stop granting, since the phase's steps are there; `awaiting` open episodes, only once nothing else is in flight, and but for them."""
         if not awaiting:
