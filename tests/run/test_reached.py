@@ -10,6 +10,7 @@ from pettingzoo import ParallelEnv
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PettingZoo, Trainer, populate
+from tidemill.api.control import Episodes
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
 from tidemill.run.folder import EPISODES, RunFolder
@@ -173,7 +174,7 @@ def test_a_resume_from_an_earlier_checkpoint_knows_the_episodes_of_its_time() ->
     progress.begin(made)
     assert progress.reached is not None
     for updates in range(1, 7):
-        progress.reached.add("actor", 0, [float(updates)], [updates])
+        progress.count_episodes("actor", Episodes(0, 0, [float(updates)], [updates]))
         progress.keep("policy", updates)
     assert [point.updates for point in progress.kept["policy"]] == [4, 5, 6]
     resumed = Progress(kept={"policy": progress.kept["policy"][:2]})

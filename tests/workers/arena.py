@@ -114,7 +114,7 @@ class Games(Arena):
             return False
         poison(slot)
         cells = {"version": version, "last_version": version if last is None else last, "seat": seat, "info_mask": True}
-        cells |= {"info.return": reached, "info.length": length, "done": True, "truncated": False}
+        cells |= {"info.return": reached, "info.length": length, "info.said": 0, "done": True, "truncated": False}
         if against is not None:
             cells |= {"others.version": against[0], "others.policy": against[1]}
         for name, value in cells.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.query import Query
+from tidemill.core.query import Query, among
 
 PROGRESS = ("step", "update", "episodes", "time/seconds")
 """What is known of every run: env steps and updates of training, finished episodes, seconds of training. Conditions may also be about what the last
@@ -16,15 +16,17 @@ them."""
 
 
 def reached_name(what: str, who: str) -> str:
-    """Return the metric that says `what` ("return", "length" or "win_rate") the last episodes of `who` have reached: a policy, POLICY/AGENTS, or ""
-    where there is one policy."""
-    return "/".join(part for part in (what, who, "" if what == "win_rate" else "mean") if part)
+    """Return the metric that says `what` ("return", "length", "win_rate", "info/NAME") the last episodes of `who` have reached: a policy,
+    POLICY/AGENTS, or "" where there is one policy."""
+    kind, slash, name = what.partition("/")
+    end = name if slash else "" if what == "win_rate" else "mean"
+    return "/".join(part for part in (kind, who) if part) + (f"/{end}" if end or slash else "")
 
 
 def reached_names(who: str) -> tuple[str, ...]:
-    """Return the metrics of the last episodes of `who`: "return/mean", "length/mean" and "win_rate", with the policy after the first word where there
-    are several."""
-    return tuple(reached_name(what, who) for what in ("return", "length", "win_rate"))
+    """Return the metrics of the last episodes of `who`: "return/mean", "length/mean", "win_rate" and the family "info/", with the policy after the
+    first word where there are several."""
+    return tuple(reached_name(what, who) for what in ("return", "length", "win_rate", "info/"))
 
 
 def check_condition(setting: str, text: str) -> None:
@@ -37,7 +39,7 @@ def check_condition(setting: str, text: str) -> None:
 def check_measured(setting: str, text: str, measured: Collection[str] | None) -> None:
     """Raise `ConfigError` for a condition on what nobody measures. `measured` is None where that is not known yet."""
     for name, _, _ in Query.parse(text).where:
-        if measured is not None and name not in measured:
+        if measured is not None and not among(name, measured):
             raise ConfigError(f'{setting} = "{text}" waits for "{name}", which nobody measures; {did_you_mean(name, measured)}')
 
 

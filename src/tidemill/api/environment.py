@@ -149,6 +149,11 @@ class Environment(ABC):
         """Hand `options` (plain data, see `Stage`) to each lane's resets from now on. Raises `ConfigError` where resets take none."""
         raise ConfigError(f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use an environment whose do")
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        """Return what the environment said in the infos of the tick that was received last, of each of these seats of a group: a mapping of anything,
+        as it is, or None. Asked of seats whose episodes that tick has ended, or after which they were cut. Most have none."""
+        return [None] * len(seats)
+
     def statistics(self) -> dict[str, Told]:
         """Return what the environment measured since the last call, besides rewards and episodes: by name, as `Tally.take` gives it. They become
         the run's metrics ``environment/NAME``. Most have none."""

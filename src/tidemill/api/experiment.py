@@ -138,7 +138,8 @@ class WorkerConfig(Config):
         return {}
 
     def measures(self) -> tuple[str, ...] | None:
-        """Return the names of the metrics that the worker reports: as `Measured`, a trainer with each update. None: nobody knows before it runs."""
+        """Return the names of the metrics that the worker reports: as `Measured`, a trainer with each update. "evaluation/info/" stands for all that
+        begin so. None: nobody knows before it runs."""
         return ()
 
     def forwards(self) -> dict[str, str]:

@@ -224,6 +224,8 @@ def evaluate(
         ("mean length", lambda spec: f"{spec.length_mean:,.1f}"),
     ):
         table.add_row(name, *map(value, found.specs))
+    for name in dict.fromkeys(name for spec in found.specs for name in spec.info):
+        table.add_row(f"info/{name}", *(f"{spec.info[name]:,.2f}" if name in spec.info else "–" for spec in found.specs))
     print_table(table)
 
 

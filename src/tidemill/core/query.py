@@ -73,9 +73,9 @@ class Query(Config):
         return tuple(dict.fromkeys([*(field for field, _, _ in self.where), self.order.removeprefix("-")]))
 
     def check(self, known: Collection[str]) -> None:
-        """Raise `ConfigError` for a field that is not `known` (with ``NAME.n`` for every NAME)."""
+        """Raise `ConfigError` for a field that is not `known` (with ``NAME.n`` for every NAME; see `among`)."""
         for field in self.fields():
-            if field not in known and field.removesuffix(".n") not in known:
+            if not among(field, known) and field.removesuffix(".n") not in known:
                 raise ConfigError(f'the query "{self}" asks for "{field}", which no version has; {did_you_mean(field, known)}')
 
     def select(self, versions: Iterable[_T], values: Callable[[_T], Mapping[str, float]]) -> list[_T]:
@@ -98,6 +98,11 @@ class Query(Config):
     def parse(cls, text: str) -> Self:
         """Return the query that `text` says: ``FIELD > NUMBER and … order by [-]FIELD limit N``, each part optional. Raises `ConfigError`."""
         return cls(**_Reader(text).query())
+
+
+def among(name: str, known: Collection[str]) -> bool:
+    """Return whether `name` is `known`, or of a family that is: "info/" stands for all names that begin so."""
+    return name in known or any(name.startswith(family) and name != family for family in known if family.endswith("/"))
 
 
 def _check_form(setting: str, field: Any) -> None:

@@ -114,6 +114,7 @@ class AgentLanes(Environment):
         self._steps = [0] * self.lanes
         self._done, self._truncated, self._present = (np.zeros(every, np.bool_) for _ in range(3))
         self._told: dict[str, list[Any]] = {}
+        self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes  # of each lane's last step, by what the environment calls its agents
         self._rewards: list[Any] = []
         self._sharing = Sharing(name)
 
@@ -186,6 +187,11 @@ class AgentLanes(Environment):
         if self._sharing.active:
             self._sharing.next_tick()
             self.shared = self._sharing.found
+
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        of = self._groups[group].seats
+        told = [(self._infos[of[seat] // self._count], self._ids[of[seat] % self._count]) for seat in seats]
+        return [infos.get(agent) if isinstance(infos, Mapping) else None for infos, agent in told]
 
     def seed(self, seed: int) -> None:
         self._seeds = [seed + lane for lane in range(self.lanes)]

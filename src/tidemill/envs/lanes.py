@@ -232,6 +232,9 @@ class LaneLoop(Environment):
             self._sharing.next_tick()
             self.shared = self._sharing.found
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return [self._results[lane][4] for lane in seats]
+
     def seed(self, seed: int) -> None:
         self._seeds = {lane: seed + lane for lane in range(self.lanes)}
 

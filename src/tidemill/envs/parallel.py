@@ -51,6 +51,7 @@ class ParallelLanes(AgentLanes):
             if not FLAGS.issuperset(map(type, ends.values())):
                 for agent in ends:
                     self._over(lane, agent, terminated.get(agent, False), truncated.get(agent, False))
+        self._infos[lane] = infos
         usual = len(asked) == len(env.agents) == self._count and self._every <= observations.keys() and self._every <= rewards.keys()
         if usual and not (last or any(terminated.values()) or any(truncated.values())):
             self._go_on(lane, observations, rewards, infos)

@@ -207,6 +207,9 @@ class SlotEnvironment(Environment):
             with suppress(Exception):  # it was to end anyway: what it did until now holds, as when it is made anew
                 inner.close()
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return super().said(group, seats) if self._inner is None or self._void else self._inner.said(group, seats)
+
     def statistics(self) -> dict[str, Told]:
         return {} if self._inner is None else self._inner.statistics()
 

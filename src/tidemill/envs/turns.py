@@ -28,7 +28,7 @@ class TurnLanes(AgentLanes):
     def _step(self, lane: int, given: list[Any], last: bool) -> None:
         env, first = self.envs[lane], lane * self._count
         env.step(given[first + self._turn[lane]])
-        rewards = env.rewards
+        rewards, self._infos[lane] = env.rewards, env.infos
         if self._team:
             rewards = dict.fromkeys(self._ids, self._paid_equally(lane, rewards, [*rewards]))
         for number, agent in enumerate(self._ids):
@@ -57,6 +57,7 @@ class TurnLanes(AgentLanes):
             if self._open[seat]:
                 self._show(lane, number, env.observe(agent), env.infos.get(agent))
                 self._end(lane, number, done)
+                self._infos[lane] = {**self._infos[lane], agent: env.infos.get(agent)}  # it leaves with its info
             env.step(None)
         raise EnvironmentFault(
             f"{self.name}: lane {lane}: finished agents do not leave (the last was {env.agent_selection}); step(None) must remove them: "

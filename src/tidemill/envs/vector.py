@@ -254,6 +254,12 @@ class VectorLanes(Environment):
                 reader.check_rows(reader.of(observation), self.name, range(self.lanes))
             raise
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        infos = self._result[4]
+        if self.autoreset == "same-step":  # the others are of the episodes that began
+            infos = infos.get("final_info") if isinstance(infos, Mapping) else None
+        return [_of_lane(infos, lane, self.lanes) for lane in seats]
+
     def seed(self, seed: int) -> None:
         """Seed the next reset of all lanes together; lanes that are reset by themselves have no seeds."""
         self._seed = seed
@@ -303,7 +309,10 @@ class VectorLanes(Environment):
             over = terminated | truncated
             mask = over if forced is None else over | forced
             if mask.any():
-                infos = {"final_obs": {reader.name: reader.of(observation)[over] for reader in self._readers}}
+                infos = {
+                    **(infos if isinstance(infos, Mapping) else {}),
+                    "final_obs": {reader.name: reader.of(observation)[over] for reader in self._readers},
+                }
                 observation, _ = self.env.reset(**self._asked(mask))
         elif forced is not None:
             observation, _ = self.env.reset(**self._asked(forced))
@@ -341,6 +350,25 @@ class VectorLanes(Environment):
             raise
         except Exception as error:
             raise EnvironmentFault(f"{self.name}: raised {type(error).__name__} while {doing}: {error}") from error
+
+
+def _of_lane(infos: Any, lane: int, lanes: int) -> Any:
+    """Return one lane's info of Gymnasium's infos of all: by name an array of all lanes, with a mask ``_NAME`` of those that said it, or again a
+    mapping; or an array of infos."""
+    if isinstance(infos, np.ndarray) and infos.dtype == object and len(infos) == lanes:
+        return infos[lane]
+    if not isinstance(infos, Mapping):
+        return None
+    found = {}
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        if (isinstance(name, str) and name.startswith("_")) or (isinstance(mask, np.ndarray) and mask.shape == (lanes,) and not mask[lane]):
+            continue
+        if isinstance(values, Mapping):
+            found[name] = _of_lane(values, lane, lanes)
+        elif isinstance(values, (np.ndarray, list)) and len(values) == lanes:
+            found[name] = values[lane]
+    return found
 
 
 class _Reader(LeafReader):

@@ -29,7 +29,8 @@ from tidemill.api.control import (
 )
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
-from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
+from tidemill.core.query import Query, among
 from tidemill.core.shortage import why
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.metrics import Pace
@@ -89,6 +90,7 @@ class Controller:
         self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
         self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
         self._pace = Pace()
+        self._listened = not job.experiment.players()  # what infos say was compared with what conditions wait for
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
         self._patience = 0.1  # seconds that the launcher gives workers
@@ -312,7 +314,7 @@ class Controller:
                     member.told_regularly(message)
             case Measured():
                 group = name.rpartition("-")[0]
-                values = {f"{group}/{metric}" if metric in self._several else metric: value for metric, value in message.values.items()}
+                values = {f"{group}/{metric}" if among(metric, self._several) else metric: value for metric, value in message.values.items()}
                 self._record({"step": float(message.step), **values})
                 self.progress.note_iteration(message.step, message.values)
                 if message.stage == self.progress.stage:  # else it was on its way when the stage changed
@@ -320,6 +322,7 @@ class Controller:
                     self._advance()
             case Episodes():
                 self.progress.count_episodes(name.rpartition("-")[0], message)
+                self._look_at_infos()
             case Tallied():
                 self.progress.told.merge(message.values)
             case Relay(policy=policy):
@@ -347,6 +350,18 @@ class Controller:
             if reached.full(who) and (mean := reached.means(who)["return"]) >= target:
                 self.reason = f"mean return {mean:.1f} of the last {reached.count(who)} episodes{f' of {who}' if who else ''}"
                 return
+
+    def _look_at_infos(self) -> None:
+        """Say so, once as many episodes have ended as the window holds, where a condition waits for what no info has said."""
+        reached, texts = self.progress.reached, [self.job.experiment.limits.until, *(stage.until for stage in self.job.experiment.curriculum)]
+        if self._listened or reached is None or not any(texts) or not reached.all_full():
+            return
+        self._listened, known = True, reached.metrics()
+        said = [name for name in known if name.startswith("info/")]
+        for text in filter(None, texts):
+            for name in Query.parse(text).fields():
+                if name.startswith("info/") and name not in known:
+                    self.notices.append(f'"{text}" waits for "{name}", which no info of the episodes so far has said; {did_you_mean(name, said)}')
 
     def _look_at_conditions(self) -> None:
         """Say so when one waits for what nobody measures, where that was not known before."""

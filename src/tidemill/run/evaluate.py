@@ -28,6 +28,7 @@ from tidemill.streams.sources import Fixed
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.frames import build_environment
+from tidemill.workers.said import Listener, Numbers, means
 
 LANES = 10
 TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
@@ -43,6 +44,7 @@ class Played:
     episode: int
     ret: float
     length: int
+    said: Numbers
 
 
 class Player:
@@ -67,7 +69,7 @@ class Player:
                     f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
                 )
         self._environment, self._max_steps = environment, max_episode_steps
-        self._bell = LocalBell()
+        self._bell, self._listener = LocalBell(), Listener()
         environment.bind(groups)
         environment.on_ready(self._bell.ring)
         lanes = environment.lanes
@@ -104,9 +106,11 @@ class Player:
             self._cut(self._lane_steps >= self._max_steps)
         played = []
         for number, (seats, tick) in enumerate(zip(self._seats, self._ticks, strict=True)):
-            for seat, ret, length in seats.end(tick):
+            finished = seats.end(tick)
+            infos = environment.said(number, [seat for seat, _, _ in finished]) if finished else ()
+            for (seat, ret, length), info in zip(finished, infos, strict=True):
                 lane = seat // seats.agents
-                played.append(Played(number, lane, int(seats.episode[seat]), ret, length))
+                played.append(Played(number, lane, int(seats.episode[seat]), ret, length, self._listener.numbers(info)))
         over = np.logical_and.reduce([seats.over() for seats in self._seats])
         if not environment.same_step:  # a lane goes on when somebody begins in the tick in which all others finish
             over &= ~np.logical_or.reduce([seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)])
@@ -202,7 +206,8 @@ class _Seats:
 
 @dataclass(frozen=True)
 class SpecEvaluation:
-    """What the agents of one spec reached. Returns are undiscounted; a length is a number of actions.
+    """What the agents of one spec reached. Returns are undiscounted; a length is a number of actions; `info` has the mean of each number that the
+    environment said of episodes at their end.
 
     interval   95 % confidence interval of the mean return, by the percentile bootstrap over whole episodes of the environment (agents of one
                episode are not independent); None of a single one
@@ -223,6 +228,7 @@ class SpecEvaluation:
     length_max: int
     returns: list[float]
     lengths: list[int]
+    info: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -385,6 +391,7 @@ def _summarise(agents: str, policy: LoadedPolicy, played: list[Played], seed: in
         length_max=int(lengths.max()),
         returns=returns.tolist(),
         lengths=lengths.tolist(),
+        info=means([p.said for p in played]),
     )
 
 

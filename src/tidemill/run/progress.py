@@ -196,7 +196,7 @@ class Progress:
         """Count episodes that ended, as a worker of `group` tells them."""
         self.episodes += len(message.returns)
         if message.stage == self.stage and self.reached is not None:
-            self.reached.add(group, message.spec, message.returns, message.lengths)
+            self.reached.add(group, message)
 
     def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> None:
         """Count an update of trainer `name`. Several trainers share the environment: steps and updates are those of the one that is furthest, what

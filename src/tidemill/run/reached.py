@@ -5,12 +5,14 @@ goes on from those that belong to its checkpoint.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from tidemill.api.control import Episodes
 from tidemill.api.curriculum import reached_name
 from tidemill.api.experiment import Experiment
+from tidemill.workers.said import NONE, Numbers, by_name
 
 KEPT = 3  # checkpoints of each policy of whose time the last episodes are known: the newest ones, should one be damaged
 
@@ -22,6 +24,7 @@ class LastEpisodes:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._won: deque[float] = deque(maxlen=window)
+        self._said: deque[Numbers] = deque(maxlen=window)
         self._sums: dict[str, tuple[float, int]] | None = None
 
     def __len__(self) -> int:
@@ -32,8 +35,10 @@ class LastEpisodes:
         """True once there were as many as the window holds."""
         return len(self._returns) == self._returns.maxlen
 
-    def add(self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float]) -> None:
-        """Add episodes that ended: their undiscounted returns, numbers of actions, and what they won (1, or ½ where drawn)."""
+    def add(self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], said: Iterable[Numbers]) -> None:
+        """Add episodes that ended: their undiscounted returns, numbers of actions, what they won (1, or ½ where drawn), and what the environment
+        said of them."""
+        self._said.extend(said)
         self._returns.extend(returns)
         self._lengths.extend(lengths)
         self._won.extend(won)
@@ -41,20 +46,22 @@ class LastEpisodes:
 
     def clear(self) -> None:
         """Forget all of them."""
-        for part in (self._returns, self._lengths, self._won):
+        for part in (self._returns, self._lengths, self._won, self._said):
             part.clear()
         self._sums = None
 
     def sums(self) -> dict[str, tuple[float, int]]:
-        """Return the sum of their "return", "length" and "win_rate", and of how many it is; nothing before the first."""
+        """Return the sum of their "return", "length" and "win_rate", and of each number that the environment said of them ("info/NAME"); and of how
+        many it is. Nothing before the first."""
         if self._sums is None:
             parts: tuple[tuple[str, Collection[float]], ...] = (("return", self._returns), ("length", self._lengths), ("win_rate", self._won))
-            self._sums = {what: (sum(values), len(values)) for what, values in parts if values}
+            said = [(f"info/{name}", values) for name, values in by_name(self._said).items()]
+            self._sums = {what: (sum(values), len(values)) for what, values in (*parts, *said) if values}
         return self._sums
 
     def plain(self) -> "KeptEpisodes":
         """Return them as plain data, the oldest first."""
-        return KeptEpisodes(list(self._returns), list(self._lengths), list(self._won))
+        return KeptEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._said))
 
 
 class KeptEpisodes(msgspec.Struct, frozen=True):
@@ -63,10 +70,11 @@ class KeptEpisodes(msgspec.Struct, frozen=True):
     returns: list[float]
     lengths: list[int]
     won: list[float]
+    said: list[dict[str, float]]
 
     def whole(self) -> bool:
         """True when each episode has all of it."""
-        return len(self.returns) == len(self.lengths) == len(self.won)
+        return len(self.returns) == len(self.lengths) == len(self.won) == len(self.said)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -91,10 +99,12 @@ class Reached:
             for name in names:
                 self._parts[name].append(self._last[self._specs[player]])
 
-    def add(self, group: str, spec: int, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """Add episodes of an agent spec of a group of workers."""
-        if (name := self._specs.get((group, spec))) is not None:
-            self._last[name].add(returns, lengths, [won_of(reached) for reached in returns])
+    def add(self, group: str, message: Episodes) -> None:
+        """Add episodes that a worker of `group` tells of an agent spec."""
+        if (name := self._specs.get((group, message.spec))) is not None:
+            said = message.said or [NONE] * len(message.returns)
+            won = list(map(won_of, message.returns, said))
+            self._last[name].add(message.returns, message.lengths, won, said)
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -109,8 +119,12 @@ class Reached:
         """True once there were as many of each spec as the window holds."""
         return self.count(who) > 0 and all(part.full for part in self._parts[who])
 
+    def all_full(self) -> bool:
+        """True once there were as many of every spec as the window holds."""
+        return all(part.full for part in self._last.values())
+
     def means(self, who: str) -> dict[str, float]:
-        """Return the mean "return", "length" and "win_rate" of `who`; nothing before the first episode."""
+        """Return the mean "return", "length", "win_rate" and "info/NAME" of `who`; nothing before the first episode."""
         totals: dict[str, tuple[float, int]] = {}
         for part in self._parts[who]:
             for what, (value, count) in part.sums().items():
@@ -135,11 +149,15 @@ class Reached:
         """Take back what `plain` returned."""
         for name in self._last.keys() & kept.keys():
             if (known := kept[name]).whole():
-                self._last[name].add(known.returns, known.lengths, known.won)
+                self._last[name].add(known.returns, known.lengths, known.won, known.said)
 
 
-def won_of(reached: float) -> float:
-    """Return 1 for an episode that was won: its return is above 0. One of 0 is drawn, and counts ½."""
+def won_of(reached: float, said: Numbers) -> float:
+    """Return 1 for an episode that was won, and 0 for one that was lost: as the environment says by "is_success" or "success", or else by its return,
+    above 0 or below. One of 0 is drawn, and counts ½."""
+    for name in ("is_success", "success"):
+        if name in said:
+            return min(max(said[name], 0.0), 1.0)
     return 1.0 if reached > 0 else 0.0 if reached < 0 else 0.5
 
 

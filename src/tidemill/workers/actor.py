@@ -29,7 +29,7 @@ from tidemill.streams.samples import sample_producer
 from tidemill.streams.sources import ParameterSource
 from tidemill.workers.actor_config import INLINE, Actors, AgentSpec, match_agents
 from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
-from tidemill.workers.agent import Agent
+from tidemill.workers.agent import Agent, Episode
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
@@ -40,6 +40,7 @@ from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_locks
 from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.said import Listener
 from tidemill.workers.stepwise import StepwiseAgent, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
@@ -124,6 +125,9 @@ class ActorWorker(Worker):
             self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
         self._granted = config.agents[0].mode == "stepwise"
         self._gang = self._make_gang(spaces[0]) if together else None
+        listener = Listener(lambda text: self.report(Notice(text)))
+        for member in [self._gang] if self._gang is not None else self.ring.targets:
+            member.listener = listener
         self._health = Health(self._environments, in_turn, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
@@ -315,15 +319,15 @@ class ActorWorker(Worker):
         return stats
 
     def _report_episodes(self) -> None:
-        reported, by_spec = self._config.plays(), dict[int, list[tuple[float, int, int]]]()
+        reported, by_spec = self._config.plays(), dict[int, list[Episode]]()
         for spec, agent in self._agents:
             if agent.episodes and spec in reported:
                 by_spec.setdefault(spec, []).extend(agent.episodes)
             agent.episodes.clear()
         for spec, episodes in by_spec.items():
-            for stage in {stage for _, _, stage in episodes}:
-                returns, lengths, _ = zip(*(each for each in episodes if each[2] == stage), strict=True)
-                self.report(Episodes(spec, stage, list(returns), list(lengths)))
+            for stage in {stage for _, _, stage, _ in episodes}:
+                returns, lengths, _, said = zip(*(each for each in episodes if each[2] == stage), strict=True)
+                self.report(Episodes(spec, stage, list(returns), list(lengths), list(said) if any(said) else []))
 
     def _on_exit(self) -> None:
         self._health.end()

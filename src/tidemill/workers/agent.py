@@ -13,7 +13,7 @@ matter of `blocks`. While all seats are at the same row, a tick's rows are writt
 differ on (an absent seat, one that ended and restarted), they are written by index.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,14 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
+from tidemill.workers import said
 from tidemill.workers.blocks import Columns, InStep, Seats
+from tidemill.workers.said import NONE, Numbers
 
 _NOBODY = np.empty(0, np.intp)
+
+Episode = tuple[float, int, int, Numbers]
+"""Undiscounted return, number of actions, the stage in which it began, what the environment said of it at its end."""
 
 
 class Agent:
@@ -44,8 +49,10 @@ class Agent:
         self._state_names = [n for n in schema if n.startswith("state.")]
         self._action_names = [n for n in schema if n == "action" or n.startswith("action.")]
         known = {*self._observation_names, *self._state_names, "on_reset", "done", "truncated", "reward", "version", "policy"}
-        self._cleared = [n for n in schema if n == "reward" or n.startswith("info")]  # what a row has only once its action was done
-        self._answer_names = [n for n in schema if n not in known and n not in self._cleared]
+        self._said = said.FIELD in schema
+        cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != said.FIELD)]
+        self._cleared = cleared  # what a row has only once its action was done
+        self._answer_names = [n for n in schema if n not in known and n not in self._cleared and n != said.FIELD]
         self._info_names = [n for n in self._cleared if n not in ("reward", "info_mask", "info.return", "info.length")]
 
         # What is known of each seat between ticks.
@@ -55,8 +62,10 @@ class Agent:
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
         self._actions: Arrays = allocate({n: schema[n] for n in self._action_names}, (seats,))
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
-        self.episodes: list[tuple[float, int, int]] = []
-        """(undiscounted return, number of actions, stage in which it began) of the episodes that ended; the worker takes them away."""
+        self.episodes: list[Episode] = []
+        """The episodes that ended; the worker takes them away."""
+        self.hear: Callable[[Sequence[int]], Sequence[Numbers]] = lambda seats: [NONE] * len(seats)
+        """Returns what the environment says of the episodes of these seats, which its last tick has ended."""
         self.stage = 0
         """Of the curriculum, in which episodes begin now."""
         self._stages = np.zeros(seats, np.int64)
@@ -268,7 +277,10 @@ class Agent:
             lane = seats // (self._seats // self._lanes)
             block["others.version"][at] = np.concatenate([other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1)
             block["others.policy"][at] = np.repeat([o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others])
-        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
+        heard = self.hear(seats.tolist())
+        for place, numbers in enumerate(heard) if self._said else ():
+            block[said.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = said.pack(numbers)
+        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), heard, strict=True)
 
     def _erase(self, block: Arrays, at: Any) -> None:
         """Rows on which nothing acts."""

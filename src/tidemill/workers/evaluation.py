@@ -42,6 +42,7 @@ from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.rating import performance
+from tidemill.workers.said import FIELD, Numbers, by_name, means, unpack
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 MOST_EPISODES = 256  # that are taken in one poll
@@ -58,11 +59,12 @@ class Evaluation(WorkerConfig):
     best       points to the version with the highest mean return so far, of those that were evaluated in the curriculum's present stage
     drawn      the return of a drawn game: a higher one is a win, a lower one a loss. None: nothing is won
     name       of the metrics: ``evaluation/return`` (mean), ``/return_low`` and ``/return_high`` (its 95 % confidence interval), ``/length``,
-               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions so far); where games are won ``/win_rate`` (a draw counts ½)
-               and ``/elo`` (see `tidemill.workers.rating`)
+               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions so far); ``/info/…`` (what the environment says of episodes
+               at their end); where games are won ``/win_rate`` (a draw counts ½) and ``/elo`` (see `tidemill.workers.rating`)
 
-    The database gets to know of the version its ``NAME/return``, ``/length``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share
-    of games that they won against those that were evaluated. In a curriculum ``NAME/stage`` is the stage (from 1) in which it was evaluated.
+    The database gets to know of the version its ``NAME/return``, ``/length``, ``/info/…``, ``/win_rate`` and ``/elo``, and of its opponents
+    ``/beats``: the share of games that they won against those that were evaluated. In a curriculum ``NAME/stage`` is the stage (from 1) in which it
+    was evaluated.
 
     Evaluations of different policies may have one name: in the metrics each one's worker group then stands before it, ``GROUP/evaluation/return``.
 
@@ -98,11 +100,12 @@ class Evaluation(WorkerConfig):
 
     def measures(self) -> tuple[str, ...]:
         won = () if self.drawn is None else ("win_rate", "elo")
-        return tuple(f"{self.name}/{metric}" for metric in ("return", "return_low", "return_high", "length", "version", "games", "discarded", *won))
+        own = ("return", "return_low", "return_high", "length", "version", "games", "discarded", "info/")
+        return tuple(f"{self.name}/{metric}" for metric in (*own, *won))
 
     def records(self) -> tuple[str, ...]:
         won = () if self.drawn is None else ("win_rate", "elo", "beats")
-        return tuple(f"{self.name}/{what}" for what in ("return", "length", "stage", *won))
+        return tuple(f"{self.name}/{what}" for what in ("return", "length", "stage", "info/", *won))
 
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` unless those who fill the stream are actors that play what is evaluated, and for two evaluations that go by one name or
@@ -149,6 +152,7 @@ class EvaluationWorker(Worker):
         self._played: Counter[tuple[int, int]] = Counter()  # games of the frozen version by (channel, seat)
         self._returns: list[float] = []
         self._lengths: list[float] = []
+        self._said: list[Numbers] = []
         self._against: dict[int, list[float]] = {}  # scores of the frozen version, by the opponent's
         self._ratings: dict[int, float] = {}  # by version, of collected ones, too
         self._discarded = 0
@@ -199,7 +203,7 @@ class EvaluationWorker(Worker):
             return
         (self._frozen,), self._last = newest, newest[0].version
         self._played.clear()
-        self._returns, self._lengths, self._against = [], [], {}
+        self._returns, self._lengths, self._said, self._against = [], [], [], {}
         self.context.endpoints.bell.ring()  # what lies in the stream was announced long ago
 
     def _count(self, sample: Sample) -> int:
@@ -208,8 +212,9 @@ class EvaluationWorker(Worker):
         assert frozen is not None
         names = ("version", "last_version", "seat", "info.return", "info.length")
         rows: list[list[Any]] = [sample[name][ends].tolist() for name in names]
+        rows.append(list(sample[FIELD][ends]))
         rows += [sample[name][ends].tolist() if name in sample else [[]] * len(ends[0]) for name in ("others.version", "others.policy")]
-        for first, last, seat, reached, length, others, policies in zip(*rows, strict=True):
+        for first, last, seat, reached, length, said, others, policies in zip(*rows, strict=True):
             key = sample.channel, seat
             if not first == last == frozen.version:
                 self._discarded += 1
@@ -217,6 +222,7 @@ class EvaluationWorker(Worker):
                 self._played[key] += 1
                 self._returns.append(reached)
                 self._lengths.append(length)
+                self._said.append(unpack(said))
                 for version, policy in zip(others, policies, strict=True):
                     if policy == self._policy_index and version >= 0:
                         self._against.setdefault(version, []).append(self._score(reached))
@@ -249,6 +255,7 @@ class EvaluationWorker(Worker):
         config, frozen = self._config, self._frozen
         assert frozen is not None
         results: dict[str, list[float]] = {"return": self._returns, "length": self._lengths}
+        results |= {f"info/{name}": values for name, values in by_name(self._said).items()}
         won: dict[str, float] = {}
         if config.drawn is not None:
             results["win_rate"] = [self._score(reached) for reached in self._returns]
@@ -268,6 +275,7 @@ class EvaluationWorker(Worker):
             "version": float(frozen.version),
             "games": float(reached.count),
             "discarded": float(self._discarded),
+            **{f"info/{name}": mean for name, mean in means(self._said).items()},
             **won,
         }
         self.report(Measured(int(frozen.counters.get("env_steps", 0)), self.stage, {f"{config.name}/{k}": v for k, v in told.items()}))

@@ -115,6 +115,9 @@ class Stacking(Environment):
     def on_ready(self, wake: Callable[[], None]) -> None:
         self._inner.on_ready(wake)
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return self._inner.said(group, seats)
+
     def statistics(self) -> dict[str, Told]:
         return self._inner.statistics()
 

@@ -18,6 +18,7 @@ from tidemill.core.loops import turn
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
 from tidemill.workers.blocks import Seats
+from tidemill.workers.said import Listener, Numbers
 from tidemill.workers.stepwise import StepwiseAgent
 
 LOOK_AGAIN = 0.1
@@ -50,6 +51,9 @@ class Gang:
         clock: Clock,
         credits: Credits | None = None,
     ) -> None:
+        agent.hear = self._hear
+        self.listener = Listener()
+        """What environments say of episodes goes through it."""
         self._agent, self._tick, self._max_steps, self._clock, self._credits = agent, tick, max_steps, clock, credits
         self._lanes = lanes = environments[0].lanes
         agent.next_observation(tick)
@@ -78,6 +82,10 @@ class Gang:
             ring()
 
         return wake
+
+    def _hear(self, seats: Sequence[int]) -> list[Numbers]:
+        places = [divmod(seat, self._lanes) for seat in seats]
+        return [self.listener.numbers(self._members[number].environment.said(0, (lane,))[0]) for number, lane in places]
 
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
         """Begin episodes in this stage of the curriculum from the next reset on."""

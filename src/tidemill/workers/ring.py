@@ -1,6 +1,7 @@
 """Environment targets and the ring that an actor turns."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock
 from tidemill.workers.agent import Agent
+from tidemill.workers.said import Listener, Numbers
 
 
 class EnvTarget:
@@ -19,6 +21,10 @@ class EnvTarget:
 
     def __init__(self, environment: Environment, agents: Sequence[Agent], ticks: Sequence[Tick], max_steps: int, clock: Clock) -> None:
         self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
+        for group, agent in enumerate(self._agents):
+            agent.hear = partial(self._hear, group)
+        self.listener = Listener()
+        """What the environment says of episodes goes through it."""
         self._clock, self._max_steps = clock, max_steps
         self._stage = 0
         self._stepping = False  # sent and not yet received
@@ -29,6 +35,9 @@ class EnvTarget:
         """The environment was not ready when it was asked: it steps in a thread or a process of its own."""
         self.steps = 0
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
+
+    def _hear(self, group: int, seats: Sequence[int]) -> list[Numbers]:
+        return [self.listener.numbers(info) for info in self._environment.said(group, seats)]
 
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the next tick resets all of them."""

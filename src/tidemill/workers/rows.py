@@ -8,6 +8,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
 from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.said import FIELD, SAID
 
 
 def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
@@ -21,7 +22,8 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
                 f'policy "{spec.policy}" ({type(policy).__name__}): its {"state" if name in state else "answer"}() has a field "{name}"; names of a '
                 f'state, and no others, begin with "state.", and rows have {", ".join(own)} besides'
             )
-    return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}}
+    heard = {FIELD: SAID} if spec.mode == "concise" else {}
+    return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}, **heard}
 
 
 def sample_schema(spec: AgentSpec, row: Schema, others: int) -> dict[str, Field]:

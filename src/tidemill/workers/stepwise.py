@@ -167,7 +167,7 @@ class StepwiseAgent(Agent):
         row["info_mask"][seats], row["info.return"][seats], row["info.length"][seats] = True, returns, lengths
         for name in self._info_names:
             row[name][seats] = tick.info[name.removeprefix("info.")][seats]
-        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), strict=True)
+        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), self.hear(seats.tolist()), strict=True)
 
     def begins(self, seat: int) -> bool:
         """True when the seat's next step is the first one of its episode."""

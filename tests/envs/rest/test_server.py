@@ -251,7 +251,7 @@ def test_info_of_any_kind_is_sent_as_plain_values_or_left_out(form):
         "large": 2**64,
         "small": -(2**63) - 1,
         "array": np.zeros(2),
-        "map": {"a": 1},
+        "map": {"a": np.int8(1), "array": np.zeros(2), "b": {"c": {"too": "deep"}}},
     }
 
     class Telling(Ledger):
@@ -262,7 +262,7 @@ def test_info_of_any_kind_is_sent_as_plain_values_or_left_out(form):
     with serving(Telling) as server:
         content = encode({"session": "s", "episode": 0})
         said = HTTP.post(f"{server.url}/v1/reset", content=content, headers={"content-type": f"application/{form}"})
-    sent = {"x_position": 0.5, "single": 0.5, "count": 3, "flag": True, "name": "leg", "half": "?", "3": 2**64 - 1}
+    sent = {"x_position": 0.5, "single": 0.5, "count": 3, "flag": True, "name": "leg", "half": "?", "3": 2**64 - 1, "map": {"a": 1, "b": {}}}
     assert said.status_code == 200 and decode(said.content)["info"] == sent
 
 

@@ -4,7 +4,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -325,8 +325,8 @@ class Sessions:
         return True
 
 
-def _plain(info: Any) -> dict[str, Any]:
-    """Return what of an environment's info is sent: numbers and texts, numpy's among them, as Python's own."""
+def _plain(info: Any, depth: int = 3) -> dict[str, Any]:
+    """Return what of an environment's info is sent: numbers and texts, numpy's among them, as Python's own; and maps of such, to that depth."""
     said: dict[str, Any] = {}
     for key, value in (info or {}).items():
         plain = value.item() if isinstance(value, np.generic) else value
@@ -336,6 +336,8 @@ def _plain(info: Any) -> dict[str, Any]:
             plain = float(plain)
         elif isinstance(plain, str):
             plain = _sendable(plain)
+        elif isinstance(plain, Mapping):
+            plain = _plain(plain, depth - 1) if depth > 1 else None
         elif not isinstance(plain, bool):
             plain = None
         if plain is not None:
