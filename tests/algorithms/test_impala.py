@@ -50,21 +50,23 @@ def test_training_an_mlp_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("clips", [(1.0, 1.0), (2.5, 0.7)])
-def test_the_gradient_is_that_of_the_paper_s_sums(clips):
-    """Eq. 1 as a sum of products over each episode, in plain torch, against an update of one minibatch without a step."""
+@pytest.mark.parametrize(("clips", "scale"), [((1.0, 1.0), 1), ((2.5, 0.7), 1), ((1.0, 1.0), 4)])
+def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
+    """Eq. 1 as a sum of products over each episode, in plain torch, against an update of one minibatch without a step. What is learnt is in units of
+    the returns' deviation so far, `scale`."""
     rho_clip, c_clip = clips
     gamma, lam, entropy_coefficient = 0.9, 0.8, 0.01
     learner = learner_of(
         gamma=gamma, trace_lambda=lam, rho_clip=rho_clip, c_clip=c_clip, entropy_coefficient=entropy_coefficient,
-        minibatch_size=10**6, learning_rate=0.0, normalise_returns=False, max_gradient_norm=None,
+        minibatch_size=10**6, learning_rate=0.0, normalise_returns=scale != 1, max_gradient_norm=None,
     )  # fmt: skip
     policy = learner.policy
     sample = make_sample(policy, T=12, N=3, seed=2)
     other_weights(policy, 1)
-    metrics = learner.update([sample], 0.0)
-
+    policy.fold_moments(policy.moments({}, None if scale == 1 else np.array([-scale, scale], np.float32)))
+    assert policy.value_scale == scale
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    metrics = learner.update([sample], 0.0)
 
     def tower(g, h):
         for i in range(2):
@@ -73,7 +75,7 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips):
 
     x = torch.tensor(sample["obs"])
     logits = tower(0, x) @ w["actor.weight"].T + w["actor.bias"].T
-    values = tower(1, x) @ w["critic.weight"] + w["critic.bias"]
+    values = (tower(1, x) @ w["critic.weight"] + w["critic.bias"]) * scale
     log_p = torch.log_softmax(logits, -1)
     held = log_p.detach()
     V, done, final = values.detach().numpy(), sample["done"], sample["done"] | sample["truncated"]
@@ -104,7 +106,7 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips):
                 continue
             log_prob = log_p[t, n, int(sample["action"][t, n])]
             advantage = min(rho_clip, ratio(t)) * (sample["reward"][t, n] + gamma * target(t + 1) - V[t, n])
-            loss = loss - advantage * log_prob + 0.5 * 0.5 * (values[t, n] - target(t)) ** 2
+            loss = loss - advantage / scale * log_prob + 0.5 * 0.5 * ((values[t, n] - target(t)) / scale) ** 2
             loss = loss + entropy_coefficient * (log_p[t, n].exp() * log_p[t, n]).sum()
             count += 1
             far += ratio(t) > 1.001 * rho_clip

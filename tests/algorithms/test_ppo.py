@@ -291,6 +291,14 @@ def test_the_linear_schedule_ends_at_zero():
     assert np.isin(ratio[unchanged], [0, 1]).all()
 
 
+def test_target_kl_stops_an_update_before_the_first_minibatch_whose_divergence_is_above_it():
+    settings = {"minibatch_size": 10**6, "epochs": 2, "learning_rate": 0.1}
+    kl = (found := learner_of(**settings).update([make_sample(learner_of().policy)], 0.0))["kl"]
+    assert found["minibatches"] == 2 and kl > 0
+    for target, minibatches in ((1.01 * kl, 2), (0.99 * kl, 1)):
+        assert learner_of(target_kl=target, **settings).update([make_sample(learner_of().policy)], 0.0)["minibatches"] == minibatches
+
+
 def test_target_kl_stops_an_update_early():
     learner = learner_of(target_kl=1e-4, epochs=50, learning_rate=0.1)
     metrics = learner.update([make_sample(learner.policy)], 0.0)
