@@ -57,7 +57,7 @@ def learner_of(config=None, net=None, seed=0):
 def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
     net = QNetwork(hidden=(8,), duelling=False, atoms=atoms, least_return=-3, greatest_return=3)
     learner = learner_of(DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net)
-    learner.policy.flat += 0.05  # online and target differ
+    learner.policy.flat += np.random.default_rng(7).standard_normal(learner.policy.flat.size).astype(np.float32) * 0.5
     sample = sample_of()
     b = {name: torch.tensor(array[0]) for name, array in sample.items()}
 
@@ -70,7 +70,9 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
     expected = (lambda told: told[..., 0]) if atoms == 1 else (lambda told: told.softmax(-1) @ support)
     with torch.no_grad():
         told = network(target, b["next.obs"])
-        best = expected(network(online if double else target, b["next.obs"])).argmax(1)
+        bests = [expected(network(flat, b["next.obs"])).argmax(1) for flat in (target, online)]
+        assert (bests[0] != bests[1]).any()
+        best = bests[double]
         returns = b["rewards"][:, 0] + 0.9 * b["rewards"][:, 1]
         discount = 0.9 ** b["steps"] * ~b["done"]
     seen = network(online, b["obs"])[rows, b["action"]]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.restoring import check_restored
+from torch.nn import functional
 
 from tidemill.algorithms.sac import SAC
 from tidemill.algorithms.value_formulas import differentiate_actor, soft_values
@@ -150,12 +151,15 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
     learner = learner_of(config)
     rng = np.random.default_rng(3)
     learner.targets.flat += rng.standard_normal(learner.targets.flat.size).astype(np.float32) * 0.1
+    learner.policy.flat[-2] += 2  # the bias of a log-deviation, so that some are cut at 2
     sample = sample_of()
     b = {name: torch.tensor(array[0]) for name, array in sample.items()}
     draws = np.random.default_rng()
     draws.bit_generator.state = learner._rng.bit_generator.state
     noise = [torch.tensor(draws.standard_normal((BATCH, 2), np.float32)) for _ in range(2)]
     share = b["weight"] / BATCH
+
+    cut = []
 
     def network(shape, flat, x):
         start, forms = 0, list(shape.forms().values())
@@ -168,10 +172,11 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
         return h
 
     def act(flat, x, noise):
-        mean, log_std = network(learner.policy.shape, flat, x)[0].chunk(2, 1)
-        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
-        u = mean + log_std.clamp(-20, 2).exp() * noise
-        return u.tanh(), (normal.log_prob(u) - (1 - u.tanh() ** 2).log()).sum(1)
+        mean, raw = network(learner.policy.shape, flat, x)[0].chunk(2, 1)
+        cut.append(raw > 2)
+        normal = torch.distributions.Normal(mean, raw.clamp(-20, 2).exp())
+        u = mean + raw.clamp(-20, 2).exp() * noise
+        return u.tanh(), (normal.log_prob(u) - 2 * (np.log(2) - u - functional.softplus(-2 * u))).sum(1)  # log(1 - tanh² u)
 
     actor = torch.tensor(learner.policy.flat.copy(), requires_grad=True)
     critics = torch.tensor(learner.critics.flat.copy(), requires_grad=True)
@@ -185,16 +190,23 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
         goal = b["rewards"][:, 0] + 0.9 * ~b["done"] * (least - 0.5 * log_prob)
     taken = (b["action"] - torch.tensor(CENTRE)) / torch.tensor(HALF)
     found = network(shape, critics, torch.cat([b["obs"], taken], 1))[..., 0]
-    (0.5 * (found - goal) ** 2 * share).sum().backward()
+    of_critics = (0.5 * (found - goal) ** 2 * share).sum()
+    of_critics.backward()
     adams[0].step()
     action, log_prob = act(actor, b["obs"], noise[1])
     least = network(shape, critics.detach(), torch.cat([b["obs"], action], 1))[..., 0].min(0).values
-    ((0.5 * log_prob - least) * share).sum().backward()
+    of_policy = ((0.5 * log_prob - least) * share).sum()
+    of_policy.backward()
     (-log_alpha.exp() * (log_prob.detach() - 1.5) * share).sum().backward()
     adams[1].step()
     adams[2].step()
     targets += 0.1 * (critics.detach() - targets)
-    learner.update([sample], 0.0)
+    metrics = learner.update([sample], 0.0)
+    assert cut[1].any() and not cut[1].all()
+    assert metrics["loss/value"] == pytest.approx(of_critics.item(), rel=1e-3) and metrics["loss/policy"] == pytest.approx(of_policy.item(), rel=1e-3)
+    assert metrics["entropy"] == pytest.approx(-log_prob.mean().item(), rel=1e-3) and metrics["q/mean"] == pytest.approx(
+        found.mean().item(), rel=1e-3
+    )
     np.testing.assert_allclose(learner.critics.flat, critics.detach().numpy(), atol=1e-4)
     np.testing.assert_allclose(learner.policy.flat, actor.detach().numpy(), atol=1e-4)
     np.testing.assert_allclose(learner.targets.flat, targets.numpy(), atol=1e-4)
