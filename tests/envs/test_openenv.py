@@ -13,7 +13,7 @@ import websockets
 from tests.envs.driver import Driver
 
 from tidemill.core.config import encode
-from tidemill.core.errors import ConfigError, EnvironmentFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import ConfigError, EnvironmentFault, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.openenv import OpenEnv
 
@@ -69,6 +69,8 @@ def serving(fault="", at=3, token=None, port=0):
                         answer = {"type": "observation", "data": {}}
                     case "nan":
                         answer["data"]["reward"] = float("nan")
+                    case dict():
+                        answer["data"] = {key: value for key, value in (answer["data"] | fault).items() if value != "missing"}
             await socket.send(json.dumps(answer))
 
     loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
@@ -168,6 +170,32 @@ def test_a_reward_that_is_no_number_is_named():
         driver.tick(), driver.tick(), driver.tick()
         with pytest.raises(EnvironmentFault, match="no JSON"):  # which has no NaN
             driver.tick()
+        driver.environment.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"reward": "missing"}, "reward is missing; it must be a number, or null"),
+        ({"reward": "1.5"}, r"reward is '1\.5'; it must be a number"),
+        ({"done": "missing"}, "done is missing; it must be true or false"),
+        ({"done": "false"}, "done is 'false'; it must be true or false"),
+        ({"done": None}, "done is None; it must be true or false"),
+    ],
+)
+def test_an_answer_that_lacks_a_field_or_has_a_wrong_one_is_an_error_that_names_it(fault, words):
+    with serving(fault) as (config, _):
+        driver = Driver(config.build(1, 5))
+        driver.tick(), driver.tick(), driver.tick()
+        with pytest.raises(ProtocolFault, match=words):
+            driver.tick()
+        driver.environment.close()
+
+
+def test_a_reward_of_null_is_none():
+    with serving({"reward": None}) as (config, _):
+        driver = Driver(config.build(1, 5))
+        assert [driver.tick()[0].tick.reward[0] for _ in range(4)] == [0, 1, 1, 0]
         driver.environment.close()
 
 

@@ -10,14 +10,14 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
-from tidemill.core.errors import ConfigError, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
@@ -101,7 +101,7 @@ class OpenEnvSession:
         token = token_of(config.token)
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._socket: Any = None
-        self._steps, self._answered = 0, False
+        self._steps, self._answered, self._proven = 0, False, False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
@@ -116,10 +116,24 @@ class OpenEnvSession:
             raise SessionLost(f"{self._config.url}: a step without a session; reset opens one")
         said = await self._call("step", self._translator.action(action))
         self._steps += 1
-        reward, done = said.get("reward"), bool(said.get("done"))
-        if reward is None or not math.isfinite(reward):
-            reward = 0.0 if reward is None else math.nan  # servers leave out a reward of none; `LaneLoop` names what is not finite
-        return self._translator.observation(said["observation"]), float(reward), done, not done and self._steps == self._config.max_episode_steps, {}
+        reward, done = self._told(said)
+        return self._translator.observation(said["observation"]), reward, done, not done and self._steps == self._config.max_episode_steps, {}
+
+    def _told(self, said: dict[str, Any]) -> tuple[float, bool]:
+        """Return a step's reward and end. A reward of null is their way to say that there was none. Raises `ProtocolFault`."""
+        for name, right in (("reward", (int, float, NoneType)), ("done", (bool,))):
+            if name not in said or not isinstance(said[name], right):
+                is_ = f"is {brief(said[name])}" if name in said else "is missing"
+                raise self._wrong(f"{name} {is_}; it must be {'a number, or null where there is none' if name == 'reward' else 'true or false'}")
+        if not math.isfinite(reward := float(said["reward"] or 0.0)):
+            raise self._wrong(f"reward is not finite but {reward}; find where the environment divides by zero or overflows, or clip there")
+        self._proven = True
+        return reward, said["done"]
+
+    def _wrong(self, why: str) -> ProtocolFault:
+        error = ProtocolFault(f"{self._config.url}: step {self._steps}: {why}. See the server's environment")
+        error.first = not self._proven
+        return error
 
     async def close(self) -> None:
         """End the session."""
@@ -153,7 +167,10 @@ class OpenEnvSession:
         except TimeoutError as error:
             if not sent:
                 raise RemoteUnavailable(f"{where}: no session could be opened within {self._config.deadline:g} s (deadline)") from error
-            raise RemoteTimeout(f"{where}: no answer within {self._config.deadline:g} s (deadline)") from error
+            raise RemoteTimeout(
+                f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for all the while: "
+                "raise deadline above what a call takes, or see why the server does not answer"
+            ) from error
         except (msgspec.DecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
         except (OSError, websockets.WebSocketException) as error:
