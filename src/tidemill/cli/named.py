@@ -1,6 +1,7 @@
 """What the words of a command line name: experiments, environments and their settings."""
 
-from inspect import isfunction, signature
+import asyncio
+from inspect import iscoroutinefunction, isfunction, signature
 from pathlib import Path
 from traceback import extract_tb
 from typing import Annotated, Any
@@ -56,7 +57,7 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
     if colon and source.endswith(".py") and not is_named(what):
         made = load_attribute(what, "experiment")
         if _is_environment(made):
-            return _in_file(what, env_args, algorithm), None
+            return _in_file(what, env_args, algorithm, made), None
         try:
             experiment = made() if callable(made) else made
         except TidemillError:
@@ -66,10 +67,13 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
             where = f" (line {lines[-1]})" if lines else ""
             raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
         if _is_environment(type(experiment)):
-            experiment.close()
-            return _in_file(what, env_args, algorithm), None
+            _close(experiment)
+            return _in_file(what, env_args, algorithm, experiment), None
         if not isinstance(experiment, Experiment):
-            raise ConfigError(f"{what} gives a {type(experiment).__name__}, neither an Experiment nor a gymnasium.Env; return tidemill.Experiment(…)")
+            raise ConfigError(
+                f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a gymnasium.Env, or what has async def reset "
+                "and step); return tidemill.Experiment(…)"
+            )
         if env_args:
             raise ConfigError(
                 "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
@@ -83,16 +87,27 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
 def _is_environment(made: Any) -> bool:
     import gymnasium
 
-    return isinstance(made, type) and issubclass(made, gymnasium.Env)
+    from tidemill.envs.asynchronous import is_asynchronous
+
+    return isinstance(made, type) and (issubclass(made, gymnasium.Env) or is_asynchronous(made))
 
 
-def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None) -> Experiment:
+def _close(made: Any) -> None:
+    """Close what was made to see what it is."""
+    if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
+        if iscoroutinefunction(close):
+            asyncio.run(close())
+        else:
+            close()
+
+
+def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
     """Return the experiment for an environment of the user's own, FILE.py:NAME. It is called NAME, and resumes from any folder."""
     from tidemill.run.presets import experiment_for
     from tidemill.run.resolve import environment_from
 
     file, _, name = what.rpartition(":")
-    return experiment_for(name, environment_from(f"{Path(file).absolute()}:{name}", env_args), algorithm or "ppo")
+    return experiment_for(name, environment_from(f"{Path(file).absolute()}:{name}", env_args, made), algorithm or "ppo")
 
 
 def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
@@ -125,12 +140,12 @@ def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig
 
     if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")
-        if isfunction(made) and not signature(made).parameters:
+        if isfunction(made) and all(parameter.default is not parameter.empty for parameter in signature(made).parameters.values()):
             made = made()
         if isinstance(made, EnvironmentConfig):
             return [made]
         if isinstance(made, Experiment):
             return [worker.environment for worker in made.workers.values() if isinstance(worker, Actors)]
-        if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
-            close()  # it was an environment's maker
+        _close(made)  # it was an environment's maker
+        return [environment_from(what, settings(env_arg), made)]
     return [environment_from(what, settings(env_arg))]

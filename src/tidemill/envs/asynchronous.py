@@ -123,6 +123,11 @@ class AsyncLanes(LaneLoop):
         return timed
 
 
+def is_asynchronous(made: Any) -> bool:
+    """True for an environment whose steps are `async def`, and for a class of such."""
+    return inspect.iscoroutinefunction(getattr(made, "step", None))
+
+
 async def _close(envs: Sequence[Any]) -> None:
     closings = []
     for env in envs:

@@ -5,6 +5,7 @@ import operator
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Any, NoReturn
 
 import numpy as np
@@ -97,7 +98,8 @@ class Gymnasium(EnvironmentConfig):
                 raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns a gymnasium.Env")
             env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
             if not isinstance(env, gymnasium.Env):
-                raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env")
+                cure = f'; its step is async def: take Asynchronous(make="{self.make}")' if iscoroutinefunction(getattr(env, "step", None)) else ""
+                raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env{cure}")
             return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
         spec = find_spec(str(self.id))
         if spec.entry_point is None:

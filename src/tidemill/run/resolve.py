@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,21 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.bridge.environment import SimulatorEnvironment
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
+from tidemill.core.source import load_attribute
+from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.rest.config import Rest
 
 
-def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> EnvironmentConfig:
-    """Return the configuration for `text`, with `kwargs` for the environment.
+def environment_from(text: str, kwargs: Mapping[str, Any] | None = None, made: Any = None) -> EnvironmentConfig:
+    """Return the configuration for `text`, with `kwargs` for the environment. `made` is what `text` names, or what that has returned, where it has
+    been loaded already.
 
     "ALE/Pong-v5"                              `Atari`; kwargs are its settings
     "CartPole-v1", "module:CartPole-v1"        `Gymnasium` by id (the module is imported, and registers it)
-    "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name
+    "module:NAME", "FILE.py:NAME"              `Gymnasium` by the class or function of that name; `Asynchronous` where its steps are `async def`
     "http://HOST:PORT", "https://…"            `Rest`: a server that plays it; "rest:" may stand before it. kwargs are its settings
     "pettingzoo:mpe2.simple_spread_v3"         `PettingZoo`; what follows is its `make`: a module, "module:NAME" or "FILE.py:NAME"
     "simulator:PATH", "simulator:"             `SimulatorEnvironment`: an executable, or an editor that is open; kwargs are its settings
@@ -50,7 +54,10 @@ def environment_from(text: str, kwargs: Mapping[str, Any] | None = None) -> Envi
     # An identifier that ends in a version, or stands in a namespace, is no name that Python allows.
     if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
         return Gymnasium(id=text, kwargs=given)
-    return Gymnasium(make=text, kwargs=given)
+    if made is None:
+        with suppress(ConfigError):  # whoever builds it tells what is wrong
+            made = load_attribute(text, "make")
+    return Asynchronous(make=text, kwargs=given) if is_asynchronous(made) else Gymnasium(make=text, kwargs=given)
 
 
 def is_named(text: str) -> bool:
