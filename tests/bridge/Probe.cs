@@ -2,6 +2,7 @@
 using System;
 using System.Collections.Generic;
 using System.Globalization;
+using System.Reflection;
 using System.Runtime.InteropServices;
 using System.Threading;
 using Tidemill;
@@ -26,6 +27,14 @@ public static class Probe
                     return Threads(arguments, number);
                 case "channels":
                     return SideChannels(arguments, number);
+                case "blittable":
+                    return Blittable();
+                case "jobs":
+                    return Jobs(arguments, number);
+                case "job-mistakes":
+                    return JobMistakes();
+                case "again":
+                    return Again(arguments);
                 case "three":
                     return Three(arguments, number);
                 case "closes":
@@ -226,6 +235,30 @@ public static class Probe
         return 0;
     }
 
+    /// <summary>Five agents ask; from then on all of them end their episode and ask in the same exchange.</summary>
+    private static int Again(string[] arguments)
+    {
+        using (Bridge bridge = Bridge.FromCommandLine(arguments))
+        {
+            World world = bridge.Add(new World("again", 5, new[] { new[] { 4 } }, 2));
+            int tick = 0;
+            do
+            {
+                for (int id = 0; tick > 0 && id < 5; id++)
+                {
+                    world.EndEpisode(id).SetReward(id);
+                }
+                for (int id = 0; id < 5; id++)
+                {
+                    world.RequestDecision(id).SetReward(10 + id);
+                }
+                tick++;
+            }
+            while (bridge.Exchange());
+        }
+        return 0;
+    }
+
     /// <summary>Three worlds that are new in one turn, with side-channel data for which there is no room; closes after so many exchanges.</summary>
     private static int Three(string[] arguments, int number)
     {
@@ -304,6 +337,155 @@ public static class Probe
         return 0;
     }
 
+    /// <summary>A job by shape: agent `i` of an even number asks, of an odd one ends, which in multiples of 3 is an interruption. Observations tell the agent.</summary>
+    private unsafe struct TellJob
+    {
+        public JobWorld World;
+        public float* Seen; // 6 values each
+        public int Tick;
+
+        public void Execute(int i)
+        {
+            JobRequest request = i % 2 == 0 ? World.RequestDecision(i) : i % 3 == 0 ? World.InterruptEpisode(i) : World.EndEpisode(i);
+            request.SetReward(i + 0.5f).SetObservation(0, i, Tick).SetObservation(1, Seen + 6 * i, 6);
+            if (i % 2 == 0)
+            {
+                request.SetActionMask(0, i % 3, true);
+            }
+        }
+    }
+
+    /// <summary>A job by shape: what agent `i` is to do, kept for the next tick.</summary>
+    private unsafe struct HearJob
+    {
+        public JobWorld World;
+        public float* Seen;
+
+        public void Execute(int i)
+        {
+            JobAction action = World.Action(i);
+            Seen[6 * action.AgentId + 4] = action.Continuous(0);
+            Seen[6 * action.AgentId + 5] = action.Discrete(0);
+        }
+    }
+
+    /// <summary>So many agents, told of and heard by jobs that eight threads share.</summary>
+    private static unsafe int Jobs(string[] arguments, int number)
+    {
+        using (Bridge bridge = Bridge.FromCommandLine(arguments))
+        {
+            World world = bridge.Add(new World("jobs", number, new[] { new[] { 2 }, new[] { 2, 3 } }, 1, 3));
+            var tell = new TellJob { World = world.ForJobs(), Seen = (float*)Marshal.AllocHGlobal(24 * number) };
+            var hear = new HearJob { World = world.ForJobs(), Seen = tell.Seen };
+            for (int i = 0; i < 6 * number; i++)
+            {
+                tell.Seen[i] = i;
+            }
+            do
+            {
+                Share(world.ActionCount, hear.Execute);
+                Share(number, tell.Execute);
+                tell.Tick++;
+            }
+            while (bridge.Exchange());
+        }
+        return 0;
+    }
+
+    private static void Share(int count, Action<int> execute)
+    {
+        var threads = new Thread[8];
+        for (int t = 0; t < threads.Length; t++)
+        {
+            int first = t;
+            threads[t] = new Thread(() =>
+            {
+                for (int i = first; i < count; i += threads.Length)
+                {
+                    execute(i);
+                }
+            });
+            threads[t].Start();
+        }
+        foreach (Thread thread in threads)
+        {
+            thread.Join();
+        }
+    }
+
+    /// <summary>Each type that jobs hold, and whether it is free of references, through and through.</summary>
+    private static int Blittable()
+    {
+        foreach (Type type in new[] { typeof(JobWorld), typeof(JobRequest), typeof(JobAction), typeof(TellJob), typeof(HearJob) })
+        {
+            string reference = Reference(type);
+            GCHandle pinned = GCHandle.Alloc(Activator.CreateInstance(type), GCHandleType.Pinned); // refused where there is a reference
+            pinned.Free();
+            Console.WriteLine(type.Name + " " + type.IsLayoutSequential + " " + (reference ?? "unmanaged"));
+        }
+        Console.WriteLine("Request " + Reference(typeof(Request)));
+        return 0;
+    }
+
+    private static string Reference(Type type)
+    {
+        if (type.IsPrimitive || type.IsPointer || type.IsEnum)
+        {
+            return null;
+        }
+        if (!type.IsValueType)
+        {
+            return type.Name;
+        }
+        foreach (FieldInfo field in type.GetFields(BindingFlags.Instance | BindingFlags.Public | BindingFlags.NonPublic))
+        {
+            string inside = Reference(field.FieldType);
+            if (inside != null)
+            {
+                return field.Name + ": " + inside;
+            }
+        }
+        return null;
+    }
+
+    /// <summary>What jobs get wrong is an error of the next exchange, which drops all requests; the one after that is as if nothing had been.</summary>
+    private static unsafe int JobMistakes()
+    {
+        var bridge = new Bridge(null);
+        World world = bridge.Add(new World("small", 1, new[] { new[] { 3 } }, 1, 2));
+        JobWorld jobs = world.ForJobs();
+        JobRequest old = jobs.RequestDecision(7);
+        bridge.Exchange();
+        Console.WriteLine(jobs.ActionCount + " " + jobs.Action(0).AgentId);
+        var mistakes = new Action[]
+        {
+            () => { jobs.RequestDecision(1); jobs.RequestDecision(2).SetReward(1); },
+            () => { jobs.EndEpisode(1); jobs.InterruptEpisode(3); },
+            () => old.SetReward(1),
+            () => jobs.RequestDecision(4).SetObservation(1, 1, 2, 3),
+            () => jobs.RequestDecision(4).SetObservation(0, 1, 2),
+            () => jobs.EndEpisode(4).SetActionMask(0, 0, true),
+            () => jobs.RequestDecision(4).SetActionMask(0, 2, true),
+            () => jobs.Action(5).Continuous(0),
+        };
+        foreach (Action mistake in mistakes)
+        {
+            mistake();
+            try
+            {
+                bridge.Exchange();
+                Console.WriteLine("nothing");
+            }
+            catch (BridgeException error)
+            {
+                Console.WriteLine(error.Message);
+            }
+            bridge.Exchange();
+            Console.WriteLine(world.ActionCount);
+        }
+        return 0;
+    }
+
     private static int Deadline(string[] arguments)
     {
         using (Bridge bridge = Bridge.FromCommandLine(arguments))
@@ -372,6 +554,8 @@ public static class Probe
         World world = bridge.Add(new World("small", 2, new[] { new[] { 3 } }, 1, 2));
         Request first = world.RequestDecision(1);
         Request ended = world.EndEpisode(2);
+        world.RequestDecision(4);
+        world.EndEpisode(5);
         var mistakes = new Action[]
         {
             () => world.RequestDecision(3),

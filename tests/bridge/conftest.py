@@ -75,7 +75,9 @@ def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFac
 def csharp_probe(csharp: Path, csharp_compiler: str, mono: str) -> Path:
     """The tests' C# probe as a program."""
     source, program = Path(__file__).with_name("Probe.cs"), csharp / "probe"
-    subprocess.run([csharp_compiler, "-langversion:7.2", "-warnaserror", f"-r:{csharp}/Tidemill.dll", f"-out:{program}.exe", source], check=True)
+    subprocess.run(
+        [csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror", f"-r:{csharp}/Tidemill.dll", f"-out:{program}.exe", source], check=True
+    )
     program.write_text(f'#!/bin/sh\nexec "{mono}" "{program}.exe" "$@"\n')
     program.chmod(0o755)
     return program

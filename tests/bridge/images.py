@@ -43,11 +43,13 @@ def image_of(layout_name, groups, side_channel=b"", capacity=None, rows=0):
         place = group.end
         requests = Requests(name, spec)
         for i in range(rows):
-            row = requests.take(100 + i, done=i % 3 == 2, cut=i % 6 == 5)
-            requests.reward[row] = i
-            for k, array in enumerate(requests.obs):
+            into = requests.ends if i % 3 == 2 else requests.asks
+            row = requests.take(100 + i, into)
+            into.cut[row] = i % 6 == 5
+            into.reward[row] = i
+            for k, array in enumerate(into.obs):
                 array[row] = 10 * i + k
-            requests.masks[row, ::2] = 1
+            into.masks[row, ::2] = 1
         requests.write(layout, data, group)
     return (bytes(data), None) if layout.files == 1 else (bytes(first), bytes(data))
 

@@ -199,6 +199,18 @@ static void born(void) {
     }
 }
 
+/* Five agents ask; from then on all of them end their episode and ask in the same exchange. */
+static void again(void) {
+    tm_world *world = simple("again", 5);
+    int status = TM_OK;
+    for (int t = 0; status >= 0 && status != TM_CLOSED; t++) {
+        for (int32_t id = 0; t && id < 5; id++) tm_set_reward(tm_end_episode(world, id), (float)id);
+        for (int32_t id = 0; id < 5; id++) tm_set_reward(tm_request_decision(world, id), 10 + (float)id);
+        status = tm_exchange(bridge);
+    }
+    if (status < 0) fprintf(stderr, "%s\n", tm_error());
+}
+
 /* Three worlds that are new in one turn, with side-channel data for which there is no room; closes after some exchanges. */
 static void three(int count) {
     tm_world *worlds[3] = {simple("a", 1), simple("b", 1), simple("c", 1)};
@@ -228,6 +240,7 @@ int main(int argc, char **argv) {
     if (strcmp(what, "idle") == 0) idle(count);
     if (strcmp(what, "born") == 0) born();
     if (strcmp(what, "three") == 0) three(count);
+    if (strcmp(what, "again") == 0) again();
     tm_bridge_close(bridge);
     return 0;
 }

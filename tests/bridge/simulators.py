@@ -335,6 +335,20 @@ class Three(Simulator):
             world.request_decision(0).set_reward(t)
 
 
+class Again(Simulator):
+    """Five agents ask; from then on all of them end their episode and ask in the same exchange."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("again", 5, [(4,)], continuous_size=2))
+
+    def tick(self, t):
+        if t:
+            for agent in range(5):
+                self.world.end_episode(agent).set_reward(agent)
+        for agent in range(5):
+            self.world.request_decision(agent).set_reward(10 + agent)
+
+
 class Born(Simulator):
     """Agents are made by a reset only."""
 
@@ -373,7 +387,7 @@ if __name__ == "__main__":
         kind.__name__.lower(): kind
         for kind in (
             *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
-            *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Cutting),
+            *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Again, Cutting),
         )
     }
     kinds[KIND]().run()

@@ -32,7 +32,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: 
     game.write_text(PAGE.read_text().split("```csharp\n")[1].split("```")[0])
     for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
         subprocess.run(
-            [csharp_compiler, "-langversion:7.2", "-warnaserror", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/{name}.exe", source], check=True
+            [csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/{name}.exe", source],
+            check=True,
         )
         (folder / name).write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/{name}.exe" "$@"\n')
         (folder / name).chmod(0o755)
@@ -99,6 +100,12 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
         assert decisions.obs[0].tolist() == [[1, 2, 3]] and decisions.reward[0] == 0.5 and terminals.reward[0] == 1
         simulator.step()
         assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
+
+
+def test_the_pages_jobs_compile(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
+    (tmp_path / "Jobs.cs").write_text(PAGE.read_text().split("```csharp\n")[2].split("```")[0])
+    library = f"-out:{tmp_path}/jobs.dll"
+    subprocess.run([csharp_compiler, "-unsafe", "-warnaserror", "-t:library", f"-r:{built}/Tidemill.dll", library, tmp_path / "Jobs.cs"], check=True)
 
 
 def test_the_short_example_compiles(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
@@ -184,6 +191,71 @@ def test_a_hybrid_world_is_refused_where_the_layout_has_one_kind_of_actions(buil
     with pytest.raises(SimulatorError) as caught, Simulator(built / "probe", ["echo", "1"], layout="0") as simulator:
         simulator.reset()
     assert "0.3.2" in str(caught.value)
+
+
+def test_what_jobs_hold_has_no_references(built: Path) -> None:
+    lines = output(built, "probe", "blittable").splitlines()
+    assert lines[:-1] == [f"{name} True unmanaged" for name in ("JobWorld", "JobRequest", "JobAction", "TellJob", "HearJob")]
+    assert lines[-1] == "Request world: World"  # that the test would see one
+
+
+@pytest.mark.parametrize("trainer", LAYOUTS[1:], indirect=True)
+def test_jobs_tell_and_hear_from_parallel_threads(built: Path, trainer: RawTrainer) -> None:
+    agents = 203
+    trainer.start(built / "probe", "jobs", str(agents))
+    if trainer.layout != "0.3.2":  # it has both kinds of actions
+        trainer.give()
+        assert "layout 0.3.0 takes one kind" in trainer.end()[2]
+        return
+    done = np.zeros((agents, 2))
+    for tick in range(20):
+        group = trainer.step()["jobs"]
+        asks, ends = group.decisions, group.ends
+        assert sorted(asks.ids) == list(range(0, agents, 2)) and sorted(ends.ids) == list(range(1, agents, 2))
+        for rows in (asks, ends):
+            ids = np.array(rows.ids)
+            assert np.array_equal(rows.rewards, ids + 0.5)
+            assert np.array_equal(rows.obs[0], np.stack([ids, np.full(len(ids), tick)], axis=1))
+            seen = 6 * ids[:, None] + np.arange(6)
+            if tick and rows is asks:
+                seen = np.concatenate([seen[:, :4], done[ids]], axis=1)
+            assert np.array_equal(rows.obs[1].reshape(-1, 6), seen.astype(np.float32))
+        assert ends.interrupted == [agent % 3 == 0 for agent in ends.ids]
+        assert np.array_equal(asks.masks.reshape(-1, 3), np.eye(3)[np.array(asks.ids) % 3])
+        continuous, discrete = np.array(asks.ids)[:, None] + tick, np.array(asks.ids)[:, None] % 3
+        trainer.act(group, continuous, discrete)
+        done[asks.ids] = np.concatenate([continuous, discrete], axis=1)
+
+
+def test_what_a_job_gets_wrong_is_an_error_of_the_next_exchange(built: Path) -> None:
+    lines = output(built, "probe", "job-mistakes").splitlines()
+    assert lines[0] == "1 7"
+    said = [
+        "one more was requested (agent 2)",
+        "one more has ended (agent 3)",
+        "an exchange before",
+        "observation 1 of agent 4; there are 1",
+        "another number of values than 3",
+        "agent 4, which has ended",
+        "branch 0 does not have",
+        "number 0 of action 5, which is not there",
+    ]
+    for text, line, actions in zip(said, lines[1::2], lines[2::2], strict=True):
+        assert text in line and actions == "0"
+
+
+def test_the_sample_of_jobs_plays(built: Path) -> None:
+    words = output(built, "drift", "--episodes", 300).split()
+    assert float(words[2]) == pytest.approx(0.96, abs=0.03) and int(words[4]) >= 300
+    with Simulator(built / "drift", ["--agents", "40"], layout="0.3.2") as simulator:
+        simulator.reset()
+        for _ in range(40):
+            decisions, terminals = simulator.get_steps("drift")
+            assert sorted([*decisions, *terminals]) == list(range(40))
+            simulator.set_actions("drift", ActionTuple(np.sign(decisions.obs[0][:, 1:] - decisions.obs[0][:, :1])))
+            simulator.step()
+            if len(terminals):
+                assert not terminals.interrupted.any() and (terminals.reward == 1).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

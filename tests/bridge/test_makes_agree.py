@@ -1,7 +1,6 @@
 """What trainers of other makes need of a simulator, asked of all three ends: start capacity, one change in a turn, who deletes at a close."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,25 @@ from tests.bridge.conftest import Build
 from tests.bridge.raw_trainer import CLOSE, RawTrainer
 
 HERE = Path(__file__).parent
-Three = Callable[[int], list[str | Path]]
 LAYOUTS = ("0", "0.3.0", "0.3.2")
 EXCHANGES = 3
 
 
 @pytest.fixture(params=["python", "c", "csharp"])
-def three(request: pytest.FixtureRequest) -> list[str | Path]:
-    """The command of a simulator with three worlds, new in one turn, and side-channel data that need room; it closes after three exchanges."""
+def end(request: pytest.FixtureRequest) -> list[str | Path]:
+    """The command of the tests' simulators in each language."""
     if request.param == "python":
-        return [sys.executable, HERE / "simulators.py", "three"]
+        return [sys.executable, HERE / "simulators.py"]
     if request.param == "c":
         build: Build = request.getfixturevalue("build_c")
-        return [build(HERE / "probe.c", "-O1"), "three", str(EXCHANGES)]
-    return [request.getfixturevalue("csharp_probe"), "three", str(EXCHANGES)]
+        return [build(HERE / "probe.c", "-O1")]
+    return [request.getfixturevalue("csharp_probe")]
+
+
+@pytest.fixture
+def three(end: list[str | Path]) -> list[str | Path]:
+    """A simulator with three worlds, new in one turn, and side-channel data that need room; it closes after three exchanges."""
+    return [*end, "three", str(EXCHANGES)]
 
 
 @pytest.mark.parametrize(("layout", "capacity"), [("0", 4), ("0", 24), ("0.3.0", 0), ("0.3.0", 20), ("0.3.2", 0), ("0.3.2", 4)])
@@ -68,3 +72,22 @@ def test_a_close_before_the_first_exchange_is_told(layout: str, build_c: Build, 
     trainer.start(build_c(HERE / "probe.c", "-O1"), "three", "0")
     assert trainer.end()[0] == 0 and trainer.closed
     assert len(list(tmp_path.iterdir())) == (1 if layout == "0" else 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_decisions_and_ends_are_counted_apart_but_in_layout_0(end: list[str | Path], layout: str, tmp_path: Path) -> None:
+    """Five agents that end and ask in one update need room for five; where the rows are shared the error names what the trainer is to be told."""
+    trainer = RawTrainer(tmp_path, layout, known=False)
+    trainer.start(*end, "again")
+    assert trainer.step()["again"].decisions.ids == [0, 1, 2, 3, 4]
+    if layout == "0":
+        trainer.give()
+        _, out, error = trainer.end()
+        assert 'seats={"again": ' in error and "layout 0.3.2" in error, (out, error)
+        return
+    for _ in range(2):
+        group = trainer.step()["again"]
+        assert group.max_agents == 5
+        assert group.decisions.ids == group.ends.ids == [0, 1, 2, 3, 4]
+        assert group.decisions.rewards == [10, 11, 12, 13, 14] and group.ends.rewards == [0, 1, 2, 3, 4]
+    trainer.close()

@@ -187,7 +187,7 @@ def test_errors_name_what_why_and_what_to_do(probe: Path) -> None:
             "shape (4, -4, 0)",
             "in time: 0",
             "in time: 1",
-            "too many: -1 world 'small' has had more than 2 requests and ends in one exchange, which is its max_agents; create it with more",
+            "too many: -1 world 'small' has had more than 2 requests in one exchange, which is its max_agents; create it with more",
             "its reward: -1",
             "exchange: -2 world 'small' has had more than 2 requests",
             "size: -1 world 'small', observation 0: 3 values given, its shape has 4",

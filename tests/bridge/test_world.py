@@ -191,7 +191,7 @@ def test_observations_are_taken_by_shape_or_by_size():
     world = World("w", 4, [(2, 3), (1,)], 1)
     world.request_decision(0).set_observation(0, np.arange(6)).set_observation(1, 7.0)
     world.request_decision(1).set_observation(0, np.arange(6).reshape(2, 3))
-    assert (world.requests.obs[0][:2] == np.arange(6).reshape(2, 3)).all()
+    assert (world.requests.asks.obs[0][:2] == np.arange(6).reshape(2, 3)).all()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_what_cannot_be_a_row_is_told_and_takes_none(call, says):
     world = World("w", 4, [(2,)], branches=[3])
     with pytest.raises(SchemaError, match=says):
         call(world)
-    assert world.requests.rows() == 0
+    assert len(world.requests) == 0
 
 
 def test_worlds_are_fetched_by_name_and_named_once():

@@ -89,6 +89,8 @@ class Bridge:
         """Register a world; the trainer sees it at the next exchange. At any time."""
         if self._worlds.setdefault(world.name, world) is not world:
             raise ConfigError(f'there is a world "{world.name}" already')
+        if self._memory is not None and self._memory.layout.files == 1:
+            world.requests.share()
         return world
 
     def world(self, name: str) -> World:
@@ -105,7 +107,7 @@ class Bridge:
         Errors: SimulatorError where a new world cannot be added to the shared memory (it is named), or where what the trainer wrote cannot be.
         """
         worlds = list(self._worlds.values())
-        if not any(world.requests.rows() for world in worlds):
+        if not any(len(world.requests) for world in worlds):
             for world in worlds:
                 world.drop()
             self._idle(worlds)

@@ -238,15 +238,15 @@ class Replay(Bridge):
 def _filled(name: str, recording: Recording, decisions: DecisionSteps, terminals: TerminalSteps) -> Requests:
     """Return a group's rows."""
     requests = Requests(name, recording.specs[name])
-    for steps, done in ((decisions, False), (terminals, True)):
-        rows = requests.take_many(steps.agent_id, done)
-        requests.reward[rows] = steps.reward
-        for target, values in zip(requests.obs, steps.obs, strict=True):
-            target[rows] = values
+    for steps, rows in ((decisions, requests.asks), (terminals, requests.ends)):
+        taken = requests.take_many(steps.agent_id, rows)
+        rows.reward[taken] = steps.reward
+        for target, values in zip(rows.obs, steps.obs, strict=True):
+            target[taken] = values
         if isinstance(steps, TerminalSteps):
-            requests.cut[rows] = steps.interrupted
+            rows.cut[taken] = steps.interrupted
         elif steps.forbidden is not None:
-            requests.masks[rows] = steps.forbidden
+            rows.masks[taken] = steps.forbidden
     return requests
 
 

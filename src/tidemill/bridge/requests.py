@@ -15,8 +15,9 @@ from tidemill.core.errors import SchemaError, SimulatorError
 _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
 
 
-class Requests:
-    """Rows 0 to n − 1 are of this exchange; all others are zero, so that whoever fills a row leaves nothing of the one before.
+class Rows:
+    """The rows of agents that ask, or of agents that end. Rows 0 to n − 1 are of this exchange; all others are zero, so that whoever fills a row
+    leaves nothing of the one before.
 
     All of it lies as it does in the memory of layout 0, so that many rows in order are written, and cleared, at once.
 
@@ -24,14 +25,16 @@ class Requests:
     """
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
-        self._name, self._most = name, spec.max_agents
-        most, symbols = spec.max_agents, symbols_of(name, spec)
+        self.most, symbols = spec.max_agents, symbols_of(name, spec)
         fields = LAYOUTS["0"].agents[1:]
         starts = dict(zip((field.name for field in fields), accumulate((field.bytes(symbols) for field in fields), initial=0), strict=False))
-        self._block = np.zeros(sum(field.bytes(symbols) for field in fields), np.uint8)
+        self.block = np.zeros(sum(field.bytes(symbols) for field in fields), np.uint8)
+
+        self.parts: list[tuple[int, NDArray[Any]]] = []  # where each array begins in the block, and the array
 
         def rows(name: str, dtype: Any, *shape: int) -> NDArray[Any]:
-            made: NDArray[Any] = np.ndarray((most, *shape), dtype, self._block, starts[name])
+            made: NDArray[Any] = np.ndarray((self.most, *shape), dtype, self.block, starts[name])
+            self.parts.append((starts[name], made))
             starts[name] += made.nbytes
             return made
 
@@ -42,16 +45,65 @@ class Requests:
         self.masks = rows("masks", np.uint8, symbols["B"])
         self._counter = count()
 
-    def take(self, agent_id: int, done: bool = False, cut: bool = False) -> int:
-        """Take a row for an agent; SchemaError where none is left."""
+    def take(self) -> int:
+        """Take a row; the number of one that is not there where none is left."""
+        return next(self._counter)
+
+    def take_many(self, rows: int) -> slice:
+        """Take so many rows, which must be there, from one thread."""
+        start = len(self)
+        self._counter = count(start + rows)
+        return slice(start, start + rows)
+
+    def __len__(self) -> int:
+        """How many rows were taken."""
+        rows = min(next(self._counter), self.most)
+        self._counter = count(rows)
+        return rows
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        rows = len(self)
+        if self.mostly(rows):
+            self.block.fill(0)
+        elif rows:
+            for _, array in self.parts:
+                array[:rows] = 0
+        self._counter = count()
+
+    def mostly(self, rows: int) -> bool:
+        """Whether so many rows are most of the block."""
+        return 2 * rows > self.most
+
+
+class Requests:
+    """What a world tells in an exchange: `asks`, the rows of agents that ask, and `ends`, of those whose episode is over.
+
+    shared  both have room for max_agents together, as in layout 0, and not each for as many
+    """
+
+    def __init__(self, name: str, spec: BehaviorSpec) -> None:
+        self._name, self._most = name, spec.max_agents
+        self.asks, self.ends = Rows(name, spec), Rows(name, spec)
+        self.shared = False
+        self._taken = count()  # rows of both, where they share
+
+    def share(self) -> None:
+        """Have both share their room from now on."""
+        self.shared = True
+        self._taken = count(len(self))
+
+    def take(self, agent_id: int, rows: Rows) -> int:
+        """Take one of these rows for an agent; SchemaError where none is left."""
         if not _LOWEST_ID <= agent_id <= _HIGHEST_ID:
             raise self._no_id(agent_id)
-        row = next(self._counter)
+        if self.shared and next(self._taken) >= self._most:
+            raise self._full(1, rows)
+        row = rows.take()
         if row >= self._most:
-            raise self._full(1)
-        self.agent_id[row] = agent_id
-        if done:
-            self.done[row], self.cut[row] = done, cut
+            raise self._full(1, rows)
+        rows.agent_id[row] = agent_id
+        rows.done[row] = rows is self.ends
         return row
 
     def ids(self, agent_ids: Any) -> NDArray[Any]:
@@ -63,90 +115,74 @@ class Requests:
             raise self._no_id(ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)][0])
         return ids
 
-    def take_many(self, ids: NDArray[Any], done: bool = False) -> slice:
-        """Take rows for many agents, from one thread."""
-        start = self.rows()
-        if start + len(ids) > self._most:
-            raise self._full(len(ids))
-        rows = slice(start, start + len(ids))
-        self.agent_id[rows] = ids
-        if done:
-            self.done[rows] = True
-        self._counter = count(rows.stop)
-        return rows
+    def take_many(self, ids: NDArray[Any], rows: Rows) -> slice:
+        """Take such rows for many agents, from one thread."""
+        taken = len(self) if self.shared else len(rows)
+        if taken + len(ids) > self._most:
+            raise self._full(len(ids), rows)
+        found = rows.take_many(len(ids))
+        self._taken = count(taken + len(ids))
+        rows.agent_id[found] = ids
+        rows.done[found] = rows is self.ends
+        return found
+
+    def __len__(self) -> int:
+        """How many rows were taken."""
+        return len(self.asks) + len(self.ends)
 
     def _no_id(self, agent_id: Any) -> SchemaError:
         return SchemaError(f'world "{self._name}": {agent_id} cannot be an agent\'s id, which has 32 bits: {_LOWEST_ID} to {_HIGHEST_ID}')
 
-    def _full(self, more: int) -> SchemaError:
+    def _full(self, more: int, rows: Rows) -> SchemaError:
+        what = "requests" if rows is self.asks else "ends of episodes"
+        full = f'world "{self._name}": {more} more {what} in this exchange than max_agents = {self._most} leaves room for'
+        if not self.shared:
+            return SchemaError(f"{full}; make the world with a larger max_agents, or tell of each agent once in an exchange")
         return SchemaError(
-            f'world "{self._name}": {more} more requests in this exchange than max_agents = {self._most} leaves room for, rows of ended episodes '
-            "included; make the world with a larger max_agents"
+            f"{full}: in layout 0 those that ask and those that end share it. Make the world with a larger max_agents, and tell the trainer how many "
+            f'agents live at a time, seats={{"{self._name}": …}}; or choose layout 0.3.2 in the trainer, where the two are counted apart'
         )
-
-    def rows(self) -> int:
-        """How many rows were taken."""
-        rows = next(self._counter)
-        self._counter = count(min(rows, self._most))
-        return min(rows, self._most)
 
     def clear(self) -> None:
         """Drop all requests."""
-        rows = self.rows()
-        if self._mostly(rows):
-            self._block.fill(0)
-        else:
-            arrays: list[NDArray[Any]] = [self.agent_id, self.reward, *self.obs, self.done, self.cut, self.masks]
-            for array in arrays:
-                array[:rows] = 0
-        self._counter = count()
-
-    def _mostly(self, rows: int) -> bool:
-        """Whether so many rows are most of the block."""
-        return 2 * rows > self._most
-
-    def asking(self) -> NDArray[np.intp]:
-        """The rows that ask for actions, in order."""
-        rows: NDArray[np.intp] = (self.done[: self.rows()] == 0).nonzero()[0]
-        return rows
+        self.asks.clear()
+        self.ends.clear()
+        self._taken = count()
 
     def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> Ints:
-        """Write all rows: those that ask for actions first. Return who asks, in order."""
-        rows = self.rows()
-        ended = self.done[:rows].nonzero()[0]
-        asking: Any = self.asking() if len(ended) else slice(0, rows)
-        agents: Ints = self.agent_id[asking].copy()
-        if layout.files == 1 and self._mostly(rows) and (not len(ended) or ended[0] == len(agents)):
-            write_int(memory, group.places["agents"], rows)
-            place = group.places["obs"]
-            memory[place : place + self._block.size] = self._block.data
-            return agents
+        """Write all rows; in layout 0 those that ask come first. Return who asks, in order. Errors: SchemaError where there are more than fit."""
+        asks, ends = self.asks, self.ends
+        asking, ended = len(asks), len(ends)
+        agents: Ints = asks.agent_id[:asking].copy()
         if layout.files == 2:
-            self._write(memory, group, "agents", asking, {"obs": self.obs, "reward": self.reward, "agent_id": self.agent_id, "masks": self.masks})
-            self._write(
-                memory,
-                group,
-                "ended",
-                ended,
-                {"ended_obs": self.obs, "ended_reward": self.reward, "interrupted": self.cut, "ended_id": self.agent_id},
-            )
+            asked: dict[str, list[Any]] = {"obs": [*asks.obs], "reward": [asks.reward], "agent_id": [asks.agent_id], "masks": [asks.masks]}
+            last: dict[str, list[Any]] = {"ended_obs": [*ends.obs], "ended_reward": [ends.reward], "interrupted": [ends.cut]}
+            last["ended_id"] = [ends.agent_id]
+            for counter, rows, parts in (("agents", asking, asked), ("ended", ended, last)):
+                write_int(memory, group.places[counter], rows)
+                for name, arrays in parts.items():
+                    place = group.places[name]
+                    for array in arrays:
+                        _write(memory, place, array[:rows])
+                        place += array.nbytes
             return agents
-        order = np.concatenate([asking, ended]) if len(ended) else asking
-        fields: dict[str, Any] = {"obs": self.obs, "reward": self.reward, "done": self.done, "max_step": self.cut, "agent_id": self.agent_id}
-        if group.spec.action_spec.branches:
-            fields["masks"] = self.masks
-        self._write(memory, group, "agents", order, fields)
+        if asking + ended > self._most:  # made before the layout was known
+            raise self._full(asking + ended - self._most, ends)
+        write_int(memory, group.places["agents"], asking + ended)
+        if not ended and asks.mostly(asking):
+            place = group.places["obs"]
+            memory[place : place + asks.block.size] = asks.block.data
+            return agents
+        for (start, first), (_, then) in zip(asks.parts, ends.parts, strict=True):
+            place = group.places["obs"] + start
+            _write(memory, place, first[:asking])
+            _write(memory, place + first[:asking].nbytes, then[:ended])
         return agents
 
-    def _write(self, memory: mmap.mmap, group: Group, counter: str, rows: Any, fields: dict[str, Any]) -> None:
-        write_int(memory, group.places[counter], rows.stop if isinstance(rows, slice) else len(rows))
-        for name, arrays in fields.items():
-            place = group.places[name]
-            for array in arrays if isinstance(arrays, list) else [arrays]:
-                chosen = array[rows]
-                if chosen.size:
-                    memory[place : place + chosen.nbytes] = chosen.data
-                place += array.nbytes
+
+def _write(memory: mmap.mmap, place: int, array: NDArray[Any]) -> None:
+    if array.size:
+        memory[place : place + array.nbytes] = array.data
 
 
 def read_actions(memory: mmap.mmap, group: Group, rows: int) -> tuple[Floats, Ints]:

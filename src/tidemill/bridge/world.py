@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tidemill.bridge.image import check_spec
-from tidemill.bridge.requests import Requests
+from tidemill.bridge.requests import Requests, Rows
 from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, Floats, Ints, ObservationSpec
 from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import SchemaError
@@ -28,19 +28,19 @@ class ActionEvent:
 class Request:
     """A row of a world that is being filled. Its methods return it, so that calls chain; what is not set is zero, and nothing is forbidden."""
 
-    __slots__ = ("_row", "_world")
+    __slots__ = ("_row", "_rows", "_world")
 
-    def __init__(self, world: "World", row: int) -> None:
-        self._world, self._row = world, row
+    def __init__(self, world: "World", rows: Rows, agent_id: int) -> None:
+        self._world, self._rows, self._row = world, rows, world.requests.take(agent_id, rows)
 
     def set_reward(self, reward: float) -> "Request":
         """Set the reward since the agent's last decision."""
-        self._world.requests.reward[self._row] = reward
+        self._rows.reward[self._row] = reward
         return self
 
     def set_observation(self, index: int, values: ArrayLike) -> "Request":
         """Set an observation, by numbers or an array of its shape or size."""
-        target = _at(self._world.requests.obs, index, self._world.name, "observation")[self._row]
+        target = _at(self._rows.obs, index, self._world.name, "observation")[self._row]
         try:
             target[...] = np.asarray(values, np.float32).reshape(target.shape)
         except ValueError:
@@ -57,7 +57,7 @@ class Request:
         if flags.shape != (size,):
             raise SchemaError(f'world "{world.name}": the mask of branch {branch} is a bool for each of {size} actions, not {list(flags.shape)}')
         start = sum(world.spec.action_spec.branches[:branch])
-        world.requests.masks[self._row, start : start + size] = flags
+        self._rows.masks[self._row, start : start + size] = flags
         return self
 
 
@@ -71,7 +71,7 @@ class World:
     """A group of agents. Threads may make requests at once; `Bridge.exchange` is called when they are done.
 
     name          1 to 63 ASCII characters
-    max_agents    requests per exchange, those of ended episodes included
+    max_agents    requests per exchange, and as many ends of episodes; in layout 0 those included
     observations  shapes, of one to three numbers each
     continuous_size, branches  what an agent does: floats, and a choice per branch; both at once need a trainer with layout 0.3.2
     heuristic     acts where there is no trainer: given agent ids [n] and observations [n, *shape] each, it returns n agents' actions; None: zeros
@@ -97,15 +97,17 @@ class World:
 
     def request_decision(self, agent_id: int) -> Request:
         """Ask for an action; the row's other values follow by the request's methods."""
-        return Request(self, self.requests.take(agent_id))
+        return Request(self, self.requests.asks, agent_id)
 
     def end_episode(self, agent_id: int) -> Request:
         """Say that the agent's episode ended; its last reward and observation follow by the request's methods. No action comes."""
-        return Request(self, self.requests.take(agent_id, done=True))
+        return Request(self, self.requests.ends, agent_id)
 
     def interrupt_episode(self, agent_id: int) -> Request:
         """Say that the agent's episode was cut, by a limit of steps; likewise."""
-        return Request(self, self.requests.take(agent_id, done=True, cut=True))
+        request = Request(self, self.requests.ends, agent_id)
+        self.requests.ends.cut[request._row] = True
+        return request
 
     def request_decisions(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], masks: Sequence[ArrayLike] = ()) -> None:
         """Ask for the actions of n agents: ids [n], rewards [n], observations [n, *shape] each, masks bool [n, branch size] each, or none.
@@ -116,16 +118,16 @@ class World:
         flags, wanted = [np.asarray(mask, bool) for mask in masks], [(len(ids), size) for size in self.spec.action_spec.branches]
         if flags and [mask.shape for mask in flags] != wanted:
             raise SchemaError(f'world "{self.name}": masks of {len(ids)} agents are of shapes {wanted}, not {[mask.shape for mask in flags]}')
-        rows = self._fill(ids, rewards, observations, done=False)
+        rows = self._fill(ids, rewards, observations, self.requests.asks)
         if flags:
-            self.requests.masks[rows] = np.concatenate(flags, axis=1)
+            self.requests.asks.masks[rows] = np.concatenate(flags, axis=1)
 
     def end_episodes(self, agent_ids: ArrayLike, rewards: ArrayLike, observations: Sequence[ArrayLike], interrupted: ArrayLike = False) -> None:
         """End the episodes of n agents; `interrupted` is a bool for all or one for each. One thread at a time."""
         ids, cut = self.requests.ids(agent_ids), np.asarray(interrupted, bool)
         if cut.shape not in ((), ids.shape):
             raise SchemaError(f'world "{self.name}": interrupted is a bool for all agents, or one for each, and not of shape {list(cut.shape)}')
-        self.requests.cut[self._fill(ids, rewards, observations, done=True)] = cut
+        self.requests.ends.cut[self._fill(ids, rewards, observations, self.requests.ends)] = cut
 
     def actions(self) -> Iterator[ActionEvent]:
         """Yield what the last exchange brought, agents in the order of their requests; nothing after a reset."""
@@ -136,32 +138,31 @@ class World:
         """Return it as arrays: agent ids [n], continuous [n, size], discrete [n, branches]."""
         return self._agents, self._continuous, self._discrete
 
-    def _fill(self, ids: NDArray[Any], rewards: ArrayLike, observations: Sequence[ArrayLike], done: bool) -> slice:
-        requests = self.requests
-        if len(observations) != len(requests.obs):
-            raise SchemaError(f'world "{self.name}" has {len(requests.obs)} observations, not {len(observations)}')
+    def _fill(self, ids: NDArray[Any], rewards: ArrayLike, observations: Sequence[ArrayLike], rows: Rows) -> slice:
+        if len(observations) != len(rows.obs):
+            raise SchemaError(f'world "{self.name}" has {len(rows.obs)} observations, not {len(observations)}')
         agents = len(ids)
         given = [values if isinstance(values, np.ndarray) else np.asarray(values, np.float32) for values in (rewards, *observations)]
-        wanted = [(agents,), *((agents, *target.shape[1:]) for target in requests.obs)]
+        wanted = [(agents,), *((agents, *target.shape[1:]) for target in rows.obs)]
         for number, (values, shape) in enumerate(zip(given, wanted, strict=True)):
             if values.shape != shape:
                 what = f"observation {number - 1}" if number else "the rewards"
                 raise SchemaError(f'world "{self.name}": {what} of {agents} agents must be of shape {list(shape)}, not {list(values.shape)}')
-        rows = requests.take_many(ids, done)
-        for target, values in zip((requests.reward, *requests.obs), given, strict=True):
-            target[rows] = values
-        return rows
+        taken = self.requests.take_many(ids, rows)
+        for target, values in zip((rows.reward, *rows.obs), given, strict=True):
+            target[taken] = values
+        return taken
 
     # What the bridge does with it.
 
     def act_alone(self) -> None:
         """Answer all requests without a trainer."""
-        rows = self.requests.asking()
-        agents = self.requests.agent_id[rows]
+        asks, rows = self.requests.asks, len(self.requests.asks)
+        agents = asks.agent_id[:rows].copy()
         action = ActionTuple()
-        if self._heuristic is not None and len(rows):
-            action = self._heuristic(agents, [array[rows] for array in self.requests.obs])
-        zeros = self.spec.action_spec.zeros(len(rows))
+        if self._heuristic is not None and rows:
+            action = self._heuristic(agents, [array[:rows].copy() for array in asks.obs])
+        zeros = self.spec.action_spec.zeros(rows)
         continuous = zeros.continuous if action.continuous is None else np.asarray(action.continuous, np.float32)
         discrete = zeros.discrete if action.discrete is None else np.asarray(action.discrete, np.int32)
         assert continuous is not None and discrete is not None and zeros.continuous is not None and zeros.discrete is not None

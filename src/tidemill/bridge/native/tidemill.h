@@ -144,7 +144,7 @@ typedef struct tm_observation {
 
 typedef struct tm_world_spec {
     const char *name;                    /* 1 to 63 ASCII characters; one world per name */
-    int32_t max_agents;                  /* requests and ends of one exchange at most */
+    int32_t max_agents;                  /* requests of one exchange at most, and as many ends; in layout 0 both together */
     const tm_observation *observations;
     int32_t observation_count;
     int32_t continuous;                  /* continuous actions (floats) of an agent */
@@ -354,7 +354,7 @@ struct tm_world {
     uint8_t *shared; /* the data in the memory file, once registered */
     int registered;
     int shared_rows; /* layout 0: decisions and ends lie in the same rows */
-    int32_t decisions, ended, rows; /* requested; `rows` counts both */
+    int32_t decisions, ended, rows, end_rows; /* requested; `rows` counts attempts, of decisions or in layout 0 of both, `end_rows` those of ends elsewhere */
     float **own_end_obs;            /* ends are kept here, and put behind the decisions at the hand-over */
     float *own_end_reward;
     uint8_t *own_end_status;
@@ -962,7 +962,7 @@ static void tm__detach(tm_bridge *bridge) {
     for (tm_world *world = bridge->worlds; world; world = world->next) {
         world->shared = NULL;
         world->registered = 0;
-        world->decisions = world->ended = world->rows = world->action_count = 0;
+        world->decisions = world->ended = world->rows = world->end_rows = world->action_count = 0;
     }
     tm__unmap(&bridge->head);
     tm__unmap(&bridge->body);
@@ -1258,15 +1258,22 @@ const char *tm_world_name(const tm_world *world) { return world->name; }
 
 /* -------------------------------------------------------------------------------------------------------------- requests */
 
-/* Takes a row. Decisions and ends are counted together first: in layout 0 they share max_agents rows, and one world is to suit all layouts. */
+/* Takes a row. In layout 0 decisions and ends share max_agents rows, and are counted together first; elsewhere each have as many. */
 static int32_t tm__take_row(tm_world *world, int32_t *counter) {
+    int shared = world->bridge->layout == TM__LAYOUT_0, ends = counter == &world->ended;
     if (world->bridge->state == TM__THEIRS && world->bridge->layout != TM__ALONE) {
         tm__note(world->bridge, tm__fail(TM_ERROR_USAGE, "world '%s': a request while the trainer still thinks about those before (a deadline ran out); call tm_exchange first", world->name));
         return -1;
     }
-    if (tm__add(&world->rows) < world->max_agents) return tm__add(counter);
-    tm__note(world->bridge, tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d requests and ends in one exchange, which is its max_agents; create it with more, "
-                                     "or ask for each agent once per exchange", world->name, (int)world->max_agents));
+    if (tm__add(ends && !shared ? &world->end_rows : &world->rows) < world->max_agents) return tm__add(counter);
+    if (shared)
+        tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d requests and ends in one exchange, which is its max_agents, and in layout 0 those that ask and those "
+                 "that end share it; create it with more, and tell the trainer how many agents live at a time, seats={\"%s\": ...}; or choose layout 0.3.2 in the trainer, "
+                 "where the two are counted apart", world->name, (int)world->max_agents, world->name);
+    else
+        tm__fail(TM_ERROR_CAPACITY, "world '%s' has had more than %d %s in one exchange, which is its max_agents; create it with more, or tell of each agent once per exchange",
+                 world->name, (int)world->max_agents, ends ? "ends of episodes" : "requests");
+    tm__note(world->bridge, TM_ERROR_CAPACITY);
     return -1;
 }
 
@@ -1387,7 +1394,7 @@ static int tm__check_actions(const tm_world *world) {
 
 static void tm__drop(tm_bridge *bridge, int actions_too) {
     for (tm_world *world = bridge->worlds; world; world = world->next) {
-        world->decisions = world->ended = world->rows = 0;
+        world->decisions = world->ended = world->rows = world->end_rows = 0;
         if (actions_too) world->action_count = 0;
     }
 }

@@ -46,7 +46,7 @@ namespace Tidemill
         {
             this.world = world;
             this.row = row;
-            exchange = world.Exchanges;
+            exchange = world.Exchange;
             AgentId = agentId;
         }
 
@@ -74,7 +74,7 @@ namespace Tidemill
 
         private void CheckFresh()
         {
-            if (world == null || exchange != world.Exchanges)
+            if (world == null || exchange != world.Exchange)
             {
                 throw new BridgeException("An action can be read until the next exchange only.");
             }
@@ -93,19 +93,19 @@ namespace Tidemill
             this.row = row;
         }
 
-        public int AgentId { get { return world.Decisions.Ids[row]; } }
+        public int AgentId { get { return world.Deciding(row); } }
 
-        public float Reward { get { return world.Decisions.Rewards[row]; } }
+        public float Reward { get { return world.Reward(row); } }
 
         public Values<float> Observation(int k)
         {
-            return new Values<float>(world.Decisions.Observations[k], row * world.ObservationSizes[k], world.ObservationSizes[k]);
+            return new Values<float>(world.Observations[k], row * world.ObservationSizes[k], world.ObservationSizes[k]);
         }
 
         public bool IsForbidden(int branch, int action)
         {
             CheckIndex("action", action, world.BranchSize(branch));
-            return world.Decisions.Masks[row * world.MaskSize + world.BranchStarts[branch] + action] != 0;
+            return world.IsForbidden(row, branch, action);
         }
 
         public void SetContinuous(int index, float value)

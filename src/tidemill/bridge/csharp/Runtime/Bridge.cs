@@ -107,6 +107,10 @@ namespace Tidemill
             byName.Add(world.Name, world);
             worlds.Add(world);
             newWorlds.Add(world);
+            if (image != null && image.Shares)
+            {
+                world.Share();
+            }
             return world;
         }
 
@@ -131,6 +135,15 @@ namespace Tidemill
         /// </returns>
         public bool Exchange()
         {
+            foreach (World world in worlds)
+            {
+                BridgeException wrong = world.TakeFault();
+                if (wrong != null)
+                {
+                    worlds.ForEach(one => one.Drop());
+                    throw wrong;
+                }
+            }
             if (image == null)
             {
                 Decide();

@@ -89,10 +89,8 @@ namespace Tidemill
 
         public abstract void Dispose();
 
-        public bool Has(World world)
-        {
-            return Worlds.Contains(world);
-        }
+        /// <summary>Whether decisions and ends share the rows of a world.</summary>
+        public virtual bool Shares { get { return false; } }
 
         /// <summary>The larger file's name.</summary>
         protected static string Next(string path)
@@ -126,13 +124,13 @@ namespace Tidemill
         /// <summary>Refuse actions that mean nothing, naming whose they are.</summary>
         protected static void CheckActions(World world)
         {
-            int rows = world.Decisions.Count;
+            int rows = world.DecisionCount;
             for (int i = 0; i < rows * world.ContinuousSize; i++)
             {
                 float value = world.ContinuousActions[i];
                 if (float.IsNaN(value) || float.IsInfinity(value))
                 {
-                    throw new CorruptMemoryException("The trainer's continuous action " + (i % world.ContinuousSize) + " for agent " + world.Decisions.Ids[i / world.ContinuousSize]
+                    throw new CorruptMemoryException("The trainer's continuous action " + (i % world.ContinuousSize) + " for agent " + world.Deciding(i / world.ContinuousSize)
                         + " of '" + world.Name + "' is " + value + ".");
                 }
             }
@@ -142,7 +140,7 @@ namespace Tidemill
                 int action = world.DiscreteActions[i];
                 if ((uint)action >= (uint)world.BranchSize(branch))
                 {
-                    throw new CorruptMemoryException("The trainer's action for agent " + world.Decisions.Ids[i / world.BranchCount] + " of '" + world.Name + "' is " + action + " in branch "
+                    throw new CorruptMemoryException("The trainer's action for agent " + world.Deciding(i / world.BranchCount) + " of '" + world.Name + "' is " + action + " in branch "
                         + branch + ", which has " + world.BranchSize(branch) + " actions.");
                 }
                 branch = branch + 1 == world.BranchCount ? 0 : branch + 1;

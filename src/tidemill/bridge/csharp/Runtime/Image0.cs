@@ -4,7 +4,7 @@ using System.Collections.Generic;
 namespace Tidemill
 {
     /// <summary>Layout 0: one file, one table of rows per world, the turn and a command in two bytes.</summary>
-    internal sealed class Image0 : Image
+    internal sealed unsafe class Image0 : Image
     {
         private const int GroupCountSize = 4;
 
@@ -67,6 +67,8 @@ namespace Tidemill
             }
             return turn == Layout.SimulatorTurn;
         }
+
+        public override bool Shares { get { return true; } }
 
         public override bool Closed { get { return Mine && file.ReadByte(Layout.V0.Command) == Layout.CommandClose; } }
 
@@ -209,9 +211,9 @@ namespace Tidemill
                 World world = Worlds[i];
                 Section section = sections[i];
                 int start = GroupsStart + section.Start;
-                Rows running = world.Decisions;
-                Rows ended = world.Ends;
-                int rows = running.Count + ended.Count;
+                Table* running = &world.Store->Decisions;
+                Table* ended = &world.Store->Ends;
+                int rows = running->Count + ended->Count;
                 file.WriteInt(start + section.Count, rows);
                 if (rows == 0)
                 {
@@ -219,32 +221,32 @@ namespace Tidemill
                 }
                 for (int k = 0; k < section.Observations.Length; k++)
                 {
-                    int size = world.ObservationSizes[k];
-                    Write(start + section.Observations[k], running.Observations[k], running.Count * size, ended.Observations[k], ended.Count * size);
+                    int size = 4 * world.ObservationSizes[k];
+                    float* asked = Store.Observation(world.Store, running, 0, k);
+                    Write(start + section.Observations[k], asked, running->Count * size, Store.Observation(world.Store, ended, 0, k), ended->Count * size);
                 }
-                Write(start + section.Rewards, running.Rewards, running.Count, ended.Rewards, ended.Count);
-                WriteFlags(start + section.Done, running.Count, null, ended.Count);
-                WriteFlags(start + section.Interrupted, running.Count, ended.Interrupted, ended.Count);
-                file.Write(start + section.Ids, running.Ids, 0, running.Count);
-                file.Write(start + section.Ids + 4 * running.Count, ended.Ids, 0, ended.Count);
-                file.Write(start + section.Masks, running.Masks, 0, running.Count * world.MaskSize);
-                WriteFlags(start + section.Masks + running.Count * world.MaskSize, ended.Count * world.MaskSize, null, 0);
+                Write(start + section.Rewards, running->Rewards, 4 * running->Count, ended->Rewards, 4 * ended->Count);
+                WriteFlags(start + section.Done, running->Count, null, ended->Count);
+                WriteFlags(start + section.Interrupted, running->Count, ended->Interrupted, ended->Count);
+                Write(start + section.Ids, running->Ids, 4 * running->Count, ended->Ids, 4 * ended->Count);
+                file.Write(start + section.Masks, running->Masks, running->Count * world.MaskSize);
+                WriteFlags(start + section.Masks + running->Count * world.MaskSize, ended->Count * world.MaskSize, null, 0);
             }
         }
 
-        private void Write(int offset, float[] running, int runningCount, float[] ended, int endedCount)
+        private void Write(int offset, void* running, int runningBytes, void* ended, int endedBytes)
         {
-            file.Write(offset, running, 0, runningCount);
-            if (endedCount > 0)
+            file.Write(offset, running, runningBytes);
+            if (endedBytes > 0)
             {
-                file.Write(offset + 4 * runningCount, ended, 0, endedCount);
+                file.Write(offset + runningBytes, ended, endedBytes);
             }
         }
 
         private byte[] flags = new byte[64];
 
         /// <summary>Zeros for the running, then the values of the ended, or ones.</summary>
-        private void WriteFlags(int offset, int zeros, byte[] values, int count)
+        private void WriteFlags(int offset, int zeros, byte* values, int count)
         {
             if (zeros + count > flags.Length)
             {
@@ -264,8 +266,8 @@ namespace Tidemill
             {
                 World world = Worlds[i];
                 int offset = GroupsStart + sections[i].Start + sections[i].Actions;
-                file.Read(offset, world.ContinuousActions, world.Decisions.Count * world.ContinuousSize);
-                file.Read(offset, world.DiscreteActions, world.Decisions.Count * world.BranchCount);
+                file.Read(offset, world.ContinuousActions, world.DecisionCount * world.ContinuousSize);
+                file.Read(offset, world.DiscreteActions, world.DecisionCount * world.BranchCount);
                 CheckActions(world);
             }
         }

@@ -4,7 +4,7 @@ using System.Collections.Generic;
 namespace Tidemill
 {
     /// <summary>Layouts 0.3.0 and 0.3.2: a header with the turns, and a body whose number goes up when it grows; decisions and ended episodes in tables of their own.</summary>
-    internal sealed class Image3 : Image
+    internal sealed unsafe class Image3 : Image
     {
         /// <summary>Where the parts of a world's section lie, from the section's start.</summary>
         private sealed class Section
@@ -271,25 +271,25 @@ namespace Tidemill
                 World world = Worlds[i];
                 Section section = sections[i];
                 int start = sideBytes + section.Start;
-                Rows running = world.Decisions;
-                body.WriteInt(start + section.Count, running.Count);
+                Table* running = &world.Store->Decisions;
+                body.WriteInt(start + section.Count, running->Count);
                 WriteRows(world, running, start, section.Observations, section.Rewards, section.Ids);
-                body.Write(start + section.Masks, running.Masks, 0, running.Count * world.MaskSize);
-                Rows ended = world.Ends;
-                body.WriteInt(start + section.EndCount, ended.Count);
+                body.Write(start + section.Masks, running->Masks, running->Count * world.MaskSize);
+                Table* ended = &world.Store->Ends;
+                body.WriteInt(start + section.EndCount, ended->Count);
                 WriteRows(world, ended, start, section.EndObservations, section.EndRewards, section.EndIds);
-                body.Write(start + section.EndStatus, ended.Interrupted, 0, ended.Count);
+                body.Write(start + section.EndStatus, ended->Interrupted, ended->Count);
             }
         }
 
-        private void WriteRows(World world, Rows rows, int start, int[] observations, int rewards, int ids)
+        private void WriteRows(World world, Table* rows, int start, int[] observations, int rewards, int ids)
         {
             for (int k = 0; k < observations.Length; k++)
             {
-                body.Write(start + observations[k], rows.Observations[k], 0, rows.Count * world.ObservationSizes[k]);
+                body.Write(start + observations[k], Store.Observation(world.Store, rows, 0, k), 4 * rows->Count * world.ObservationSizes[k]);
             }
-            body.Write(start + rewards, rows.Rewards, 0, rows.Count);
-            body.Write(start + ids, rows.Ids, 0, rows.Count);
+            body.Write(start + rewards, rows->Rewards, 4 * rows->Count);
+            body.Write(start + ids, rows->Ids, 4 * rows->Count);
         }
 
         public override void ReadActions()
@@ -298,8 +298,8 @@ namespace Tidemill
             {
                 World world = Worlds[i];
                 int start = sideBytes + sections[i].Start;
-                body.Read(start + sections[i].Continuous, world.ContinuousActions, world.Decisions.Count * world.ContinuousSize);
-                body.Read(start + sections[i].Discrete, world.DiscreteActions, world.Decisions.Count * world.BranchCount);
+                body.Read(start + sections[i].Continuous, world.ContinuousActions, world.DecisionCount * world.ContinuousSize);
+                body.Read(start + sections[i].Discrete, world.DiscreteActions, world.DecisionCount * world.BranchCount);
                 CheckActions(world);
             }
         }

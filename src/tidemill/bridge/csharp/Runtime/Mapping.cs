@@ -128,9 +128,9 @@ namespace Tidemill
             Marshal.Copy(source, first, At(offset, count), count);
         }
 
-        public void Write(int offset, float[] source, int first, int count)
+        public unsafe void Write(int offset, void* source, int count)
         {
-            Marshal.Copy(source, first, At(offset, 4 * count), count);
+            Buffer.MemoryCopy(source, At(offset, count).ToPointer(), count, count);
         }
 
         public void Write(int offset, int[] source, int first, int count)

@@ -4,28 +4,32 @@ using System.Runtime.InteropServices;
 namespace Tidemill
 {
     /// <summary>What an agent tells with a request; it can be set until the next exchange. All calls return the request, so that they chain.</summary>
-    public readonly struct Request
+    public readonly unsafe struct Request
     {
         private const int Few = 16; // floats that are copied sooner than the runtime's copying is called
 
         private readonly World world;
-        private readonly Rows rows;
+        private readonly bool ended;
         private readonly int row;
         private readonly int exchange;
 
-        internal Request(World world, Rows rows, int row)
+        internal Request(World world, bool ended, int row)
         {
             this.world = world;
-            this.rows = rows;
+            this.ended = ended;
             this.row = row;
-            exchange = world.Exchanges;
+            exchange = world.Exchange;
         }
+
+        private Table* Rows { get { return ended ? &world.Store->Ends : &world.Store->Decisions; } }
+
+        private int Agent { get { return Rows->Ids[row]; } }
 
         /// <summary>What the agent earned since its last request.</summary>
         public Request SetReward(float reward)
         {
             CheckOpen();
-            rows.Rewards[row] = reward;
+            Rows->Rewards[row] = reward;
             return this;
         }
 
@@ -35,9 +39,9 @@ namespace Tidemill
             int size = CheckObservation(k);
             if (values.Length != size)
             {
-                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " has " + size + " values, not " + values.Length + ".");
+                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + Agent + " has " + size + " values, not " + values.Length + ".");
             }
-            Copy(values, 0, rows.Observations[k], row * size, size);
+            Copy(values, 0, k, size);
             return this;
         }
 
@@ -47,10 +51,10 @@ namespace Tidemill
             int size = CheckObservation(k);
             if (first < 0 || first > values.Length - size)
             {
-                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + rows.Ids[row] + " needs " + size + " values from " + first
+                throw new BridgeException("The world '" + world.Name + "': observation " + k + " of agent " + Agent + " needs " + size + " values from " + first
                     + " on; the array has " + values.Length + ".");
             }
-            Copy(values, first, rows.Observations[k], row * size, size);
+            Copy(values, first, k, size);
             return this;
         }
 
@@ -58,7 +62,7 @@ namespace Tidemill
         public Request SetObservationPointer(int k, IntPtr values)
         {
             int size = CheckObservation(k);
-            Marshal.Copy(values, rows.Observations[k], row * size, size);
+            Buffer.MemoryCopy((void*)values, Store.Observation(world.Store, Rows, row, k), 4L * size, 4L * size);
             return this;
         }
 
@@ -70,7 +74,7 @@ namespace Tidemill
             {
                 throw new BridgeException("The world '" + world.Name + "': branch " + branch + " has " + size + " actions; there is no action " + action + ".");
             }
-            rows.Masks[row * world.MaskSize + world.BranchStarts[branch] + action] = forbidden ? (byte)1 : (byte)0;
+            Rows->Masks[(long)row * world.MaskSize + world.BranchStarts[branch] + action] = forbidden ? (byte)1 : (byte)0;
             return this;
         }
 
@@ -82,30 +86,31 @@ namespace Tidemill
             {
                 throw new BridgeException("The world '" + world.Name + "': branch " + branch + " has " + size + " actions, and its mask " + forbidden.Length + " values.");
             }
-            int start = row * world.MaskSize + world.BranchStarts[branch];
+            byte* start = Rows->Masks + (long)row * world.MaskSize + world.BranchStarts[branch];
             for (int action = 0; action < size; action++)
             {
-                rows.Masks[start + action] = forbidden[action] ? (byte)1 : (byte)0;
+                start[action] = forbidden[action] ? (byte)1 : (byte)0;
             }
             return this;
         }
 
-        private static void Copy(float[] source, int first, float[] target, int targetFirst, int count)
+        private void Copy(float[] source, int first, int k, int count)
         {
+            float* target = Store.Observation(world.Store, Rows, row, k);
             if (count > Few)
             {
-                Buffer.BlockCopy(source, 4 * first, target, 4 * targetFirst, 4 * count);
+                Marshal.Copy(source, first, (IntPtr)target, count);
                 return;
             }
             for (int i = 0; i < count; i++)
             {
-                target[targetFirst + i] = source[first + i];
+                target[i] = source[first + i];
             }
         }
 
         private void CheckOpen()
         {
-            if (world == null || exchange != world.Exchanges)
+            if (world == null || exchange != world.Exchange)
             {
                 throw new BridgeException("A request can be set until the next exchange only; make a new one.");
             }
@@ -124,9 +129,9 @@ namespace Tidemill
         private int CheckBranch(int branch)
         {
             CheckOpen();
-            if (!ReferenceEquals(rows, world.Decisions))
+            if (ended)
             {
-                throw new BridgeException("The world '" + world.Name + "': agent " + rows.Ids[row] + " has ended; no action of it can be forbidden.");
+                throw new BridgeException("The world '" + world.Name + "': agent " + Agent + " has ended; no action of it can be forbidden.");
             }
             if (branch < 0 || branch >= world.BranchCount)
             {
