@@ -57,7 +57,7 @@ def experiment() -> Experiment:
 
 
 def runner(iterations: int = 4) -> AsyncTrainRunner:
-    return AsyncTrainRunner(experiment(), num_slots=32, ratio="1/4", num_iterations=iterations, training_steps=1_000, evaluation_steps=100)
+    return AsyncTrainRunner(experiment(), num_slots=32, num_iterations=iterations, training_steps=1_000, evaluation_steps=100)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 from tidemill import Actors, Gymnasium
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError
+from tidemill.run import session
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.presets import experiment_for
@@ -81,5 +82,38 @@ def test_settings_that_need_one_another_go_in_either_order() -> None:
 def test_a_run_that_trained_nothing_says_so(tmp_path: Path) -> None:
     result = tidemill("train", "CartPole-v1", "--algorithm", "dqn", "--launch", "inline", "--max-steps", 200, "--run-dir", tmp_path / "run")
     assert result.exit_code == 0 and "note: nothing was trained" in result.stderr
-    result = tidemill("resume", tmp_path / "run", "--launch", "inline", "--max-steps", 1200)
+    result = tidemill("resume", tmp_path / "run", "--max-steps", 1200)
     assert result.exit_code == 0 and "nothing was trained" not in result.output
+
+
+def test_a_resumed_run_is_launched_as_it_was_unless_told_otherwise(tmp_path: Path) -> None:
+    folder, launched = tmp_path / "run", list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, made in session.LAUNCHERS.items():
+            patch.setitem(session.LAUNCHERS, name, lambda name=name, made=made: (launched.append(name), made())[1])
+        dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 2, "--run-dir", folder, "--max-steps")
+        for number, words in enumerate([(*dqn, 100, "--launch", "threads"), (), ("--launch", "inline"), ()], 1):
+            result = tidemill(*(words if number == 1 else ("resume", folder, "--max-steps", 100 * number, *words)))
+            assert result.exit_code == 0, result.output
+    assert [name for name, before in zip(launched, [None, *launched], strict=False) if name != before] == ["threads", "inline"]
+    assert RunFolder.open(folder).launcher() == "inline"
+    (folder / "launcher.json").write_text('{"launcher": ["threads"]}')
+    assert "launcher.json does not name a launcher; say one with --launch" in refused("resume", folder)
+    (folder / "launcher.json").unlink()
+    assert RunFolder.open(folder).launcher() == "processes"  # of an earlier version
+
+
+def test_an_actor_of_slots_and_its_trainer_take_turns_unless_a_slack_is_set_or_it_is_said_who_does(tmp_path: Path) -> None:
+    dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 2, "--launch", "threads", "--max-steps", 20)
+    for number, (words, together) in enumerate(
+        [
+            ((), ["actor", "trainer"]),
+            (("workers.trainer.slack=6",), []),
+            (("together=[]",), []),
+            (("workers.trainer.slack=6", 'together=["actor","trainer"]'), ["actor", "trainer"]),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        result = tidemill(*dqn, "--run-dir", folder, *(word for text in words for word in ("--set", text)))
+        assert result.exit_code == 0, result.output
+        assert RunFolder.open(folder).read("config.json")["together"] == together

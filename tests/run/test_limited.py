@@ -512,7 +512,6 @@ def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_fl
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"ratio": None}, 'set ratio, training tasks per env step, like "1/4"'),
         ({"ratio": "0"}, "must be above 0"),
         ({"ratio": "0.5"}, 'ratio = "1/2"'),
         ({"slack": 0}, "slack = 0"),

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tidemill.api.algorithm import Sample
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file
+from tidemill.replay.limiter import parse_ratio
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import read_iterations, with_slots
 from tidemill.run.session import resume, train
@@ -23,9 +25,9 @@ FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
 
 
-def plain() -> Any:
+def plain(ratio: str | None = "1") -> Any:
     """An experiment whose actors say nothing of slots: lanes in the actor's own thread."""
-    made = limited.experiment(threads=0, ratio="1")
+    made = limited.experiment(threads=0, ratio=ratio)
     actor = made.workers["actor"].replace(ring=1, lanes=4)
     return made.replace(workers={**made.workers, "actor": actor})
 
@@ -36,7 +38,7 @@ def weights(folder: Path) -> bytes:
 
 
 def test_each_iteration_trains_evaluates_saves_and_tells(tmp_path: Path) -> None:
-    runner = AsyncTrainRunner(plain(), num_slots=3, ratio="1/2", num_iterations=3, training_steps=40, evaluation_steps=30)
+    runner = AsyncTrainRunner(plain(None), num_slots=3, ratio="1/2", num_iterations=3, training_steps=40, evaluation_steps=30)
     result = runner.run(tmp_path / "run", source=FILE, quiet=True)
     assert result.summary["env_steps"] == 120
     assert [iteration["step"] for iteration in runner.iterations] == [40, 80, 120]
@@ -210,9 +212,9 @@ def test_steps_of_an_evaluation_that_are_lost_are_played_again(tmp_path: Path) -
 
 def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:
     made = limited.experiment(latency="constant", checkpoint_seconds=0.001, checkpoints=1000)
-    runner = AsyncTrainRunner(made, num_slots=3, num_iterations=15, training_steps=8)
+    runner = AsyncTrainRunner(made, num_slots=3, num_iterations=6, training_steps=8)
     runner.run(tmp_path / "run", source=FILE, quiet=True)
-    assert [iteration["iteration/number"] for iteration in runner.iterations] == list(range(1, 16))
+    assert [iteration["iteration/number"] for iteration in runner.iterations] == list(range(1, 7))
 
 
 def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> None:
@@ -239,6 +241,19 @@ def test_in_threads_the_actor_of_slots_and_its_trainer_take_turns_unless_a_slack
     assert AsyncTrainRunner(plain(), num_slots=5).experiment.together == ("actor", "trainer")
     assert AsyncTrainRunner(plain(), num_slots=5, slack=10).experiment.together == ()
     assert AsyncTrainRunner(plain(), num_slots=5, launch="processes").experiment.together == ()
+    said = plain().replace(together=("trainer", "actor"))
+    assert AsyncTrainRunner(said, num_slots=5, slack=10).experiment.together == ("trainer", "actor")
+
+
+def test_a_ratio_is_said_in_one_place_and_another_one_in_the_other_is_refused() -> None:
+    for where, ratio in ((plain(None), "1/4"), (plain("1/4"), None), (plain("1/4"), "2/8")):
+        made = AsyncTrainRunner(where, num_slots=2, ratio=ratio).experiment
+        made.check()
+        assert parse_ratio(made.workers["trainer"].ratio) == Fraction(1, 4)
+    with pytest.raises(ConfigError, match="ratio = '1/2', and the experiment's trainer has ratio = '1/4': say it in one of both places"):
+        AsyncTrainRunner(plain("1/4"), num_slots=2, ratio="1/2")
+    with pytest.raises(ConfigError, match=r'nothing says how often to train on it; set ratio, .* like "1/4" or 1 \(Trainer.ratio, --ratio, or'):
+        AsyncTrainRunner(plain(None), num_slots=2).run(quiet=True)
 
 
 def test_what_a_runner_is_not_told_stays_as_the_experiment_has_it() -> None:

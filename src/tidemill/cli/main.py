@@ -89,10 +89,14 @@ def train(
     check_words(launch, run_dir, layout)
     experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
-        from tidemill.run.runners import with_slots
+        from tidemill.run.runners import by_turns, with_slots
 
-        experiment, layout = with_slots(experiment, slots, ratio, launch, **({"exact": True} if exact else {})), "given"
-    experiment = changed(experiment, set_)  # what is run, slots and all
+        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
+        experiment = changed(experiment, set_)  # what is run, slots and all
+        if slots is not None and not any(path.partition(".")[0] == "together" for path in fixed):
+            experiment = by_turns(experiment, launch)
+    else:
+        experiment = changed(experiment, set_)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}
@@ -111,7 +115,7 @@ def _exit(summary: dict[str, Any]) -> None:
 @friendly
 def resume(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    launch: Launch = "processes",
+    launch: Annotated[str | None, typer.Option(help="processes, threads or inline; by default what the run was launched by last.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for what else the folder names."),

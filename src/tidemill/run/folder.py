@@ -6,6 +6,7 @@ checkpoints/     POLICY/update-N                     summary.json     how it end
 parameters/      the parameter database
 logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
 layout.json      how it was laid out, and why            episodes.json    the last ones before its checkpoints
+launcher.json    what launched it last
 """
 
 import fcntl
@@ -34,7 +35,7 @@ from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.provenance import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 
-CONFIG, EPISODES, MEMORY, SOURCE = "config.json", "episodes.json", "memory.json", "source.json"
+CONFIG, EPISODES, LAUNCHER, MEMORY, SOURCE = "config.json", "episodes.json", "launcher.json", "memory.json", "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
 
 
@@ -173,6 +174,14 @@ class RunFolder:
             return json.loads((self.path / name).read_bytes())
         except (OSError, ValueError) as error:
             raise RunError(f"{self.path / name} cannot be read: {error}") from None
+
+    def launcher(self) -> str:
+        """Return what the run was launched by last; "processes" where nobody wrote it down, as earlier versions did not."""
+        content = self.read(LAUNCHER) if (self.path / LAUNCHER).exists() else {"launcher": "processes"}
+        name = content.get("launcher") if isinstance(content, dict) else None
+        if not isinstance(name, str):
+            raise RunError(f"{self.path / LAUNCHER} does not name a launcher; say one with --launch")
+        return name
 
     def experiment_name(self) -> str:
         """Return the name of the experiment in the folder."""

@@ -36,14 +36,9 @@ def read_iterations(folder: str | Path) -> list[dict[str, float]]:
     ]
 
 
-def with_slots(
-    experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, launch: str | None = None, **trainer: Any
-) -> Experiment:
+def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, **trainer: Any) -> Experiment:
     """Return `experiment` with so many slots, and that ratio: its actors become one, with a target of one lane for each slot, whose environment steps
     in a thread of its own and may fail; its agents send step by step. `trainer` are further settings of its trainer. What is None stays.
-
-    To `launch` it in "threads", the actor and the trainer take turns in one, unless a slack is set: without one steps wait for training all the same,
-    and only one of both could compute at a time.
 
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
     """
@@ -61,16 +56,24 @@ def with_slots(
         trainer["ratio"] = ratio
     config = config.replace(**trainer)
     workers: dict[str, WorkerConfig] = {**experiment.workers, name: config}
-    together = experiment.together
     if slots is not None:
         if slots < 1:
             raise ConfigError(f"slots = {slots} must be at least 1")
         for group, actors in experiment.workers.items():
             if isinstance(actors, Actors) and any(config.samples in spec.streams for spec in actors.agents):
                 workers[group] = _in_slots(actors, slots, config.samples)
-                if launch == "threads" and config.count == 1 and config.slack is None:
-                    together = together or (group, name)
-    return experiment.replace(workers=workers, together=together)
+    return experiment.replace(workers=workers)
+
+
+def by_turns(experiment: Experiment, launch: str) -> Experiment:
+    """Return `experiment` as it is to be launched: in "threads" the actor of slots and the trainer take turns in one thread, unless the trainer has a
+    slack of its own, or it is said already who takes turns. Only one of both could compute at a time, and handing over takes longer than many a
+    task."""
+    groups = [name for name, config in experiment.workers.items() if isinstance(config, Actors) and isinstance(config.environment, Slots)]
+    trainers = [name for name, config in experiment.workers.items() if isinstance(config, Trainer) and config.slack is None]
+    if launch != "threads" or experiment.together or not groups or not trainers:
+        return experiment
+    return experiment.replace(together=(groups[0], trainers[0]))
 
 
 def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
@@ -83,9 +86,15 @@ def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
     return actors.replace(environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents)
 
 
+def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:
+    for name, config in experiment.workers.items():
+        if ratio is not None and isinstance(config, Trainer) and config.ratio is not None and parse_ratio(config.ratio) != parse_ratio(ratio):
+            raise ConfigError(f"ratio = {ratio!r}, and the experiment's {name} has ratio = {config.ratio!r}: say it in one of both places")
+
+
 class AsyncTrainRunner:
     """Trains with `num_slots` slots that step at the same time as training goes on, held together by the exact `ratio` of training tasks to steps.
-    What is None stays as the experiment has it.
+    What is None stays as the experiment has it; a `ratio` is given here or in the experiment's trainer.
 
     num_iterations    so many; None: until the experiment's limits
     training_steps    env steps of an iteration
@@ -119,8 +128,9 @@ class AsyncTrainRunner:
         }
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if exact:
-            settings.setdefault("slack", None)  # the number of slots
-        experiment = with_slots(experiment, num_slots, ratio, launch, **settings)
+            settings.setdefault("slack", None)  # it is the number of slots
+        _refuse_another(experiment, ratio)
+        experiment = by_turns(with_slots(experiment, num_slots, ratio, **settings), launch)
         if num_iterations is not None:
             if num_iterations < 1 or training_steps is None:
                 raise ConfigError(f"num_iterations = {num_iterations}: make it at least 1, and say how many training_steps an iteration has")

@@ -19,7 +19,7 @@ from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run.arrange import AUTO, LAYOUT, arrange, check_layout
-from tidemill.run.folder import RunFolder
+from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.life import Life, never_began
 from tidemill.run.past import Past, without_reached_mark
@@ -80,6 +80,7 @@ def train(
             Console().print(Text(arranged.told), soft_wrap=True)
         try:
             folder.write_experiment(experiment, known)
+            folder.write(LAUNCHER, {"launcher": launch})
         except OSError as error:
             raise RunError(f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another with --run-dir") from None
         if arranged.told:
@@ -94,7 +95,7 @@ def train(
 def resume(
     run: str | Path,
     *,
-    launch: str = "processes",
+    launch: str | None = None,
     file: str | Path | None = None,
     limits: dict[str, Any] | None = None,
     quiet: bool = False,
@@ -102,12 +103,14 @@ def resume(
 ) -> Result:
     """Go on with a run from its last good checkpoint: weights, optimiser, normalisers, counters.
 
+    launch   "processes", "threads" or "inline"; None: what it was launched by last
     file     the experiment's file, when it has changed since
     limits   limits to change, e.g. ``{"steps": 2_000_000}``
     trust    True: run what the folder names (code, programs, addresses), though this user never has
     """
-    launcher = make_launcher(launch)
     folder = RunFolder.open(Path(run))
+    launch = launch or folder.launcher()
+    launcher = make_launcher(launch)
     experiment, source, files = folder.experiment(Path(file) if file is not None else None, trust, writes=True)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
@@ -121,6 +124,7 @@ def resume(
             past = Past.of(folder, experiment)
             past.refuse_reached(folder.path, experiment.limits)
             folder.write_experiment(experiment, source)
+            folder.write(LAUNCHER, {"launcher": launch})
         except OSError as error:
             folder.unlock()
             raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; free the disk, or let yourself write there") from error

@@ -6,7 +6,7 @@ from typing import ClassVar
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, WorkerConfig, WorkerHandle
+from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
 from tidemill.replay.limiter import check_slack, parse_ratio
@@ -111,10 +111,7 @@ class Trainer(WorkerConfig):
         memory = type(self.buffer).__name__
         if self.ratio is None:
             if self.buffer.replays:
-                raise ConfigError(
-                    f"buffer = {memory} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per env step, like "
-                    '"1/4" or 1'
-                )
+                return  # who runs it may say so, see `check`
             for name in ("slack", "exact", "journal", "iteration_steps", "finish_episodes", "evaluation_steps"):
                 if getattr(self, name):
                     raise ConfigError(f"{name} = {getattr(self, name)} goes with a replay memory and a ratio; set these, or leave it out")
@@ -139,6 +136,13 @@ class Trainer(WorkerConfig):
             raise ConfigError(f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at least 1 of both")
         if self.max_no_progress_s <= 0:
             raise ConfigError(f"max_no_progress_s = {self.max_no_progress_s} must be above 0")
+
+    def check(self, experiment: Experiment) -> None:
+        if self.buffer.replays and self.ratio is None:
+            raise ConfigError(
+                f"buffer = {type(self.buffer).__name__} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per "
+                'env step, like "1/4" or 1 (Trainer.ratio, --ratio, or AsyncTrainRunner(ratio=…))'
+            )
 
     def ports(self) -> tuple[Port, ...]:
         ports = [Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0), Port(self.policy, "publish")]
