@@ -22,10 +22,11 @@ def check_env(
     env_arg: EnvArg = None,
     seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
 ) -> None:
-    """Look an environment over before training on it: spaces, values, resets, determinism, speed."""
+    """Look an environment over before training on it: spaces, what can be trained, values, resets, determinism, speed."""
     from tidemill.envs.check import check_environment
+    from tidemill.run.trainable import training
 
-    failed = [not _passed(check_environment(environment, seed)) for environment in environments(what, env_arg)]
+    failed = [not _passed(check_environment(environment, seed, look=training)) for environment in environments(what, env_arg)]
     if any(failed):
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """Looks an environment over before it is trained on: what `tidemill check-env` prints."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,8 +28,11 @@ class Finding:
     cure: str = ""
 
 
-def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float = SECONDS) -> list[Finding]:
-    """Build the environment, play it with random actions and return what was found: one `Finding` per check, in order.
+Look = Callable[[EnvironmentConfig, Environment], list[Finding]]
+
+
+def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float = SECONDS, look: Look | None = None) -> list[Finding]:
+    """Build the environment, play it with random actions and return what was found: one `Finding` per check, in order. `look` looks at it besides.
 
     Checks that need what has failed before them are left out. No finding is of level "fail" when the environment can be trained on.
     """
@@ -42,6 +45,7 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
         findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), {environment.lanes} lane{'s' * (environment.lanes > 1)}")]
         for group in play.groups:
             findings += _spaces([environment.agents[index] for index in group])
+        findings += look(config, environment) if look is not None else []
         findings += _play(play, seconds)
     finally:
         environment.close()

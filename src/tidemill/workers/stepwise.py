@@ -11,7 +11,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.algorithm import FILLER
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.errors import ConfigError
@@ -32,17 +32,9 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
         )
     if not stepwise:
         return
-    if len(environment.agents) > 1:
-        raise ConfigError(
-            f'agent spec "{stepwise[0].match}": mode = "stepwise" goes with environments of one agent, and this one has {len(environment.agents)}: a '
-            "ratio counts steps of the environment, and none says how many transitions of several agents are one. Train several agents by an "
-            'algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or "full", or take an environment of one agent'
-        )
-    if environment.same_step:
-        raise ConfigError(
-            f'agent spec "{stepwise[0].match}": mode = "stepwise" sends one row in a tick, and this environment may end an episode and begin the '
-            f"next within one, which are two; {config.environment.bare().one_row}"
-        )
+    cause, cure = stepwise_obstacle(config.environment, environment)
+    if cause:
+        raise ConfigError(f'agent spec "{stepwise[0].match}": mode = "stepwise" {cause}; {cure}')
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:
         raise ConfigError(f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor back; let one of them do")
@@ -51,6 +43,20 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
             f"exact = True needs one actor whose targets have one lane each and whose policy runs inline, not count = {config.count}, lanes = "
             f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots (--slots), and count and lanes to 1'
         )
+
+
+def stepwise_obstacle(config: EnvironmentConfig, environment: Environment) -> tuple[str, str]:
+    """Return why no stepwise agent can play in `environment`, which `config` built, and what to do; ("", "") where one can."""
+    if len(environment.agents) > 1:
+        return (
+            f"goes with environments of one agent, and this one has {len(environment.agents)}: a ratio counts steps of the environment, and none "
+            "says how many transitions of several agents are one",
+            'train several agents by an algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or "full", or take an environment of one agent',
+        )
+    if environment.same_step:
+        cause = "sends one row in a tick, and this environment may end an episode and begin the next within one, which are two"
+        return cause, config.bare().one_row
+    return "", ""
 
 
 class Arrivals(Blocks):

@@ -1,0 +1,55 @@
+"""What `check-env` says of the algorithms that can train an environment, and of what cannot be trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tidemill import Gymnasium, SimulatorEnvironment
+from tidemill.cli.main import app
+from tidemill.envs.check import Finding
+from tidemill.run.trainable import training
+
+SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
+
+
+def told(config: Any) -> Finding:
+    environment = config.build(1, 0)
+    try:
+        (finding,) = training(config, environment)
+    finally:
+        environment.close()
+    return finding
+
+
+@pytest.mark.parametrize(("name", "by"), [("CartPole-v1", "ppo and dqn"), ("Pendulum-v1", "ppo and sac")])
+def test_what_fits_is_named(name: str, by: str) -> None:
+    assert told(Gymnasium(id=name)) == Finding("training", "ok", f"{by} can train it")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "level", "message", "cure"),
+    [
+        ("one", {}, "ok", "ppo can train it; sac cannot", "same_step=False"),
+        ("one", {"same_step": False}, "ok", "ppo and sac can train it", ""),
+        ("two", {}, "ok", "ppo can train it", ""),
+        ("after", {}, "ok", 'sac cannot: their mode = "stepwise" goes with environments of one agent', "without a ratio"),
+        (
+            "hybrid",
+            {"layout": "0.3.2"},
+            "fail",
+            "hybrid_0 can be trained by no preset: ActorCritic cannot act in this action space",
+            "one kind of actions",
+        ),
+    ],
+)
+def test_what_simulators_cannot_have_trained_is_told(kind: str, more: dict[str, Any], level: str, message: str, cure: str) -> None:
+    finding = told(SimulatorEnvironment(path=SIMULATORS, arguments=(kind,), **more))
+    assert finding.level == level and message in finding.message and cure in finding.cure
+
+
+def test_check_env_fails_where_nothing_can_be_trained() -> None:
+    given = ["--env-arg", 'arguments=["hybrid"]', "--env-arg", "layout=0.3.2"]
+    result = CliRunner().invoke(app, ["check-env", f"simulator:{SIMULATORS}", *given])
+    assert result.exit_code == 1 and "can be trained by no preset" in result.output.replace("\n", " ")
