@@ -10,42 +10,110 @@ import pytest
 
 from tidemill.core.errors import RunError
 from tidemill.run.metrics import MetricsWriter
-from tidemill.run.plot import over_seeds, plot
+from tidemill.run.plot import middle, over_seeds, plot
 
 
-def run(folder: Path, returns: list[float], name: str | None = None, seed: int = 0) -> Path:
+def run(folder: Path, returns: list[float], name: str | None = None, seed: int = 0, **settings: object) -> Path:
     writer = MetricsWriter(folder)
     for i, value in enumerate(returns):
         writer.write({"step": 100 * i + seed, "return/mean": value})
     writer.close()
     if name:
-        (folder / "config.json").write_text(json.dumps({"name": name, "seed": seed}))
+        (folder / "config.json").write_text(json.dumps({"name": name, "seed": seed, "limits": {"steps": 100 * len(returns)}, **settings}))
     return folder
 
 
-def test_mean_and_band_are_taken_at_every_measured_place() -> None:
-    places, mean, low, high = over_seeds([(np.array([0.0, 2.0]), np.array([0.0, 4.0])), (np.array([1.0, 2.0, 3.0]), np.array([4.0, 6.0, 9.0]))])
-    np.testing.assert_array_equal(places, [0, 1, 2, 3])
-    np.testing.assert_array_equal(mean, [0, 3, 5, 9])  # at 0 and 3 only one of them has been measured
-    np.testing.assert_array_equal(low, [0, 2, 4, 9])
-    np.testing.assert_array_equal(high, [0, 4, 6, 9])
-
-
-def test_runs_of_one_experiment_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def labels_of(runs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """The lines of the picture: label → places."""
     axes = pytest.importorskip("matplotlib.axes")
-    labels: list[str] = []
+    found: dict[str, np.ndarray] = {}
     real = axes.Axes.plot
 
-    def spy(self: object, *args: object, label: str, **kwargs: object) -> object:
-        labels.append(label)
+    def spy(self: object, *args: np.ndarray, label: str, **kwargs: object) -> object:
+        found[label] = args[0]
         return real(self, *args, label=label, **kwargs)
 
     monkeypatch.setattr(axes.Axes, "plot", spy)
-    runs = [run(tmp_path / f"seed{seed}", [1.0, 2.0 + seed], "ppo", seed) for seed in range(3)]
+    plot(runs, out)
+    monkeypatch.undo()
+    return found
+
+
+def curve(*points: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    places, values = np.array(points, np.float64).T
+    return places, values
+
+
+def test_several_curves_are_compared_where_all_were_measured() -> None:
+    places, middle_, low, high = over_seeds([curve((0, 0), (2, 4)), curve((1, 4), (2, 6), (3, 9))])
+    np.testing.assert_array_equal(places, [1, 2])  # at 0 and 3 only one of them has been measured: nothing jumps there
+    np.testing.assert_array_equal(middle_, [3, 5])
+    np.testing.assert_array_equal(low, [2, 4])  # of two the interval of the mean is as wide as they are apart
+    np.testing.assert_array_equal(high, [4, 6])
+
+
+def test_of_many_places_so_many_are_drawn_as_can_be_seen() -> None:
+    long = curve(*((step, step) for step in range(1000)))
+    places, middle_, _, _ = over_seeds([long, long])
+    assert len(places) == 256 and (places[0], places[-1]) == (0, 999)
+    np.testing.assert_allclose(middle_, places)
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
+    values = np.array([[100.0], [1.0], [2.0], [3.0], [-50.0], [4.0], [5.0], [6.0]])
+    assert middle(values) == 3.5  # without 100, 6, -50 and 1: of 2, 3, 4 and 5
+    assert middle(values[:3]) == pytest.approx(103 / 3)  # of three nothing is left out
+
+
+def test_the_interval_is_of_the_mean_and_not_of_the_runs() -> None:
+    rng = np.random.default_rng(7)
+    values = rng.normal(0.0, 1.0, 40)
+    _, at, low, high = over_seeds([curve((0, value), (1, value)) for value in values])
+    spread = np.sort(values)[10:30]
+    assert low[0] < at[0] < high[0] and at[0] == pytest.approx(spread.mean())
+    assert 0.4 < high[0] - low[0] < 1.2  # the runs lie 4 apart; the interquartile mean of 40 has a standard error of some 0.2
+    np.testing.assert_array_equal(over_seeds([curve((0, value), (1, value)) for value in values])[2], low)  # the same picture each time
+
+
+def test_runs_of_the_same_settings_are_one_line_and_of_others_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(folder: str, rate: float, seed: int, steps: int = 4, clip: float = 0.2) -> Path:
+        algorithm = {"learning_rate": rate, "clip": clip, "kind": "PPO"}
+        return run(tmp_path / folder, [float(seed + i) for i in range(steps)], "ppo", seed, workers={"trainer": {"algorithm": algorithm}})
+
+    runs = [of(f"a{seed}", 0.001, seed, steps=4 + seed) for seed in range(4)] + [of(f"b{seed}", 0.1, seed) for seed in range(2)]
+    runs += [of("c", 0.1, 0, clip=0.3)]
     runs += [run(tmp_path / "alone", [3.0, 4.0], "dqn"), run(tmp_path / "bare", [5.0, 6.0])]
-    plot(runs, tmp_path / "new" / "curve.png")
-    assert labels == ["ppo (mean of 3, min–max)", str(tmp_path / "alone"), str(tmp_path / "bare")]
+    lines = labels_of(runs, tmp_path / "new" / "curve.png", monkeypatch)
+    assert [*lines] == [
+        "ppo: learning_rate=0.001, clip=0.2 (interquartile mean of 4 runs)",
+        "ppo: learning_rate=0.1, clip=0.2 (mean of 2 runs)",
+        "ppo: learning_rate=0.1, clip=0.3",
+        str(tmp_path / "alone"),
+        str(tmp_path / "bare"),
+    ]
+    first = lines["ppo: learning_rate=0.001, clip=0.2 (interquartile mean of 4 runs)"]
+    assert (first[0], first[-1]) == (3, 300)  # where the last began, and the first ended
     assert (tmp_path / "new" / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_layout_that_was_chosen_for_the_machine_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(folder: str, lanes: int, layout: object) -> Path:
+        made = run(tmp_path / folder, [1.0, 2.0], "ppo", workers={"actor": {"lanes": lanes, "agents": [{"sample_steps": 512 // lanes}]}})
+        (made / "layout.json").write_text(json.dumps(layout))
+        return made
+
+    chosen = {"layout": "1x8", "costs": {"step": 1.0}}
+    assert [*labels_of([of("a", 8, chosen), of("b", 16, chosen)], tmp_path / "a.png", monkeypatch)] == ["ppo (mean of 2 runs)"]
+    told = {"layout": "1x8", "costs": None}
+    assert [*labels_of([of("c", 8, told), of("d", 16, told)], tmp_path / "b.png", monkeypatch)] == [
+        "ppo: lanes=8, sample_steps=64", "ppo: lanes=16, sample_steps=32",
+    ]  # fmt: skip
+
+
+def test_runs_with_nothing_in_common_are_named(tmp_path: Path) -> None:
+    runs = [run(tmp_path / "a", [1.0, 2.0], "ppo"), run(tmp_path / "b", [1.0, 2.0], "ppo", seed=500)]
+    with pytest.raises(RunError, match='the runs of "ppo" have no environment steps in common'):
+        plot(runs, tmp_path / "a.png")
 
 
 def test_one_point_alone_is_seen(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ app.command()(examples)
 @app.command()
 @friendly
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those of one experiment are drawn as mean and band.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those that differ by their seed alone become one line with an interval.")],
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("plot.png"),
     y: Annotated[str, typer.Option(help="Metric to draw.")] = "return/mean",
     x: Annotated[str, typer.Option(help="step, update, or time/seconds.")] = "step",
