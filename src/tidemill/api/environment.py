@@ -178,6 +178,11 @@ class EnvironmentConfig(Config):
         return True
 
     @property
+    def remote(self) -> bool:
+        """Its steps are taken by a server, so that calls for them may be lost."""
+        return False
+
+    @property
     def one_row(self) -> str:
         """What to do so that no tick has two rows of a lane, where its environments are `same_step`; for messages."""
         return "take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"

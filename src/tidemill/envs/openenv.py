@@ -65,6 +65,10 @@ class OpenEnv(EnvironmentConfig):
     def draws(self) -> bool:
         return False
 
+    @property
+    def remote(self) -> bool:
+        return True
+
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return [connection(cls, settings), called(settings.get("translate"), settings.get("kwargs"))]

@@ -49,7 +49,8 @@ def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | in
     if not config.buffer.replays:
         raise ConfigError(
             f"slots and ratios go with a replay memory, and {name} has a {type(config.buffer).__name__}: {type(config.algorithm).__name__} learns "
-            "from what its own policy has just done; take an experiment with DQN or SAC and a Replay"
+            "from what its own policy has just done. Take DQN (Discrete actions) or SAC (Box) with a Replay (--algorithm dqn, sac), or leave slots "
+            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault of one ends the run"
         )
     if ratio is not None:
         parse_ratio(ratio)

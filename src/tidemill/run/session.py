@@ -25,6 +25,7 @@ from tidemill.run.life import Life, never_began
 from tidemill.run.past import Past, without_reached_mark
 from tidemill.run.plan import check_processes
 from tidemill.run.provenance import own_source, source_file
+from tidemill.run.remarks import remarks
 from tidemill.run.trust import Trust
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
@@ -76,8 +77,9 @@ def train(
         experiment = arranged.experiment
         experiment.check()
         _check_processes(launcher, experiment)
-        if arranged.told and not quiet:
-            Console().print(Text(arranged.told), soft_wrap=True)
+        if not quiet:
+            for told in filter(None, (arranged.told, *(f"note: {remark}" for remark in remarks(experiment)))):
+                Console().print(Text(told), soft_wrap=True)
         try:
             folder.write_experiment(experiment, known)
             folder.write(LAUNCHER, {"launcher": launch})

@@ -54,6 +54,10 @@ class Rest(EnvironmentConfig):
     def draws(self) -> bool:
         return False
 
+    @property
+    def remote(self) -> bool:
+        return True
+
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return [connection(cls, settings)]

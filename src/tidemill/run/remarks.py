@@ -1,0 +1,30 @@
+"""What is said of an experiment at its start, since its user may expect otherwise."""
+
+from collections.abc import Iterator
+
+from tidemill.api.experiment import Experiment
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.trainer_config import Trainer
+
+
+def remarks(experiment: Experiment) -> Iterator[str]:
+    """Yield a sentence for each limit that is worth a word."""
+    for name, actors in experiment.workers.items():
+        if isinstance(actors, Actors) and actors.environment.remote:
+            yield _remote(experiment, name, actors)
+
+
+def _remote(experiment: Experiment, name: str, actors: Actors) -> str:
+    """Say what a server's environments are without slots."""
+    sessions = actors.count * actors.ring * actors.lanes
+    streams = {stream for spec in actors.agents for stream in spec.streams}
+    fed = [config for config in experiment.workers.values() if isinstance(config, Trainer) and config.samples in streams]
+    slots = f"--slots {sessions}" + (
+        "" if fed and all(config.buffer.replays for config in fed) else " --algorithm dqn (Discrete actions) or sac (Box)"
+    )
+    waits = f"Each step of {actors.lanes} lanes takes as long as the slowest, and the" if actors.lanes > 1 else "The"
+    learner = " and ".join(dict.fromkeys(type(config.algorithm).__name__ for config in fed)) or name
+    return (
+        f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits} first step that is lost ends the run. "
+        f"Slots wait for nobody and bear lost steps: {slots}"
+    )

@@ -1,0 +1,39 @@
+"""What is said at the start of runs that may end otherwise than their users expect."""
+
+import re
+
+from tests.cli.test_cli import tidemill
+from tests.envs.rest.served import serving
+
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.openenv import OpenEnv
+from tidemill.envs.rest.config import Rest
+from tidemill.run.presets import dqn, ppo
+from tidemill.run.remarks import remarks
+from tidemill.run.runners import with_slots
+
+SERVER = Rest(url="http://127.0.0.1:9")
+
+
+def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it():
+    (told,) = remarks(ppo("x", SERVER, lanes=16))
+    assert told == (
+        "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the first step that is lost ends the run. "
+        "Slots wait for nobody and bear lost steps: --slots 16 --algorithm dqn (Discrete actions) or sac (Box)"
+    )
+    (told,) = remarks(dqn("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
+    assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")
+    (told,) = remarks(ppo("x", SERVER, lanes=1))
+    assert "1 session of the server. The first step that is lost" in told
+
+
+def test_slots_and_environments_in_the_process_need_no_word():
+    assert not [*remarks(with_slots(dqn("x", SERVER), 4)), *remarks(ppo("x", Gymnasium(id="CartPole-v1")))]
+
+
+def test_it_is_printed_when_a_run_starts(tmp_path):
+    lanes = ("--set", "workers.actor.lanes=4", "--set", "workers.actor.agents.0.sample_steps=8")
+    with serving() as server:
+        result = tidemill("train", server.url, "--launch", "inline", "--max-steps", 32, "--run-dir", tmp_path / "run", *lanes)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"note: PPO plays 4 sessions of the server\. Each step of 4 lanes", result.output)
