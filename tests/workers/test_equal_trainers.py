@@ -257,8 +257,8 @@ def test_a_trainer_left_alone_gives_up_what_is_half_done(tmp_path: Path, monkeyp
         group.send(i, 4.0)
     group.turns()
     half_an_update(group)
-    now = [peers_module.monotonic()]
-    monkeypatch.setattr(peers_module, "monotonic", lambda: now[0])
+    now = [peers_module.awake()]
+    monkeypatch.setattr(peers_module, "awake", lambda: now[0])
     group.tell(Exit("the other is dead"), to=0)
     group.workers[0].turn()
     assert group.workers[0].state is State.RUNNING
@@ -287,8 +287,8 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     for i in range(2):
         group.send(i, 4.0)
     group.turns()
-    now = [peers_module.monotonic()]
-    monkeypatch.setattr(peers_module, "monotonic", lambda: now[0])
+    now = [peers_module.awake()]
+    monkeypatch.setattr(peers_module, "awake", lambda: now[0])
     group.tell(Exit("the first is dead"), to=1)
     group.workers[1].turn()
     now[0] += peers_module.LEAVE_ALONE + 0.1

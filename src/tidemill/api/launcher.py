@@ -28,6 +28,9 @@ class Job:
 class Launcher(ABC):
     """Starts the workers of a job, all at once, and ends them. The runner speaks to each over its control link."""
 
+    apart = False
+    """Whether the workers live in other processes, and so go on while the runner's is stopped."""
+
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:
         """Start every worker and return the runner's end of its control link, by worker name."""
@@ -40,6 +43,10 @@ class Launcher(ABC):
     @abstractmethod
     def obituary(self, worker: str) -> str:
         """Say how a worker whose link is gone ended (exit status or signal, the tail of its output)."""
+
+    def condition(self, worker: str) -> str:
+        """Say what keeps a worker still that it cannot tell itself ("is stopped …"); "" for nothing that is known."""
+        return ""
 
     @abstractmethod
     def close(self, seconds: float) -> None:

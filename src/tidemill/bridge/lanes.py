@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Thread
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tidemill.bridge.spaces import Form, Group, describe, form_of
 from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.tables import RESET, STEP
 from tidemill.bridge.waiter import Waiter
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ImageError, SimulatorError, TidemillError
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Tally, Told
@@ -426,12 +426,12 @@ def start_all(lanes: Sequence[Lane], seconds: float, declared: bool) -> Mapping[
 
 
 def _start(lane: Lane, seconds: float, declared: bool) -> dict[str, BehaviorSpec]:
-    deadline = monotonic() + seconds
+    deadline = awake() + seconds
     try:
         simulator = lane.start()
         simulator.reset()
         while not simulator.behavior_specs and not declared:
-            if monotonic() > deadline:
+            if awake() > deadline:
                 raise DeadlineError(
                     f"no group of agents appeared within {seconds:g} s (start_seconds); let it register its worlds, or declare them by groups=(…)"
                 )

@@ -18,6 +18,7 @@ from tidemill.bridge.process import SimulatorProcess, check_executable
 from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, RawChannels, TerminalSteps
 from tidemill.bridge.steps import StepReader, as_rows, clear_actions, complete, write_action, write_actions
 from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
@@ -263,7 +264,7 @@ class Simulator:
 
     def _hand_over(self, command: int) -> None:
         self._command, self._answer, self._waiting = command, None, True
-        self._since = time.monotonic()
+        self._since = awake()
         self._open().hand_over(command)
 
     def _take(self, memory: SharedMemory) -> None:
@@ -292,7 +293,7 @@ class Simulator:
         gone = self._gone()
         if gone is not None:
             raise PeerLost(f"{self._what} {gone}{'' if self._exchanges else ' before it first answered'}{self._output()}")
-        waited = time.monotonic() - self._since
+        waited = awake() - self._since
         starts = not self._exchanges or (self._command == RESET and not self._reset)
         limit = self._start_seconds if starts else self._deadline
         if limit is not None and waited > limit:

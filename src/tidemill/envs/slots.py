@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
+from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
@@ -132,7 +132,7 @@ class SlotEnvironment(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._sent, self._reset = actions, reset.copy()
         self._answered, self._void = False, False
-        self._since = monotonic()
+        self._since = awake()
         if self._inner is None:
             self._mend()
         else:
@@ -154,7 +154,7 @@ class SlotEnvironment(Environment):
         if self._inner is not None and self._look(self._inner):
             return True
         limit = self._config.deadline_s
-        if limit is not None and not (self._answered or self._void) and monotonic() - self._since > limit:
+        if limit is not None and not (self._answered or self._void) and awake() - self._since > limit:
             self._fail(DeadlineError(f"it did not answer within {limit:g} s"))
         return self._answered or self._void
 
@@ -243,7 +243,7 @@ class SlotEnvironment(Environment):
 
     def _mend(self) -> None:
         """A reset is asked for while the environment is being made anew; that has its own time."""
-        self._since = monotonic() + (self._mending.pause if self._mending is not None else 0.0)
+        self._since = awake() + (self._mending.pause if self._mending is not None else 0.0)
 
     def _remake(self, number: int) -> Environment:
         with every_core():  # a simulator that it starts is no part of this process
@@ -264,7 +264,7 @@ class SlotEnvironment(Environment):
             return
         self._mending = None
         if isinstance(made, Environment):
-            self._inner, self._since = made, monotonic()
+            self._inner, self._since = made, awake()
             self._begin(made)
         else:
             self._fail(made)

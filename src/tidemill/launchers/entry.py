@@ -21,6 +21,7 @@ import msgspec
 import tidemill  # noqa: F401  registers every configuration
 from tidemill.api.control import State, Status, pack
 from tidemill.api.experiment import Context, Experiment
+from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
@@ -72,7 +73,10 @@ def main() -> None:
         except Exception as error:
             link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
             return
-    workers[0].run(*workers[1:])
+    with noticing_stops():
+        workers[0].run(*workers[1:])
+    for link in links:
+        link.finish()
     if _hung_up(lifeline, 0) and _has_company():
         # A dying runner closes its links a moment before it is dead. One that lives on ends the session itself.
         deadline = monotonic() + 0.5

@@ -74,6 +74,8 @@ class Order(msgspec.Struct, frozen=True):
 class ProcessesLauncher(Launcher):
     """See the module's text."""
 
+    apart = True
+
     def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
             raise RunError(f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch threads or --launch inline")
@@ -165,6 +167,16 @@ class ProcessesLauncher(Launcher):
         how += _CAUSES.get(-code, "")
         tail = self._logs[worker].read_text(errors="replace")[-_TAIL:].strip() if self._logs[worker].exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
+
+    def condition(self, worker: str) -> str:
+        pid = self._process_of[worker].pid
+        with contextlib.suppress(OSError, IndexError):  # proc(5): the name may have spaces and brackets
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "T":
+                return f"is stopped (by SIGSTOP, or from a terminal); let it go on by: kill -CONT {pid}"
+            if state == "t":
+                return f"is held by a debugger (process {pid})"
+        return ""
 
     def close(self, seconds: float) -> None:
         for link in self._links.values():

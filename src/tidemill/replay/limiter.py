@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from threading import Condition, RLock
-from time import monotonic
 
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ class Limiter:
     clock   seconds, for what is reported
     """
 
-    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = awake) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator

@@ -1,7 +1,7 @@
 """The controller of a run: configures the workers, starts them in order, watches them, records what they report, and ends them."""
 
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from tidemill.api.control import (
@@ -29,6 +29,7 @@ from tidemill.api.control import (
 )
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
+from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.core.query import Query, among
 from tidemill.core.shortage import why
@@ -77,7 +78,7 @@ class Controller:
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
         self.tracebacks: list[str] = []
-        self.paused = self.began = False
+        self.paused = self.began = self.suspended = False
         self.reason = ""
         self.plan: Plan | None = None
         """The memory that the run takes, once every worker is READY."""
@@ -100,7 +101,7 @@ class Controller:
     @property
     def steps_per_second(self) -> float:
         """Env steps per second over the last few seconds."""
-        return self.progress.rate.per_second(monotonic())
+        return self.progress.rate.per_second(awake())
 
     @property
     def phase(self) -> str:
@@ -113,11 +114,12 @@ class Controller:
         """Run to the end. Raises `RunError` with the first cause when a worker fails; whatever happens, nothing is left behind."""
         self._interrupts.armed = True
         try:
-            try:
-                self._live()
-            finally:
-                if self._interrupts.armed:
-                    self._finish()
+            with noticing_stops(), self._interrupts.noting_ctrl_z() if self._launcher.apart else nullcontext():
+                try:
+                    self._live()
+                finally:
+                    if self._interrupts.armed:
+                        self._finish()
         except BrokenOff:
             name = signal_name(self._interrupts.first)
             how = f"{self._interrupts.grace:.0f} s after {name}" if self._interrupts.overdue else f"by {name} for the second time"
@@ -149,9 +151,9 @@ class Controller:
         for member in self.members.values():
             if member.state not in ENDED:
                 member.link.send(pack(Exit(self.reason)))
-        deadline = monotonic() + CLOSE_DEADLINE
+        deadline = awake() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
-            if monotonic() > deadline + max(member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()):
+            if awake() > deadline + max(member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()):
                 break
             self._launcher.wait(0.1)
             for name, member in living.items():
@@ -168,10 +170,13 @@ class Controller:
         if not living:
             self._patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
         for name, member in living.items():
+            if condition := self._launcher.condition(name):
+                self.notices.append(f"{name} {condition}; the run is over, and it was ended by force")
+                continue
             where = ", most likely in its environment" if member.config.owns_environment else ""
             self.notices.append(
                 f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, and was last heard "
-                f"{monotonic() - member.heard:.0f} s ago; it was ended by force"
+                f"{awake() - member.heard:.0f} s ago; it was ended by force"
             )
 
     # ---- start -------------------------------------------------------------------------------------------------------------------------------
@@ -206,15 +211,15 @@ class Controller:
         self._tell_all(EnterStage(stage, self.job.experiment.curriculum[stage].options))
 
     def _await(self, names: list[str], state: State) -> None:
-        asked = monotonic()
+        asked = awake()
         while waiting := [name for name in names if self.members[name].state is not state]:
             self._look_for_signal()
             if self.reason:
                 raise _Cut
-            if monotonic() - max(asked, *(self.members[name].heard for name in waiting)) > READY_DEADLINE:
+            if awake() - max(asked, *(self.members[name].heard for name in waiting)) > READY_DEADLINE:
                 raise RunError(
                     f"{', '.join(waiting)} did not become {state.value}, and said nothing for {READY_DEADLINE:.0f} s; "
-                    "a worker becomes ready once its environment or network is built: look into the run's logs"
+                    f"a worker becomes ready once its environment or network is built: look into the run's logs{self._still(waiting)}"
                 )
             self._hear()
 
@@ -231,15 +236,17 @@ class Controller:
             if not self.reason:
                 self._look_at_returns()
             if self.reason and deadline is None:
-                deadline = monotonic() + EXIT_DEADLINE
+                deadline = awake() + EXIT_DEADLINE
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
-            if deadline is not None and monotonic() > deadline:
+            if deadline is not None and awake() > deadline:
                 living = {name: member for name, member in limited.items() if member.state not in ENDED and not self._left(name)}
-                if monotonic() > deadline + self._farewell or not all(member.works(EXIT_DEADLINE) for member in living.values()):
-                    seconds = EXIT_DEADLINE + monotonic() - deadline
-                    raise RunError(f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to ({self.reason})")
+                if awake() > deadline + self._farewell or not all(member.works(EXIT_DEADLINE) for member in living.values()):
+                    seconds = EXIT_DEADLINE + awake() - deadline
+                    raise RunError(
+                        f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to ({self.reason}){self._still(living)}"
+                    )
             self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
             self._look_for_stall()
 
@@ -248,7 +255,7 @@ class Controller:
         environment of an actor that it takes turns with. `_finish` tells, and ends it."""
         group = name.rpartition("-")[0]
         finished = any(m.state is State.COMPLETED for n, m in self.members.items() if n.rpartition("-")[0] == group)
-        return finished and monotonic() - self.members[name].heard > SILENT
+        return finished and awake() - self.members[name].heard > SILENT
 
     def _hear(self, least: float = 0.0) -> None:
         self._launcher.wait(0.1, least)
@@ -272,18 +279,20 @@ class Controller:
             self._record(self.progress.record(self.members))
 
     def _look(self) -> None:
-        if monotonic() - self._last_watch >= 0.1:
-            self._last_watch = monotonic()
+        if awake() - self._last_watch >= 0.1:
+            self._last_watch = awake()
             self._record_when_due()
             self._watch(self)
 
     def _look_for_signal(self) -> None:
+        if self._interrupts.suspend:
+            self._suspend()
         if self._interrupts.first and not self.reason:
             self.interrupted = self._interrupts.first
             self.reason = signal_name(self.interrupted)
 
     def _take(self, name: str, member: Member, message: Any) -> None:
-        member.heard, member.saving = monotonic(), isinstance(message, Saving)
+        member.heard, member.saving = awake(), isinstance(message, Saving)
         match message:
             case Saving():
                 self.progress.keep(message.policy, message.updates)
@@ -293,7 +302,9 @@ class Controller:
                 if message.state is State.FAILED:
                     if message.details:
                         self.tracebacks.append(f"{name}: {message.details}")
-                    raise RunError(f"{name}: {message.error}{self._causes(name, message.waited)}")
+                    raise RunError(
+                        f"{name}: {message.error}{self._causes(name, message.waited)}{self._still(self.members) if message.waited else ''}"
+                    )
                 if message.state is State.READY:
                     member.needs = message.facts.memory
                     self._merge(name, message.facts)
@@ -335,7 +346,7 @@ class Controller:
 
     def _causes(self, failed: str, waited: float) -> str:
         """Return the first and the last of what others told while a worker waited until it failed; "" if it did not wait, or they told nothing."""
-        since = monotonic() - waited - BEFORE
+        since = awake() - waited - BEFORE
         texts = [text for at, name, text in self._told if waited and at >= since and name != failed]
         if not texts:
             return ""
@@ -362,6 +373,10 @@ class Controller:
             for name in Query.parse(text).fields():
                 if name.startswith("info/") and name not in known:
                     self.notices.append(f'"{text}" waits for "{name}", which no info of the episodes so far has said; {did_you_mean(name, said)}')
+
+    def _still(self, names: Iterable[str]) -> str:
+        """Return which of these workers something keeps still that they cannot tell themselves, to follow a message."""
+        return "".join(f".\n{name} {condition}" for name in names if (condition := self._launcher.condition(name)))
 
     def _look_at_conditions(self) -> None:
         """Say so when one waits for what nobody measures, where that was not known before."""
@@ -400,10 +415,10 @@ class Controller:
                 )
 
     def _look_for_stall(self) -> None:
-        if self.paused or self._stalled or monotonic() - self.progress.last_update < STALL:
+        if self.paused or self._stalled or awake() - self.progress.last_update < STALL:
             return
         self._stalled = True
-        self.notices.append(f"no update for {STALL:.0f} s: {explain_stall(self.job.experiment, self.members)}")
+        self.notices.append(f"no update for {STALL:.0f} s: {explain_stall(self.job.experiment, self.members, self._launcher.condition)}")
 
     # ---- commands ----------------------------------------------------------------------------------------------------------------------------
 
@@ -420,7 +435,18 @@ class Controller:
         if self.paused and self._running:
             self._tell_all(Start())
         self.paused = False
-        self.progress.last_update = monotonic()
+        self.progress.last_update = awake()
+
+    def _suspend(self) -> None:
+        """Do as Ctrl-Z asks: stop, until somebody lets this process go on. The workers, which the terminal does not reach, pause meanwhile."""
+        paused = self.paused
+        self.pause()
+        self.suspended = True
+        self._watch(self)
+        self.suspended = False
+        self._interrupts.stop_here()
+        if not paused:
+            self.resume()
 
     def stop(self, reason: str) -> None:
         """End the run cleanly, with a final checkpoint."""

@@ -4,10 +4,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
 from types import FrameType
 from typing import Any, Self
 
+from tidemill.core.clock import awake
 from tidemill.launchers.processes import ENDING
 
 GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
@@ -23,13 +23,14 @@ class Interrupts:
 
     first   the first signal, 0 while there was none
     overdue whether the last of them came from here, `grace` seconds after the first
+    suspend whether Ctrl-Z was noted (`noting_ctrl_z`)
     armed   whether a later one raises `BrokenOff`: while workers run, not while the run's last files are written
     """
 
     def __init__(self) -> None:
         self.first = 0
         self.grace = GRACE
-        self.armed = self.overdue = self._abrupt = False
+        self.armed = self.overdue = self.suspend = self._abrupt = False
         self._previous: dict[signal.Signals, Any] = {}
         self._at = 0.0  # when the first came
         self._timer: threading.Timer | None = None
@@ -57,25 +58,56 @@ class Interrupts:
         finally:
             self._abrupt = False
 
+    @contextmanager
+    def noting_ctrl_z(self) -> Iterator[None]:
+        """Have Ctrl-Z only noted (`suspend`): whoever looks has something to do before this process stops (`stop_here`)."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+            yield
+            return
+        signal.signal(signal.SIGTSTP, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            if self.suspend:
+                self.stop_here()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.suspend = True
+
+    def stop_here(self) -> None:
+        """Stop this process as Ctrl-Z does. It returns when somebody lets it go on."""
+        self.suspend = False
+        noting = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, noting)
+
     def _take(self, number: int, frame: FrameType | None) -> None:
         if not self.first:
-            self.first, self._at = number, monotonic()
+            self.first, self._at = number, awake()
             if self._abrupt:
                 raise BrokenOff
-            # Only another signal wakes a main thread that sits in somebody's code (an inline environment that hangs).
-            self._timer = threading.Timer(self.grace, self._remind, (number,))
-            self._timer.daemon = True
-            with suppress(RuntimeError):  # no more threads are allowed
-                self._timer.start()
-        elif self.armed and (self.overdue or monotonic() - self._at > ONE):
+            self._set_timer(self.grace)
+        elif self.armed and (self.overdue or awake() - self._at > ONE):
             self.armed = False
             raise BrokenOff
 
-    def _remind(self, number: int) -> None:
+    def _set_timer(self, seconds: float) -> None:
+        """Have the signal come again after so long: only that wakes a main thread that sits in somebody's code (an inline environment that hangs)."""
+        self._timer = threading.Timer(seconds, self._remind)
+        self._timer.daemon = True
+        with suppress(RuntimeError):  # no more threads are allowed
+            self._timer.start()
+
+    def _remind(self) -> None:
         main = threading.main_thread().ident
-        if main is not None and self.armed:
-            self.overdue = True
-            signal.pthread_kill(main, number)
+        if main is None or not self.armed:
+            return
+        if (left := self.grace - (awake() - self._at)) > ONE:  # the process was stopped meanwhile
+            self._set_timer(left)
+            return
+        self.overdue = True
+        signal.pthread_kill(main, self.first)
 
 
 def signal_name(number: int) -> str:

@@ -92,6 +92,8 @@ class Life:
         self._show_notices(controller)
         if self._view is not None:
             self._view.show(snapshot(controller))
+            if controller.suspended:
+                self._view.close()  # the terminal is somebody else's
 
     def _keep_episodes(self, progress: Progress) -> None:
         if progress.to_keep:

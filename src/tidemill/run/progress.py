@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 
 from tidemill.api.control import Episodes, State, Statistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
+from tidemill.core.clock import awake
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
 from tidemill.run.reached import KEPT, Kept, Reached
@@ -39,13 +39,13 @@ class Member:
     spent: dict[str, float] = field(default_factory=dict)  # seconds by place of its clock since the last record
     update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
     updates: Tally = field(default_factory=Tally)  # what its updates told since the last record
-    heard: float = field(default_factory=monotonic)
+    heard: float = field(default_factory=awake)
     saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
 
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many seconds: others hang."""
-        return self.saving or monotonic() - self.heard < seconds
+        return self.saving or awake() - self.heard < seconds
 
     def told_regularly(self, message: Statistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the rest."""
@@ -115,7 +115,7 @@ class Progress:
     """There are other ones in `kept` since somebody wrote them down."""
     metrics: dict[str, float] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
-    last_update: float = field(default_factory=monotonic)
+    last_update: float = field(default_factory=awake)
     stage: int = 0
     """Of the curriculum, from 0."""
     stages: int = 0
@@ -179,7 +179,7 @@ class Progress:
 
     def mark(self) -> None:
         """Say that the run is here now: at its start, and with each update."""
-        self.last_update = monotonic()
+        self.last_update = awake()
         self.rate.add(self.last_update, self.steps)
 
     def _note_limiter(self, name: str, told: dict[str, float]) -> None:

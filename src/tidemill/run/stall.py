@@ -1,12 +1,12 @@
 """Who waits for whom in a run that makes no progress, in words."""
 
-from collections.abc import Mapping
-from time import monotonic
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tidemill.api.control import State
 from tidemill.api.edges import Role
 from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.core.clock import awake
 
 SILENT = 2.0  # seconds: a running worker reports four times a second
 
@@ -26,16 +26,19 @@ class _Member(Protocol):
     heard: float
 
 
-def explain_stall(experiment: Experiment, members: Mapping[str, _Member]) -> str:
+def explain_stall(experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]) -> str:
     """Return what each worker does, e.g. "trainer-0 waits for samples of actor-0; actor-0 is silent for 28 s, stuck in its environment".
 
-    A worker that is stuck is silent: its loop no longer turns. One that waits says so, since its loop looks again all the time.
+    A worker that is stuck is silent: its loop no longer turns. One that waits says so, since its loop looks again all the time. `condition` says of
+    one by name what keeps it still that its environment has nothing to do with, or "".
     """
-    return "; ".join(f"{name} {_doing(experiment, member)}" for name, member in members.items())
+    return "; ".join(f"{name} {_doing(experiment, member, condition(name))}" for name, member in members.items())
 
 
-def _doing(experiment: Experiment, member: _Member) -> str:
-    silent = monotonic() - member.heard
+def _doing(experiment: Experiment, member: _Member, condition: str) -> str:
+    silent = awake() - member.heard
+    if condition:
+        return condition
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"
     if silent > SILENT:

@@ -88,6 +88,13 @@ class SocketLink(Link):
             self._unsent.popleft()
         return not self._gone
 
+    def finish(self) -> None:
+        """Send what is left, however long the other end takes to read it: it may be stopped. Returns when it is gone."""
+        writable = select.poll()
+        writable.register(self.connection, select.POLLOUT)
+        while self._flush() and self._unsent:
+            writable.poll(100)
+
     def receive(self) -> list[bytes] | None:
         if self._unsent:
             self._flush()

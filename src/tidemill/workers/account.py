@@ -1,8 +1,8 @@
 """What a limited trainer tells of its tasks and steps now and then, since tasks are many and short."""
 
 from collections.abc import Mapping
-from time import monotonic
 
+from tidemill.core.clock import awake
 from tidemill.replay.limiter import Limiter
 from tidemill.workers.ages import Ages
 
@@ -36,6 +36,6 @@ class Account:
             if committed and flown:
                 told["limiter/balance"] = flown / committed / (float(self._limiter.ratio) * self._seconds / tasks)
         happened = tasks or ((committed or voided > self._voided) and (self._means or self._known))
-        self._sums, self._tasks, self._seconds, self.told_at = {}, 0, 0.0, monotonic()
+        self._sums, self._tasks, self._seconds, self.told_at = {}, 0, 0.0, awake()
         self._committed, self._voided = self._committed + committed, voided
         return {**self._means, **told} if happened else None

@@ -10,7 +10,6 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from tidemill.api.control import (
@@ -31,7 +30,7 @@ from tidemill.api.control import (
     unpack_down,
 )
 from tidemill.api.experiment import Context, WorkerHandle
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import NoProgress, TidemillError
 from tidemill.core.shortage import why
 
@@ -60,7 +59,7 @@ class Worker(WorkerHandle):
         self.rescues = 0  # sleeps that nobody ended although there was something to do
         self.polls = 0  # progress counter of the poll loop
         self._samples = self._batches = 0
-        self._last_beat = monotonic()
+        self._last_beat = awake()
         self._last_counts = (0, 0)
         self.stage = 0
         """Of the curriculum, from 0."""
@@ -131,7 +130,7 @@ class Worker(WorkerHandle):
                     self.rescues += not self._wait(RING_LATE)
                 idle_since, rung = None, True
             elif not all(worker.ended for worker in living):
-                now = monotonic()
+                now = awake()
                 idle_since = idle_since or now
                 if now - idle_since >= self.context.spin:
                     rung = self._wait(LOOK_AGAIN)
@@ -148,7 +147,7 @@ class Worker(WorkerHandle):
             self.polls += 1
             self._samples += result.sample_count
             self._batches += result.batch_count
-            if monotonic() - self._last_beat > HEARTBEAT:
+            if awake() - self._last_beat > HEARTBEAT:
                 self._beat()
             if self.ended:
                 self._close()
@@ -231,7 +230,7 @@ class Worker(WorkerHandle):
         self.report(Status(state, facts or Facts(), error, details, reason, waited))
 
     def _beat(self) -> None:
-        now = monotonic()
+        now = awake()
         seconds = max(now - self._last_beat, 1e-9)
         samples, batches = self._last_counts
         time = {f"share/{place}": share for place, share in self.clock.shares().items()}

@@ -11,13 +11,12 @@ checkpoint needs that too, and the step is in flight.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
 
 import numpy as np
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.stream import SampleProducer
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.credits import Credits
@@ -217,7 +216,7 @@ class ExactRing(EnvRing):
         self._finishing = False
         self._again: list[ExactTarget] = []
         self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
-        self._held, self._since = False, monotonic()
+        self._held, self._since = False, awake()
         self._begin(0)
 
     def resume(self, last: int, episodes: Sequence[OpenEpisode]) -> None:
@@ -249,7 +248,7 @@ class ExactRing(EnvRing):
 
     def _count_wait(self) -> None:
         """Count the time up to now for what was so until now."""
-        now, target = monotonic(), self.targets[self._at]
+        now, target = awake(), self.targets[self._at]
         self.waited += (now - self._since) * self._held
         self._since = now
         self._held = target.waits() or (not target.decided and self._credits.received() != self.rows)

@@ -10,13 +10,12 @@ second of each, and so on, up to the given number of steps.
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from itertools import count, takewhile
-from time import monotonic
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces, schema_of_space
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.making import make_all
@@ -57,7 +56,7 @@ class _Play:
         """Of each episode that ended the return, and the steps since the one before, those of cut episodes between them included."""
         self.open = 0
         """Steps since then."""
-        self.stepped_at = monotonic()
+        self.stepped_at = awake()
 
     def go_on(self) -> bool:
         """Take a turn. False when there is nothing to be done before the environment answers."""
@@ -70,7 +69,7 @@ class _Play:
         moved = gang.receive() or moved
         if gang.steps > steps:
             self.open += gang.steps - steps
-            self.stepped_at = monotonic()
+            self.stepped_at = awake()
         if len(self._agent.episodes) > len(self.ended):
             self.ended.append((self._agent.episodes[-1][0], self.open))
             self.open = 0
@@ -131,22 +130,22 @@ def evaluate(
             if stop():
                 return {}
         moving = dict.fromkeys(plays)
-        until, looked_at = monotonic() + 0.01, monotonic()
+        until, looked_at = awake() + 0.01, awake()
         for play in plays:
             play.stepped_at = looked_at
         while sum(play.gang.steps for play in plays) < steps or (returns := _counted(plays, steps)) is None:
             while rung:
                 moving[rung.popleft()] = None
-            if (now := monotonic()) - looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
+            if (now := awake()) - looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
                 looked_at = now
                 plays = _left(plays, steps, patience, iteration)
                 moving = dict.fromkeys(plays)
             moving = {play: None for play in moving if play.gang.steps < steps and play.go_on()}
             if stop():
                 return {}
-            if not moving or monotonic() > until:
+            if not moving or awake() > until:
                 yield PollResult(0, len(moving))
-                until = monotonic() + 0.01
+                until = awake() + 0.01
     finally:
         close_all(environments)
     found = {"evaluation_episodes": float(len(returns)), "evaluation_steps": float(steps)}
@@ -165,7 +164,7 @@ def _waker(play: _Play, rung: deque[_Play], ring: Callable[[], None]) -> Callabl
 
 def _left(plays: list[_Play], steps: int, patience: float, iteration: int) -> list[_Play]:
     """Return those of `plays` that can go on, or have played all `steps`."""
-    since = monotonic() - patience
+    since = awake() - patience
     left = [play for play in plays if play.gang.steps >= steps or not (play.environment.resting or play.stepped_at < since)]
     if left:
         return left

@@ -6,7 +6,6 @@ slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Generator, Iterator
-from time import monotonic
 
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
 from tidemill.api.control import Adopt, Facts, Measured, Notice
@@ -14,6 +13,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import Found
+from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
@@ -67,7 +67,7 @@ class LimitedTrainerWorker(TrainerWorker):
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._progress_at = self._account.told_at = monotonic()
+        self._progress_at = self._account.told_at = awake()
         self._ages.publish(self._ages.newest)
         super().start()
 
@@ -77,7 +77,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._ended_at = monotonic()
+        self._ended_at = awake()
         self.limiter.drain()
 
     def _train(self) -> Iterator[PollResult]:
@@ -148,7 +148,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._saved = -1, -1  # a checkpoint from before the evaluation may be there
         self._save()
         phases.begin(counters.steps)
-        self._progress_at = self._account.told_at = monotonic()
+        self._progress_at = self._account.told_at = awake()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
 
     def _evaluate(self, number: int) -> Generator[PollResult, None, dict[str, float]]:
@@ -177,7 +177,7 @@ class LimitedTrainerWorker(TrainerWorker):
         for arrival in arrivals:
             self._returns.extend(arrival.returns)
             if arrival.committed:
-                self._progress_at = monotonic()
+                self._progress_at = awake()
         if arrivals:
             self.counters.steps = self.counters.rows = self.limiter.counts.committed
         return len(arrivals)
@@ -196,7 +196,7 @@ class LimitedTrainerWorker(TrainerWorker):
         taken = self._buffer.take(self._policy.version)
         if taken is None:
             raise RunError(f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not hold for ever")
-        began = monotonic()
+        began = awake()
         left = self.clock.enter("train")
         progress = self._progress()
         if self._journal is not None:
@@ -210,7 +210,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self.limiter.finish_task()
         if not self.limiter.owed:  # else the next one is about to be published in its place, or steps are granted before
             self._publish_newest()
-        self._progress_at = monotonic()  # while tasks are owed, steps may have to wait for them
+        self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
         self._account.count({**metrics, **lags}, self._progress_at - began)
 
     def _publish_newest(self) -> None:
@@ -220,7 +220,7 @@ class LimitedTrainerWorker(TrainerWorker):
             self._ages.publish(self._policy.version)
 
     def _look_round(self) -> None:
-        now = monotonic()
+        now = awake()
         if now - self._account.told_at >= TOLD:
             self._summarise()
             if self._versions is not None:
@@ -228,12 +228,12 @@ class LimitedTrainerWorker(TrainerWorker):
         due = self._reason is None and now - self._last_save >= self._config.checkpoint_seconds
         if due and not (self._config.exact and self.limiter.owed):  # an exact run is at a cut after each sample and all that this owes
             self._save()
-            self._progress_at += monotonic() - now  # writing a large memory is no want of progress
+            self._progress_at += awake() - now  # writing a large memory is no want of progress
 
     def _look_for_progress(self) -> None:
         """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
         limit = self._config.max_no_progress_s
-        if monotonic() - self._progress_at > limit and self.limiter.in_flight:
+        if awake() - self._progress_at > limit and self.limiter.in_flight:
             self._summarise()
             try:
                 self._save(final=True)
@@ -250,7 +250,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _alone_at_end(self) -> bool:
         """True when what is in flight does not come."""
-        return not self._due() and monotonic() - self._ended_at > DRAIN
+        return not self._due() and awake() - self._ended_at > DRAIN
 
     # ---- what is told ------------------------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@ bit. One that is left alone (another is dead, or hangs) ends without them.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from time import monotonic
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import Counts, Held
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
@@ -88,7 +87,7 @@ class Peers:
                 if look % LOOKS == 0:
                     yield PollResult()
                 self._clock.enter("copy")
-            self._met_at = monotonic()
+            self._met_at = awake()
             self._clock.enter(left)
 
     def agree(self, ending: bool, batch: Sequence[Held], counts: Counts) -> Generator[PollResult, None, Agreed]:
@@ -124,11 +123,11 @@ class Peers:
 
     def begin_to_end(self) -> None:
         """Say that this one is told to end: from now on it does not wait for long."""
-        self._met_at = monotonic()
+        self._met_at = awake()
 
     def missing(self) -> bool:
         """True of one that is told to end when the others do not come."""
-        return self._summing is not None and monotonic() - self._met_at > LEAVE_ALONE
+        return self._summing is not None and awake() - self._met_at > LEAVE_ALONE
 
     def leave(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
         """Go on without the others. What an unfinished update has done is undone, and this one is the first now."""

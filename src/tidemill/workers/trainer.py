@@ -8,7 +8,6 @@ Several equal trainers of one policy each take samples of their own and sum thei
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from pathlib import Path
-from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces, write_label
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
+from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
@@ -129,7 +129,7 @@ class TrainerWorker(Worker):
         return config.build(self._policy, derive_seed(self.context.experiment.seed, *path))
 
     def start(self) -> None:
-        self._started = self._last_save = monotonic()
+        self._started = self._last_save = awake()
         super().start()
 
     def pause(self) -> None:
@@ -154,7 +154,7 @@ class TrainerWorker(Worker):
         self._peers.begin_to_end()
 
     def _count_time(self) -> None:
-        now = monotonic()
+        now = awake()
         if self.state is State.RUNNING:
             self.counters.seconds += now - self._started
         self._started = now
@@ -203,7 +203,7 @@ class TrainerWorker(Worker):
             self._buffer.release()
             self._count_time()
             self._report_update({**metrics, **lags})
-            if monotonic() - self._last_save >= self._config.checkpoint_seconds:
+            if awake() - self._last_save >= self._config.checkpoint_seconds:
                 self._save()
             if self._versions is not None and self._peers.first:
                 self._versions.look(self._policy, self._version_counters())
@@ -275,7 +275,7 @@ class TrainerWorker(Worker):
     # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
     def _save(self, final: bool = False) -> None:
-        self._last_save = monotonic()
+        self._last_save = awake()
         if not self._peers.first or self._folder is None or self._saved == (self.counters.updates, self.counters.steps):
             return
         self.report(Saving(self._config.policy, self.counters.updates))

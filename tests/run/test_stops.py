@@ -1,0 +1,104 @@
+"""A run that is stopped, as a whole or in part, and let go on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.run.watching import EXPERIMENTS, ended_well, wait_until, worker_name
+
+from tidemill.run.metrics import read_metrics
+from tidemill.transports.shared import SocketLink
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"),
+]
+IMPATIENT = "from tidemill.run import controller; controller.STALL = 1.0; from tidemill.cli.main import app; app()"
+SLEPT = 5.0
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", IMPATIENT, "train", f"{EXPERIMENTS}:cartpole", "--run-dir", "run", "--layout", "given"]
+    folder, output = tmp_path / "run", tmp_path / "output.txt"
+    with output.open("wb") as file:  # a process group of its own in a session with others: a job of a shell
+        main = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, process_group=0)
+    try:
+        _stop_in_all_ways(main, folder, output.read_text)
+        main.terminate()
+        assert main.wait(30) == 128 + signal.SIGTERM, output.read_text()
+        ended_well(folder, "interrupted", "SIGTERM")
+    finally:
+        for process in psutil.Process(main.pid).children() if main.poll() is None else ():
+            process.kill()
+        main.kill()
+        main.wait()
+
+
+def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Callable[[], str]) -> None:
+    def seconds() -> float:
+        return max((record["time/seconds"] for record in read_metrics(folder) if "time/seconds" in record), default=0.0)
+
+    def goes_on() -> None:
+        before = (folder / "metrics.jsonl").stat().st_size
+        wait_until(lambda: (folder / "metrics.jsonl").stat().st_size > before, 30, "updates go on")
+
+    wait_until(lambda: (folder / "metrics.jsonl").exists() and seconds() > 0, 60, "the first update")
+    workers = {worker_name(child): child.pid for child in psutil.Process(main.pid).children()}
+    assert set(workers) == {"actor-0", "server-0", "trainer-0"}
+
+    # all of it, as a batch system does: that is no time of training, and nobody stalls
+    before, began = seconds(), time.monotonic()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in (main.pid, *workers.values()):
+            os.kill(pid, number)
+        time.sleep(SLEPT if number == signal.SIGSTOP else 0)
+    goes_on()
+    assert (time.monotonic() - began) - (seconds() - before) > SLEPT - 2.0
+    assert "no update" not in output() and max(record.get("time/actor-0/environment", 0) for record in read_metrics(folder)) < 0.99
+
+    # Ctrl-Z reaches the main process alone: the workers pause with it
+    os.kill(main.pid, signal.SIGTSTP)
+    wait_until(lambda: psutil.Process(main.pid).status() == psutil.STATUS_STOPPED, 30, "the main process is stopped")
+    time.sleep(0.5)
+    busy = [psutil.Process(pid).cpu_times().user for pid in workers.values()]
+    time.sleep(1.0)
+    assert sum(psutil.Process(pid).cpu_times().user for pid in workers.values()) - sum(busy) < 0.3
+    os.kill(main.pid, signal.SIGCONT)
+    goes_on()
+    assert "no update" not in output()
+
+    # one worker alone: it is named, and its environment is not
+    os.kill(workers["actor-0"], signal.SIGSTOP)
+    wait_until(lambda: "actor-0 is stopped" in output(), 30, "a notice")
+    assert f"let it go on by: kill -CONT {workers['actor-0']}" in output() and "stuck in its environment" not in output()
+    os.kill(workers["actor-0"], signal.SIGCONT)
+    goes_on()
+
+
+def test_a_worker_that_ends_while_nobody_listens_is_heard_all_the_same() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker, runner = SocketLink(ours), SocketLink(theirs)
+    sent = [bytes([number]) * 10_000 for number in range(200)]
+    for message in sent:
+        assert worker.send(message)
+    assert worker._unsent  # more than a socket holds
+    finish = threading.Thread(target=worker.finish)
+    finish.start()
+    heard: list[bytes] = []
+    while len(heard) < len(sent):
+        heard += runner.receive() or []
+    finish.join(10)
+    assert heard == sent and not finish.is_alive()
+    for message in sent:
+        worker.send(message)
+    runner.close()
+    worker.finish()  # nobody is there any more
+    worker.close()
