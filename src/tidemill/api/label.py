@@ -11,6 +11,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import encode
 from tidemill.core.errors import SchemaError
+from tidemill.core.secrets import hide
 
 LABEL = "tidemill"
 """The label's name in the header of a file of weights."""
@@ -32,7 +33,7 @@ def read_spaces(plain: Any) -> Spaces:
 
 def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
     """Return the text that goes into the header of a file of weights."""
-    return {LABEL: json.dumps({"format": _FORMAT, "config": encode(config, "policy"), "spaces": plain_spaces(spaces)})}
+    return {LABEL: json.dumps({"format": _FORMAT, "config": hide(encode(config, "policy")), "spaces": plain_spaces(spaces)})}
 
 
 def read_label(text: Mapping[str, str]) -> tuple[Any, Spaces]:

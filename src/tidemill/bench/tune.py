@@ -23,6 +23,7 @@ from tidemill.bench.measure import MOST_DROPPED, run_for
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
+from tidemill.core.secrets import hide
 from tidemill.run.arrange import costs_of, processor
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer_config import Trainer
@@ -214,7 +215,7 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
         trainer = next(name for name, config in tuned.workers.items() if isinstance(config, Trainer))
         tuned = tuned.replace(together=(trainer,))
         note = f'\n"together" names {trainer} alone: it has a process of its own, as before, and `--layout auto` lets the experiment be.\n'
-    content = encode(tuned)
+    content = hide(encode(tuned))
     literal = literal_of(content)
     try:
         equal = ast.literal_eval(literal) == content

@@ -13,6 +13,7 @@ from tidemill.bridge.process import command_of
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.spaces import Group
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
+from tidemill.core.secrets import reveal
 from tidemill.core.source import is_expected, load_attribute
 
 
@@ -134,7 +135,7 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _command(self, lane: int, seed: int) -> tuple[str | None, Sequence[str]]:
         """Return the executable and its arguments."""
-        arguments = [text.replace("{lane}", str(lane)).replace("{seed}", str(seed)) for text in self.arguments]
+        arguments = [text.replace("{lane}", str(lane)).replace("{seed}", str(seed)) for text in reveal(self.arguments)]
         if self.path is None:
             return None, ()
         path, script = command_of(self.path)

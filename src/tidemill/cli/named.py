@@ -12,6 +12,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.secrets import says_secret
 from tidemill.core.source import load_attribute
 from tidemill.workers.actor import Actors
 
@@ -44,8 +45,8 @@ def pairs(what: str, items: list[str]) -> dict[str, str]:
 
 
 def settings(env_arg: list[str] | None) -> dict[str, Any]:
-    """Return the arguments that --env-arg gives."""
-    return {name: read_setting(text) for name, text in pairs("--env-arg", env_arg or []).items()}
+    """Return the arguments that --env-arg gives. Secrets are text."""
+    return {name: text if says_secret(name) else read_setting(text) for name, text in pairs("--env-arg", env_arg or []).items()}
 
 
 def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:

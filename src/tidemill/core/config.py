@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.secrets import shown
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -84,7 +85,7 @@ def encode(value: Any, path: str = "experiment") -> Any:
         raise ConfigError(f"{path} is the class {value.__name__} itself; write {value.__name__}(…), with its settings")
     what = "a function" if callable(value) else f"a {type(value).__name__}"
     raise ConfigError(
-        f"{path} is {what} ({value!r}); an experiment is plain data that other processes must be able to read. "
+        f"{path} is {what} ({shown(path, value)}); an experiment is plain data that other processes must be able to read. "
         'Name it instead, as "module:NAME" or "FILE.py:NAME"'
     )
 
@@ -166,7 +167,7 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, hint, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} = {value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
+        raise ConfigError(f"{path} = {shown(path, value)}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
 _PYTHON = {"True": True, "False": False, "None": None}

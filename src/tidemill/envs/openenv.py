@@ -18,6 +18,7 @@ import msgspec
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.secrets import reveal
 from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
@@ -109,7 +110,7 @@ class OpenEnvSession:
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
-        asked = {**self._config.reset, **(options or {}), **({} if seed is None else {"seed": seed})}
+        asked = {**reveal(self._config.reset), **(options or {}), **({} if seed is None else {"seed": seed})}
         said = await self._call("reset", asked)
         self._steps = 0
         return self._translator.observation(said["observation"]), {}

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.core.errors import ConfigError
+from tidemill.core.secrets import reveal
 
 
 def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` for the resets of `env` (Gymnasium's or PettingZoo's, in its wrappers). Raises `ConfigError` where it, or one of its wrappers,
-    takes none: found out without a reset."""
+    """Return `options` for the resets of `env` (Gymnasium's or PettingZoo's, in its wrappers), with what references in them stand for. Raises
+    `ConfigError` where it, or one of its wrappers, takes none: found out without a reset."""
     layer = env
     while layer is not None:
         reset = getattr(layer, "reset", None)
@@ -23,4 +24,4 @@ def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, A
                 "the argument options=None, and have it read there what the stages say"
             )
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
-    return dict(options)
+    return dict(reveal(options))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill.api.outside import Outside, called, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.secrets import hide, known, mask, reveal
 from tidemill.core.source import import_module, is_installed, module_file
 
 _INSTALL = {  # by the start of an entry point: what pip installs
@@ -81,8 +82,11 @@ def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any]
     """
     import gymnasium
 
+    given = dict(kwargs)
     try:
-        return maker(**deepcopy(dict(kwargs)))
+        return maker(**reveal(deepcopy(given)))
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {mask(str(error), known(given))}") from None
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         place = accepts if isinstance(accepts, str) else getattr(accepts, "__module__", "")
         package = next((p for start, p in _INSTALL.items() if place.startswith(start)), getattr(error, "name", None))
@@ -91,10 +95,10 @@ def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any]
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None:
-            raise ConfigError(f"{what} cannot be made with {dict(kwargs)}: {error}") from error
+            raise ConfigError(f"{what} cannot be made with {hide(given)}: {mask(str(error), known(given))}") from error
         raise ConfigError(f'{what} has no argument "{unknown[1]}"; {did_you_mean(unknown[1], arguments(accepts))}') from None
     except Exception as error:
-        raise ConfigError(f"{what} cannot be made with {dict(kwargs)}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{what} cannot be made with {hide(given)}: {type(error).__name__}: {mask(str(error), known(given))}") from error
 
 
 def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:

@@ -23,6 +23,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private, private_folder
+from tidemill.core.secrets import hide, known, mask
 from tidemill.core.source import environment_of_ours, named_files, named_modules, own_code, own_path
 from tidemill.launchers.processes import kill_session
 from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
@@ -123,7 +124,7 @@ def cache() -> Path:
 
 def _key(experiment: Experiment, source: Path | None) -> str:
     """Return a name for all that the costs depend on."""
-    content = encode(experiment)
+    content = hide(encode(experiment))
     names = (*named_files(content), *named_modules(content), *([str(source)] if source else []))
     about = {
         "format": FORMAT,
@@ -194,7 +195,10 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     finally:
         kill_session(process.pid)
         process.wait()
+    secrets = known(encode(experiment))
     try:
         return msgspec.convert(read_answer(answer, process), Costs)
+    except (ConfigError, RunError) as error:
+        raise type(error)(mask(str(error), secrets)) from None
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise RunError(f"they make no sense: {error}") from None

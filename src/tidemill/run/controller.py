@@ -30,8 +30,10 @@ from tidemill.api.control import (
 from tidemill.api.curriculum import holds
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
+from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.core.query import Query, among
+from tidemill.core.secrets import known, mask
 from tidemill.core.shortage import why
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.metrics import Pace
@@ -92,6 +94,7 @@ class Controller:
         self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
         self._pace = Pace()
         self._listened = not job.experiment.players()  # what infos say was compared with what conditions wait for
+        self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
         self._patience = 0.1  # seconds that the launcher gives workers
@@ -160,7 +163,7 @@ class Controller:
                 messages = member.link.receive()
                 if messages is None:
                     member.state = State.FAILED
-                    self.notices.append(f"{name} did not finish: {self._launcher.obituary(name)}")
+                    self.notices.append(f"{name} did not finish: {mask(self._launcher.obituary(name), self._secrets)}")
                 for data in messages or ():
                     try:
                         self._take(name, member, unpack_up(data))
@@ -264,7 +267,7 @@ class Controller:
             if messages is None:
                 if member.state not in ENDED:
                     member.state = State.FAILED
-                    raise RunError(f"{name} is gone: {self._launcher.obituary(name)}")
+                    raise RunError(f"{name} is gone: {mask(self._launcher.obituary(name), self._secrets)}")
                 continue
             for data in messages:
                 self._take(name, member, unpack_up(data))
@@ -301,10 +304,9 @@ class Controller:
                 member.state = message.state
                 if message.state is State.FAILED:
                     if message.details:
-                        self.tracebacks.append(f"{name}: {message.details}")
-                    raise RunError(
-                        f"{name}: {message.error}{self._causes(name, message.waited)}{self._still(self.members) if message.waited else ''}"
-                    )
+                        self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
+                    still = self._still(self.members) if message.waited else ""
+                    raise RunError(f"{name}: {mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}")
                 if message.state is State.READY:
                     member.needs = message.facts.memory
                     self._merge(name, message.facts)
@@ -341,7 +343,7 @@ class Controller:
                     if any((port.stream, port.role) == (policy, "publish") for port in told.config.ports()):
                         self._send(other, message.message)
             case Notice():
-                self.notices.append(f"{name}: {message.text}")
+                self.notices.append(f"{name}: {mask(message.text, self._secrets)}")
                 self._told.append((member.heard, name, self.notices[-1]))
 
     def _causes(self, failed: str, waited: float) -> str:

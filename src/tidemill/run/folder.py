@@ -29,6 +29,7 @@ from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
+from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.shortage import why
 from tidemill.core.source import expect, load_file, own_code
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
@@ -60,7 +61,7 @@ class RunFolder:
     def create(cls, path: Path | None, experiment: Experiment, source: Path | None) -> "RunFolder":
         """Make a new run's folder, None: one under ./runs that nobody else has, lock it and write what is known at the start. Raises `RunError` when
         it is taken or cannot be written."""
-        encode(experiment)  # raises for what is no plain data, before anything is made
+        content = encode(experiment)  # raises for what is no plain data, before anything is made
         wanted = path or Path("runs")
         try:
             name = wanted.resolve().name
@@ -84,7 +85,7 @@ class RunFolder:
             if not folder._found:
                 path.chmod(0o700)
             folder.write_experiment(experiment, source)
-            folder.write(VERSIONS, versions())
+            folder.write(VERSIONS, versions(known(content)))
         except OSError as error:
             if path is not None:
                 folder.discard()
@@ -163,7 +164,7 @@ class RunFolder:
 
     def write_experiment(self, experiment: Experiment, source: Path | None) -> None:
         """Write down the experiment and its own file, and note all that it names as what this user has had done."""
-        self.write(CONFIG, encode(experiment))
+        self.write(CONFIG, hide(encode(experiment)))
         if source is not None:
             self.write(SOURCE, {"file": str(source)})
         remember(named(self.read(CONFIG), source))
@@ -220,6 +221,8 @@ class RunFolder:
         found = named(config, source, environments)
         found.things += links(self.path) if writes else []
         allow(self.path, found, trust, own_code([file] if file is not None else []))
+        if environments:
+            check_revealed(config)
         expect(found.files)
         if source is not None:
             load_file(source, "--file")

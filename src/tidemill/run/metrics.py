@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.core.errors import RunError
 from tidemill.core.private import private
+from tidemill.core.secrets import says_secret
 from tidemill.core.shortage import why
 
 FILE = "metrics.jsonl"
@@ -67,7 +68,7 @@ class MetricsWriter:
 
     def write(self, record: Mapping[str, float]) -> None:
         """Append one record. It needs a ``step``; the other names are free."""
-        plain = {k: v if isinstance(v, int) else float(v) for k, v in record.items()}
+        plain = {k: v if isinstance(v, int) else float(v) for k, v in record.items() if not says_secret(k.rpartition("/")[2])}
         line = msgspec.json.encode(plain) + b"\n"
         try:
             written = os.pwrite(self._file, line, self._end)

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import Config
 from tidemill.core.cores import cores
 from tidemill.core.errors import RunError
+from tidemill.core.secrets import hide_words
 
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
 
@@ -42,8 +44,8 @@ def _classes(value: Any) -> set[type]:
     return set()
 
 
-def versions() -> dict[str, Any]:
-    """Return the versions of everything that a result may depend on."""
+def versions(secrets: Collection[str] = ()) -> dict[str, Any]:
+    """Return the versions of everything that a result may depend on, and the command, without `secrets`."""
     packages = {}
     for name in _PACKAGES:
         try:
@@ -55,7 +57,7 @@ def versions() -> dict[str, Any]:
         "packages": packages,
         "platform": platform.platform(),
         "cores": cores(),
-        "command": sys.argv,
+        "command": hide_words(sys.argv, secrets),
         "git": git_state(Path()),
     }
 

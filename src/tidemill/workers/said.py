@@ -1,7 +1,7 @@
 """What environments say of an episode in the info of its last step, as numbers by name: success, score, terms of the reward, costs.
 
-Only numbers are taken, those of nested mappings as ``PART/NAME``, and only at an episode's end: steps in between cost nothing. Evaluations get
-them in the rows of their episodes, packed into `SAID`.
+Only numbers are taken (but for those whose names say that they are secrets), those of nested mappings as ``PART/NAME``, and only at an episode's
+end: steps in between cost nothing. Evaluations get them in the rows of their episodes, packed into `SAID`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Field
+from tidemill.core.secrets import says_secret
 
 Numbers = dict[str, float]
 
@@ -64,7 +65,9 @@ def _collect(info: Mapping[Any, Any], before: str, depth: int, found: dict[str, 
         if isinstance(value, Mapping):
             if depth > 1 and key not in _OBSERVATIONS:
                 _collect(value, f"{before}{key}/", depth - 1, found)
-        elif isinstance(value, (bool, int, float, np.generic, np.ndarray)) and key not in _OBSERVATIONS and (number := _number(value)) is not None:
+        elif not isinstance(value, (bool, int, float, np.generic, np.ndarray)) or key in _OBSERVATIONS or says_secret(str(key)):
+            continue
+        elif (number := _number(value)) is not None:
             found.setdefault(name_of(f"{before}{key}"), number)
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, quoted
 from tidemill.core.errors import ConfigError
+from tidemill.core.secrets import known, mask, reveal
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.lanes import LaneLoop
 
@@ -23,7 +24,7 @@ class Rest(EnvironmentConfig):
 
     url        of the server, "http://HOST:PORT" or "https://HOST/PATH"
     token      what the server asks for. "$NAME" is read from the environment variable NAME when the environment is made, so that the token itself is
-               not saved with the run; unset it means none
+               not saved with the run; unset it means none ("env:NAME": an error). "file:PATH" is what that file holds
     form       "loop": all lanes of an actor are tasks of one event loop, in its own thread; "threads": each lane is a thread that waits for its
                server, best where there are few of them and the actor keeps to one core (`Actors.one_core`)
     deadline   seconds for a call, retries and pauses included. A call that is under way is not given up before
@@ -102,13 +103,16 @@ class RemoteLanes(LaneLoop):
 def connection(kind: type[EnvironmentConfig], settings: Mapping[str, Any]) -> Outside:
     """Return that an environment of this kind connects to the `url` of its settings, and may send it a token."""
     token = settings.get("token", kind.__dataclass_fields__["token"].default)
-    sent = f", and sends it the environment variable {quoted(token[1:])}, if that is set" if isinstance(token, str) and token.startswith("$") else ""
-    return Outside(f"connects to {quoted(settings.get('url'))}{sent}")
+    if not isinstance(token, str) or not token.startswith(("$", "env:", "file:")):
+        return Outside(f"connects to {quoted(settings.get('url'))}")
+    kind_of, name = ("$", token[1:]) if token.startswith("$") else token.split(":", 1)
+    sent = f"what is in the file {quoted(name)}" if kind_of == "file" else f"the environment variable {quoted(name)}, if that is set"
+    return Outside(f"connects to {quoted(settings.get('url'))}, and sends it {sent}")
 
 
 def token_of(setting: str) -> str | None:
     """Return what the setting `token` stands for. Raises `ConfigError` for what no header can carry."""
-    token = os.environ.get(setting[1:]) if setting.startswith("$") else setting
+    token = os.environ.get(setting[1:]) if setting.startswith("$") else reveal({"token": setting})["token"]
     if token and not (token.isascii() and token.isprintable()):
         raise ConfigError("the token holds a line break or other characters that cannot be sent: it is printable ASCII")
     return token or None
@@ -117,6 +121,7 @@ def token_of(setting: str) -> str | None:
 def check_url(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
     """Return a server's URL without a slash at its end, its scheme in small letters. Raises `ConfigError`."""
     url = url.strip()
+    shown = mask(url, known([url]) - {url})
     try:
         parts = urlsplit(url)
         good = parts.scheme in schemes and bool(parts.hostname) and not parts.query and not parts.fragment and parts.port != 0
@@ -124,9 +129,9 @@ def check_url(url: str, schemes: Sequence[str] = ("http", "https")) -> str:
     except ValueError:
         good = False
     if not good:
-        raise ConfigError(f'url = "{url}" is no address of a server; write "http://HOST:PORT" or "https://HOST"')
+        raise ConfigError(f'url = "{shown}" is no address of a server; write "http://HOST:PORT" or "https://HOST"')
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise ConfigError(f'url = {url!r} holds characters that no address has; write a name of a host as "xn--…", and others as "%20"')
+        raise ConfigError(f'url = {shown!r} holds characters that no address has; write a name of a host as "xn--…", and others as "%20"')
     if parts.username is not None or parts.password is not None:
         raise ConfigError("url holds a user or password, which would be saved with the run; give token instead")
     return parts.scheme + url[len(parts.scheme) :].rstrip("/")
