@@ -226,7 +226,7 @@ def test_what_was_looked_at_is_what_workers_run(tmp_path: Path) -> None:
     RunFolder.open(made.folder).write_experiment(experiment(Scripted()), file)
     done.touch()
     with pytest.raises(RunError, match=r"own.py is not what it was when it was allowed to run"):
-        tidemill.resume(made.folder, limits={"updates": 2}, quiet=True)
+        tidemill.resume(made.folder, launch="processes", limits={"updates": 2}, quiet=True)
     assert done.read_text() == "+" and config.is_dir()  # of the main process alone
 
 
