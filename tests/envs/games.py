@@ -98,15 +98,16 @@ class Hanging(Counter):
 
     def __init__(self, length: int = 4) -> None:
         super().__init__(length)
-        self.freed, self.closed = threading.Event(), False
+        self.freed, self.closed, self.threads = threading.Event(), 0, set[int]()
 
     def step(self, action: Any) -> Any:
+        self.threads.add(threading.get_ident())
         if self.steps == 1:
             self.freed.wait()
         return super().step(action)
 
     def close(self) -> None:
-        self.closed = True
+        self.closed = threading.get_ident()
 
 
 class Unseeded(Counter):

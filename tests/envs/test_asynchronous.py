@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import gymnasium
 import numpy as np
@@ -147,6 +148,37 @@ def test_closing_breaks_off_what_hangs():
     assert not driver.environment.ready()
     driver.environment.close()
     assert envs[0].closed == 1
+
+
+class Stubborn(Slow):
+    """Does not let itself be cancelled in its third step, until it is freed."""
+
+    freed = False
+
+    async def step(self, action):
+        while self.steps == 1 and not self.freed:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.005)
+        return await super().step(action)
+
+
+def test_one_that_does_not_let_itself_be_broken_off_is_closed_when_it_has_ended(monkeypatch):
+    monkeypatch.setattr("tidemill.envs.tasks.CLOSE_SECONDS", 0.05)
+    loop = Loop.take()  # of other environments
+    envs = [Slow(), Stubborn()]
+    driver = Driver(AsyncLanes(envs, CARTPOLE, 3))
+    for _ in range(2):
+        driver.tick()
+    driver.environment.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
+    loop.run(0.02)
+    driver.environment.close()
+    assert [env.closed for env in envs] == [1, 0]
+    envs[1].freed = True
+    until = time.monotonic() + 20
+    while not envs[1].closed and time.monotonic() < until:
+        loop.run(0.01)
+    assert envs[1].closed == 1
+    loop.give_back()
 
 
 def test_it_is_named_by_what_makes_it():

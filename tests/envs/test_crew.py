@@ -183,8 +183,9 @@ def test_a_lane_that_hangs_is_never_ready_and_holds_up_no_close(monkeypatch):
     loop.close()
     loop.close()
     assert time.monotonic() - began < 30
-    assert [env.closed for env in envs] == [True, False, True]
+    assert [bool(env.closed) for env in envs] == [True, False, True] and not loop.wait_closed(0)
     envs[1].freed.set()
+    assert loop.wait_closed(10) and envs[1].closed == next(iter(envs[1].threads))  # its own thread has closed it
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2])

@@ -9,12 +9,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.envs.games import Hanging
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
+from tidemill.envs.vector import GymnasiumVector
+from tidemill.workers.frames import close_all
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))
 PLACES = ("send", "ready", "recv")
@@ -139,6 +143,77 @@ def test_one_that_hangs_is_given_up_at_its_deadline(at: int) -> None:
     assert "did not answer within 0.05 s" in driver.slot.faults[0]
 
 
+class Login(Hanging):
+    """One that somebody is logged in to until it is closed."""
+
+    open: ClassVar[list["Login"]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        Login.open.append(self)
+
+    def close(self) -> None:
+        super().close()
+        Login.open.remove(self)
+
+
+def hung(**settings: Any) -> tuple[Environment, Login]:
+    """A slot whose step was lost since it hangs, and what hangs."""
+    Login.open.clear()
+    slot = Slots(environment=Gymnasium(make="tests.envs.test_slots:Login", threads=1), deadline_s=0.05, backoff_s=0.0, **settings).build(1, 0)
+    slot.bind([[0]])
+    tick, reset = Tick.allocate(slot.agents[0].spaces.observation, 1, {}, False), True
+    for _ in range(3):
+        slot.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
+        while not slot.ready():
+            time.sleep(0.002)
+        slot.recv([tick])
+        reset = False
+    assert tick.voided[0] and slot.faults
+    return slot, Login.open[0]
+
+
+def test_what_hung_is_closed_by_its_own_thread_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
+    slot, stuck = hung()
+    assert not slot.wait_closed(0.2) and not stuck.closed and stuck in Login.open
+    stuck.freed.set()
+    assert slot.wait_closed(20) and {stuck.closed} == stuck.threads
+    close_all([slot])
+    assert Login.open == []
+
+
+@pytest.mark.parametrize("seconds", [0.3, 60.0])
+def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.workers.frames.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
+    slot, stuck = hung()
+    coming_back = threading.Timer(seconds, stuck.freed.set)
+    coming_back.start()
+    close_all([slot])
+    assert (stuck not in Login.open) == (seconds < 1)
+    coming_back.cancel()
+    stuck.freed.set()
+    assert slot.wait_closed(20) and Login.open == []
+
+
+def test_an_episode_that_takes_longer_than_it_may_is_cut_with_the_step_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tidemill.envs.slots.awake", lambda: now)
+    slot = Slots(environment=Fragile(), max_episode_seconds=10.0).build(1, 0)
+    slot.bind([[0]])
+    tick, cut, reset = Tick.allocate(SPACES.observation, 1, {}, False), [], True
+    for _ in range(9):
+        slot.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
+        now += 4  # a reset takes as long as a step, and does not count
+        assert slot.ready()
+        slot.recv([tick])
+        assert not tick.voided[0] and not tick.done[0] and (reset or tick.reward[0] == 7)  # what came counts
+        reset = bool(tick.truncated[0])
+        cut.append(reset)
+    assert cut == [False, False, False, True] * 2 + [False]
+
+
 def test_one_that_keeps_failing_rests_after_its_void_was_told_and_comes_back() -> None:
     fails = tuple((copy, 1, "recv") for copy in range(4))
     driver = Driver(fails=fails, failures=3)
@@ -236,6 +311,10 @@ def test_what_cannot_be_is_refused() -> None:
     for wrong in ({"deadline_s": 0.0}, {"backoff_s": -1.0}, {"max_backoff_s": 0.1}, {"failures": 0}, {"failures": 21}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Slots(environment=Fragile(), **wrong)
+    with pytest.raises(ConfigError, match=r"max_episode_seconds = 0\.0 must be above 0"):
+        Slots(environment=Fragile(), max_episode_seconds=0.0)
+    with pytest.raises(ConfigError, match=r"max_episode_seconds = 5\.0: this environment resets finished lanes by itself"):
+        Slots(environment=GymnasiumVector(id="CartPole-v1", autoreset="next-step"), max_episode_seconds=5.0).build(1, 0)
     with pytest.raises(ConfigError, match="Slots has no setting window_s any more: faults count against steps"):
         Slots(environment=Fragile(), window_s=60.0)
     with pytest.raises(ConfigError, match="Slots in Slots"):

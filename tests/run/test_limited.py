@@ -44,6 +44,12 @@ FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
 
 
+@pytest.fixture(autouse=True)
+def nobody_waits_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so for ever here."""
+    monkeypatch.setattr("tidemill.workers.frames.LEAVE_SECONDS", 0.0)
+
+
 def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[str, Any]:
     """Train to the end, with the steps of all environments counted from 0. Return the facts of the final checkpoint, the weights as `w`, and what the
     replay holds."""
@@ -534,6 +540,7 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
         ({"lanes": 3, "threads": 0, "slack": 2}, "slack = 2 can deadlock"),
         ({"exact": True, "actors": 2}, "exact = True needs one actor"),
         ({"exact": True, "lanes": 2}, "exact = True needs one actor"),
+        ({"exact": True, "environment": Slots(environment=Gymnasium(make=f"{FILE}:Walk"), max_episode_seconds=9.0)}, "max_episode_seconds cuts them"),
         ({"environment": Scripted(agents=2)}, "goes with environments of one agent.*without a ratio.*take an environment of one"),
         ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
     ],

@@ -90,13 +90,14 @@ def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
     [({"fails": [21, 22, 23]}, "the first fault was: a step is lost: .*step 21"), ({"hangs": [21]}, r"it answered no step for 3 s")],
 )
 def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], kwargs: dict[str, Any], why: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], why: str
 ) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(FILE):
             module.Walk.steps = 0
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, backoff_s=0.2, failures=3)
+    monkeypatch.setattr("tidemill.workers.frames.LEAVE_SECONDS", 0.0)  # it hangs for ever
     made = limited.experiment(environment=environment, slots=1, max_no_progress_s=3.0)
     runner = AsyncTrainRunner(made, num_slots=1, num_iterations=2, training_steps=20, evaluation_steps=10)
     assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40

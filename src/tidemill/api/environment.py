@@ -93,6 +93,7 @@ class Environment(ABC):
     most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
     needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
+    timed         episodes are cut by the clock, too: no exact run can have them
     resting       it failed often, and is tried again after pauses that grow (those who void only)
     shared        seen when it was played: lanes hand out one array, which is copied before the next lane is stepped
     faults        what went wrong since somebody took these texts away (those who void only)
@@ -108,6 +109,7 @@ class Environment(ABC):
     most_lanes: int = 0
     needs_maker: bool = True
     voids: bool = False
+    timed: bool = False
     resting: bool = False
     shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
@@ -135,7 +137,11 @@ class Environment(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything. May be called twice."""
+        """Free everything, but for what hangs in a thread of its own: that is freed there, once it comes back. May be called twice."""
+
+    def wait_closed(self, seconds: float) -> bool:
+        """Wait until everything is freed that `close` had to leave to others, so many seconds at most. Return whether it is."""
+        return True
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it. Those on an event

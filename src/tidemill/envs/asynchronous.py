@@ -80,12 +80,18 @@ class AsyncLanes(LaneLoop):
             self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
 
     def close(self) -> None:
-        """Break off what is under way, and close every lane that ended."""
+        """Break off what is under way, and close every lane that ended; one that does so later is closed then, as long as its loop goes on."""
         envs, self.envs = self.envs, []
         self._sharing.close()
         if not envs:
             return
-        stuck = self._tasks.close()
+        closings: set[asyncio.Task[None]] = set()  # the loop alone would not keep them
+
+        def leave(lane: int) -> None:
+            closings.add(closing := self._tasks.loop.loop.create_task(_close([envs[lane]])))
+            closing.add_done_callback(closings.discard)
+
+        stuck = self._tasks.close(leave)
         with suppress(TimeoutError, RuntimeError):
             self._tasks.loop.do(_close([env for lane, env in enumerate(envs) if lane not in stuck]), 2 * CLOSE_SECONDS)
         self._tasks.loop.give_back()

@@ -39,6 +39,10 @@ class Crew:
         self._wake: Callable[[], None] | None = None
         self._closed = False
         self._until = 0.0  # when those that have not ended count as hanging
+        self._lock = threading.Lock()
+        self._leave: Callable[[int], object] = lambda lane: None
+        self._stuck: set[int] = set()  # numbers of threads that hung when it was closed,
+        self._gone: set[int] = set()  # and of those that had nothing more to do
         self._keep = kept()
         self._finished = _thread.allocate_lock()  # held while a tick is under way
         self._gates = [_thread.allocate_lock() for _ in range(count)]
@@ -86,17 +90,37 @@ class Crew:
                 with suppress(RuntimeError):  # open already
                     gate.release()
 
-    def close(self) -> list[int]:
-        """End the threads, and return the lanes that did not end in time: they hang in their environments, which nobody else may touch."""
+    def close(self, leave: Callable[[int], object] = lambda lane: None) -> list[int]:
+        """End the threads, and return the lanes that did not end in time: they hang in their environments, which nobody else may touch. Once they
+        come back their own threads call `leave` with each of them."""
         self.begin_close()
+        self._leave = leave
         stuck: list[int] = []
-        for thread, share in zip(self._threads, self._shares, strict=True):
+        for number, (thread, share) in enumerate(zip(self._threads, self._shares, strict=True)):
             thread.join(max(0.0, self._until - monotonic()))
-            if thread.is_alive():
-                stuck += share
+            with self._lock:
+                if thread.is_alive() and number not in self._gone:
+                    self._stuck.add(number)
+                    stuck += share
         return stuck
 
+    def left(self, seconds: float) -> bool:
+        """Wait for threads to end, so many seconds at most. True when all have: closed, and come back from where they hung."""
+        until = monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
     def _work(self, number: int) -> None:
+        self._step(number)
+        with self._lock:
+            self._gone.add(number)
+            stuck = number in self._stuck
+        for lane in self._shares[number] if stuck else ():
+            with suppress(Exception):
+                self._leave(lane)
+
+    def _step(self, number: int) -> None:
         self._keep()
         opened, share, results = self._gates[number].acquire, self._shares[number], self._results
         while True:
@@ -105,6 +129,8 @@ class Crew:
                 return
             calls, given = self._calls, self._given
             for lane in share:
+                if self._until:  # it was closed meanwhile
+                    return
                 try:
                     results[lane] = calls[lane](given[lane])
                 except BaseException as error:  # SystemExit, too, is the actor's to tell

@@ -255,13 +255,16 @@ class LaneLoop(Environment):
             self._crew.begin_close()
 
     def close(self) -> None:
-        """Close every lane, but for those that hang in a thread: nobody else may touch them."""
+        """Close every lane; those that hang in a thread that thread closes once it comes back: nobody else may touch them."""
         envs, self.envs = self.envs, []
         self._sharing.close()
-        stuck = self._crew.close() if self._crew is not None and envs else []
+        stuck = self._crew.close(lambda lane: envs[lane].close()) if self._crew is not None and envs else []
         for lane, env in enumerate(envs):
             if lane not in stuck:
                 env.close()
+
+    def wait_closed(self, seconds: float) -> bool:
+        return self._crew is None or self._crew.left(seconds)
 
     def _take(self) -> None:
         """Take over what the crew's lanes returned; the first that raised is the one that is told."""

@@ -38,6 +38,8 @@ class Slots(EnvironmentConfig):
                     that comes halves them again
     window_steps    see `failures`. Attempts to make it anew or to reset it count where they fail
     max_backoff_s   the longest rest
+    max_episode_seconds  an episode is cut (truncated) with the first step that answers so many seconds after its reset did; None: it takes what it
+                    takes. A step that is under way is waited for, up to its deadline
     """
 
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
@@ -50,6 +52,7 @@ class Slots(EnvironmentConfig):
     max_backoff_s: float = 300.0
     failures: int = 5
     window_steps: int = 20
+    max_episode_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.environment, Slots):
@@ -63,6 +66,9 @@ class Slots(EnvironmentConfig):
                 f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot be: take 1 to window_steps; a slot that "
                 "never rests for longer than backoff_s has max_backoff_s = backoff_s"
             )
+
+        if self.max_episode_seconds is not None and self.max_episode_seconds <= 0:
+            raise ConfigError(f"max_episode_seconds = {self.max_episode_seconds} must be above 0; None is no limit")
 
     @property
     def draws(self) -> bool:
@@ -79,7 +85,14 @@ class Slots(EnvironmentConfig):
         """Return the environment of one slot. What cannot be made at all raises here, at the start."""
         if lanes != 1:
             raise ConfigError(f"lanes = {lanes}: a slot is a target of one lane, so that it fails alone; take Actors(lanes=1, ring={lanes})")
-        return SlotEnvironment(self, seed, render)
+        made = SlotEnvironment(self, seed, render)
+        if made.timed and not made.resets_any:
+            made.close()
+            raise ConfigError(
+                f"max_episode_seconds = {self.max_episode_seconds}: this environment resets finished lanes by itself and no others, so that we "
+                "cannot cut its episodes; set a limit in the environment"
+            )
+        return made
 
 
 class SlotEnvironment(Environment):
@@ -93,6 +106,7 @@ class SlotEnvironment(Environment):
         self._inner: Environment | None = config.environment.build(1, seed, render)
         self.agents, self.info, self.max_episode_steps = self._inner.agents, self._inner.info, self._inner.max_episode_steps
         self.same_step, self.most_lanes, self.needs_maker = self._inner.same_step, self._inner.most_lanes, self._inner.needs_maker
+        self.resets_any, self.timed = self._inner.resets_any, config.max_episode_seconds is not None
         self.faults: list[str] = []
         self.resting = False
         self._wake: Callable[[], None] = lambda: None
@@ -106,7 +120,8 @@ class SlotEnvironment(Environment):
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
         self._answered = self._void = False
-        self._since = 0.0
+        self._since = self._began_at = 0.0
+        self._lost: list[Environment] = []  # that may not be closed yet
         self._mending: Making | None = None
         self._closed = threading.Event()
 
@@ -164,6 +179,7 @@ class SlotEnvironment(Environment):
             if inner.ready():
                 if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
                     inner.recv(self._ticks)
+                    self._began_at = awake()
                 self._answered = True
         except Exception as error:
             self._fail(error)
@@ -179,6 +195,9 @@ class SlotEnvironment(Environment):
                 self._lately.append(False)
                 if self.resting or self._doubled:
                     self.resting, self._doubled = False, max(0, self._doubled - 1)
+                if self.timed and awake() - self._began_at >= (self._config.max_episode_seconds or 0.0):
+                    for tick in ticks:
+                        tick.truncated |= ~tick.done
                 return
             except Exception as error:
                 self._fail(error)
@@ -204,8 +223,13 @@ class SlotEnvironment(Environment):
             self._mending.give_up()
         inner, self._inner = self._inner, None
         if inner is not None:
+            self._lost.append(inner)
             with suppress(Exception):  # it was to end anyway: what it did until now holds, as when it is made anew
                 inner.close()
+
+    def wait_closed(self, seconds: float) -> bool:
+        until = awake() + seconds
+        return all(lost.wait_closed(max(0.0, until - awake())) for lost in self._lost)
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return super().said(group, seats) if self._inner is None or self._void else self._inner.said(group, seats)
@@ -230,6 +254,7 @@ class SlotEnvironment(Environment):
         if sum(self._lately) >= config.failures:
             self.resting, self._doubled = True, self._doubled + 1
         lost, self._inner = self._inner, None
+        self._lost = [other for other in self._lost if not other.wait_closed(0)] + ([] if lost is None else [lost])
         if self._mending is not None:
             self._mending.give_up()
         middle = min(config.backoff_s * 2 ** min(self._doubled, 30), max(config.max_backoff_s / 1.5, config.backoff_s))

@@ -61,14 +61,25 @@ class Tasks:
             for task in self._running():
                 task.cancel()
 
-    def close(self) -> list[int]:
-        """Break off what is under way, and return the lanes that did not end in time."""
+    def close(self, leave: Callable[[int], object] = lambda lane: None) -> list[int]:
+        """Break off what is under way, and return the lanes that did not end in time. Once they do, `leave` is called with each of them, in the
+        loop's thread, as long as that goes on."""
         self.begin_close()
         work, seconds = (self._wait(), max(LOOK_AGAIN, self._until - monotonic())) if self._closed else (self._cancel(), CLOSE_SECONDS)
         self._closed = True
         with suppress(TimeoutError, RuntimeError):
             self.loop.do(work, seconds)
-        return [lane for lane, task in enumerate(self._tasks) if task is not None and not task.done()]
+        stuck = [lane for lane, task in enumerate(self._tasks) if task is not None and not task.done()]
+        for lane in stuck:
+            task = self._tasks[lane]
+            assert task is not None
+            with suppress(RuntimeError):  # the loop has ended
+                self.loop.loop.call_soon_threadsafe(task.add_done_callback, lambda _, lane=lane: leave(lane))
+        return stuck
+
+    def left(self, seconds: float) -> bool:
+        """True: nobody can wait for tasks but by going on with their loop, which `close` has done."""
+        return True
 
     def _running(self) -> list[asyncio.Task[None]]:
         return [task for task in self._tasks if task is not None and not task.done()]

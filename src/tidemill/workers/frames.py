@@ -7,6 +7,7 @@ episode's first row the frames before it are copies of the first (as Gymnasium's
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,19 @@ from tidemill.core.tally import Told
 from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
 
 NOT_STACKED = "action_mask"
+LEAVE_SECONDS = 1.5  # for what hangs to come back and be closed: with `CLOSE_SECONDS` less than the controller gives an actor
 
 
 def close_all(environments: Sequence[Environment]) -> None:
-    """Close all of them: what hangs is waited for once, and not once for each."""
+    """Close all of them: what hangs is waited for once, and not once for each, that which hung earlier in a slot, too. What comes back later is
+    closed then, if its process still is."""
     for environment in environments:
         environment.begin_close()
     for environment in environments:
         environment.close()
+    until = monotonic() + LEAVE_SECONDS
+    for environment in environments:
+        environment.wait_closed(max(0.0, until - monotonic()))
 
 
 def build_environment(actors: Actors, lanes: int, seed: int, render: bool = False) -> Environment:
@@ -59,6 +65,7 @@ class Stacking(Environment):
         self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
         self.max_episode_steps, self.independent = inner.max_episode_steps, inner.independent
         self.most_lanes, self.voids, self.faults, self.needs_maker = inner.most_lanes, inner.voids, inner.faults, inner.needs_maker
+        self.timed = inner.timed
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
             for agent, count in zip(inner.agents, counts, strict=True)
@@ -105,6 +112,9 @@ class Stacking(Environment):
 
     def close(self) -> None:
         self._inner.close()
+
+    def wait_closed(self, seconds: float) -> bool:
+        return self._inner.wait_closed(seconds)
 
     def seed(self, seed: int) -> None:
         self._inner.seed(seed)

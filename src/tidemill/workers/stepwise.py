@@ -38,6 +38,11 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:
         raise ConfigError(f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor back; let one of them do")
+    if any(port.lockstep for port in granting) and environment.timed:
+        raise ConfigError(
+            "exact = True needs episodes that depend on nothing but seeds and actions, and max_episode_seconds cuts them by the clock; leave it out, "
+            "or take max_episode_steps"
+        )
     if any(port.lockstep for port in granting) and (config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE):
         raise ConfigError(
             f"exact = True needs one actor whose targets have one lane each and whose policy runs inline, not count = {config.count}, lanes = "
