@@ -84,3 +84,41 @@ def test_bad_settings(settings, says):
 @pytest.mark.parametrize("name", ["ALE/MsPacman-v5", "ms_pacman", "MsPacman", "ALE/UpNDown-v5", "ALE/TicTacToe3D-v5"])
 def test_games_go_by_both_kinds_of_name(name):
     Atari(id=name).build(1, 0).close()
+
+
+def heard(environment, ticks):
+    """Play at random; return the rewards' sum and what was said of each lane's episodes, in order."""
+    sums, found, driver = np.zeros(2), [], Driver(environment)
+    for _ in range(ticks):
+        (told,) = driver.tick()
+        sums += told.tick.reward
+        for lane in (told.tick.done | told.tick.truncated).nonzero()[0].tolist():
+            found.append((lane, sums[lane], environment.said(0, [lane])[0]))
+            sums[lane] = 0
+    environment.close()
+    return found
+
+
+def test_a_games_score_is_said_at_its_end_whatever_its_rewards_are():
+    game = Atari(id="ms_pacman", num_threads=1, max_episode_steps=120)
+    clipped, own = heard(game.build(2, 1), 122), heard(game.scored().build(2, 1), 122)
+    assert len(clipped) == len(own) == 2
+    for (lane, paid, said), (other, score, also) in zip(clipped, own, strict=True):
+        assert lane == other and said["score"] == also["score"] == score
+        assert score >= 10 * paid > 0 and said["lives"] == 3
+    assert game.rewarded == "rewards clipped to -1, 0 and 1; the game's score is info/score" and not game.scored().rewarded
+
+
+def test_of_an_episode_that_a_lost_life_ends_no_score_is_said():
+    found = heard(Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252)
+    lost = [said for _, _, said in found if said["lives"] == 2]
+    assert lost and all("score" not in said for said in lost)
+
+
+def test_one_game_for_a_server_says_its_score_too():
+    game = Atari(id="ms_pacman", num_threads=1).make_one()
+    game.reset(seed=1)
+    steps = [game.step(step % 9) for step in range(140)]
+    rewards, infos = [step[1] for step in steps], [step[4] for step in steps]
+    assert set(rewards) == {0.0, 1.0} and infos[-1]["score"] >= 10 * sum(rewards) > 0
+    game.close()

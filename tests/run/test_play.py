@@ -1,15 +1,19 @@
 """Videos of a policy at play."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from rich.console import Console
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, EnvironmentConfig, Experiment, Gymnasium, Limits, Scripted, Trainer
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.run import play as play_module
 from tidemill.run.play import play, video_frame
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -49,6 +53,21 @@ def test_a_video_is_cut_at_its_limit(run: Path, tmp_path: Path) -> None:
     assert len(frames_of(video.path)) == 5
 
 
+def test_a_video_runs_as_fast_as_the_environment_says_and_what_is_written_is_shown(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(play_module, "Console", lambda **_: terminal)
+    video = play(run, tmp_path / "v.mp4", seed=1, max_seconds=0.1)
+    assert video.fps == gymnasium.spec("CartPole-v1").make().metadata["render_fps"] == 50
+    assert (video.frames, next(imageio_ffmpeg.read_frames(str(video.path)))["fps"]) == (5, 50)
+    assert "5 frames, 0.1 s" in terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert play(run, tmp_path / "w.mp4", seed=1, fps=12.5, max_seconds=0.4).frames == 5
+    for fps in (0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"fps = .* must be a number above 0"):
+            play(run, tmp_path / "w.mp4", fps=fps)
+
+
 def test_small_pictures_are_enlarged_and_odd_ones_filled_up() -> None:
     small = np.arange(84 * 80 * 3, dtype=np.uint8).reshape(84, 80, 3)
     frame = video_frame(small)
@@ -73,7 +92,7 @@ def test_without_ffmpeg_the_command_that_installs_it_is_said(run: Path, tmp_path
 def test_impossible_wishes_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.mp4"):
         play(run, tmp_path / "v.gif")
-    with pytest.raises(ConfigError, match="fps = 0 must be above 0"):
+    with pytest.raises(ConfigError, match="fps = 0 must be a number above 0"):
         play(run, tmp_path / "v.mp4", fps=0)
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written: "):

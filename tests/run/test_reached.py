@@ -13,7 +13,9 @@ from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium,
 from tidemill.api.control import Episodes
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
+from tidemill.envs.atari import Atari
 from tidemill.run.folder import EPISODES, RunFolder
+from tidemill.run.life import _told_of_returns
 from tidemill.run.live import _figures
 from tidemill.run.metrics import read_metrics
 from tidemill.run.past import Past
@@ -150,6 +152,17 @@ def test_the_first_member_of_a_population_that_reaches_the_mean_return_ends_the_
     members = populate(made, [{"learning_rate": 1e-3}, {"learning_rate": 1e-4}], explore={"learning_rate": (1e-4, 1e-2)})
     members.check()
     assert members.judged() == ["policy-0", "policy-1"]
+
+
+def test_a_return_of_clipped_rewards_that_may_end_the_run_is_told_to_be_one() -> None:
+    made: Experiment = experiments.experiment(Atari(id="pong"))
+    (told,) = _told_of_returns(made.replace(limits=Limits(mean_return=18.0)))
+    assert "rewards clipped to -1, 0 and 1; the game's score is info/score" in told
+    assert _told_of_returns(made.replace(limits=Limits(until="return/mean > 1"))) == [told]
+    for limits in (Limits(steps=10), Limits(until="info/score > 1")):
+        assert _told_of_returns(made.replace(limits=limits)) == []
+    plain: Experiment = experiments.experiment(Atari(id="pong", reward_clipping=False))
+    assert _told_of_returns(plain.replace(limits=Limits(mean_return=18.0))) == []
 
 
 # ---- after a resume ------------------------------------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class Environment(ABC):
     max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
     most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
     needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
+    render_fps    pictures per second at which it is to be watched; 0 where that is not known
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     timed         episodes are cut by the clock, too: no exact run can have them
     resting       it failed often, and is tried again after pauses that grow (those who void only)
@@ -108,6 +109,7 @@ class Environment(ABC):
     max_episode_steps: int = 0
     most_lanes: int = 0
     needs_maker: bool = True
+    render_fps: float = 0.0
     voids: bool = False
     timed: bool = False
     resting: bool = False
@@ -202,6 +204,15 @@ class EnvironmentConfig(Config):
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
         """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")
+
+    @property
+    def rewarded(self) -> str:
+        """What its rewards are where they are not the task's own, so that returns of training tell something else than one would think; else ""."""
+        return ""
+
+    def scored(self) -> "EnvironmentConfig":
+        """Return what has the task's own rewards and episodes, so that it is known what a policy reaches: for an evaluation, or to watch."""
+        return self
 
     def bare(self) -> "EnvironmentConfig":
         """Return what is to be built where several lanes step together and a fault may end it all: for an evaluation, or to watch."""

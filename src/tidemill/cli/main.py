@@ -240,7 +240,9 @@ def play(
     video: Annotated[Path | None, typer.Option(help="The video to write, FILE.mp4.")] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 1,
     max_seconds: Annotated[float, typer.Option(help="Length of the video at most.")] = 120.0,
-    fps: Annotated[int, typer.Option(help="Frames (environment steps) per second.")] = 30,
+    fps: Annotated[
+        float | None, typer.Option(help="Frames (environment steps) per second; by default what the environment says (render_fps), or 30.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
     checkpoint: Checkpoint = None,
     version: Version = None,

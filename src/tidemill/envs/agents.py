@@ -20,6 +20,7 @@ from tidemill.core.schema import Arrays
 from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
 from tidemill.envs.leaves import LeafReader, LeafWriter
 from tidemill.envs.options import take_options
+from tidemill.envs.registry import fps_of
 from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import nest, paths
 
@@ -98,7 +99,7 @@ class AgentLanes(Environment):
         """Take over `envs`, equal ones; `name` is what messages call them, `ids` are the agents as they call them."""
         self.name, self.lanes, self.envs = name, len(envs), list(envs)
         self.agents = tuple(AgentInfo(str(agent), Spaces(sight.space(), action)) for agent, sight, action in zip(ids, sights, actions, strict=True))
-        self._ids, self._count = list(ids), len(ids)
+        self._ids, self._count, self.render_fps = list(ids), len(ids), fps_of(envs[0])
         self._index = {agent: number for number, agent in enumerate(ids)}
         self._readers = [sight.readers() for sight in sights]
         self._allowed = [None if sight.mask is None else np.ones(sight.mask.shape, np.int8) for sight in sights]  # what an info without a mask means

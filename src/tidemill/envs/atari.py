@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.api.environment import EnvironmentConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.schema import Arrays
 from tidemill.envs.vector import VectorLanes
 
+FRAMES_PER_SECOND = 60  # of the console
 _CURE = 'pip install "ale-py>=0.12"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Atari(EnvironmentConfig):
-    """An Atari game: observations uint8 [stack, height, width], 84×84 and four frames in a row unless set otherwise.
+    """An Atari game: observations uint8 [stack, height, width], 84×84 and four frames in a row unless set otherwise. At its end its info has the
+    game's `score`, whatever rewards are; `evaluate` and `play` have whole games, whose rewards are the score.
 
     id                         "ALE/Pong-v5", "Pong" or "pong"
     num_threads                threads that step the games; 0: one per core
@@ -26,7 +32,7 @@ class Atari(EnvironmentConfig):
     noop_max                   a game begins with up to this many idle frames, so that games differ
     repeat_action_probability  "sticky" actions; the games of id "ALE/…-v5" in Gymnasium use 0.25, published scores mostly 0
     episodic_life              a lost life ends the episode (the game goes on all the same)
-    reward_clipping            rewards become −1, 0 or 1, so that returns of training are not scores; leave it away when playing for the score
+    reward_clipping            rewards become −1, 0 or 1, so that returns of training are not scores: these are ``info/score``
     fire_reset                 press fire at the start of games that wait for it
     full_action_space          all 18 actions, not only those that the game knows
     max_episode_steps          a game is cut after this many steps (not frames)
@@ -59,20 +65,29 @@ class Atari(EnvironmentConfig):
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return ()
 
+    @property
+    def rewarded(self) -> str:
+        clipped = ["clipped to -1, 0 and 1"] if self.reward_clipping else []
+        parts = clipped + (["of one life"] if self.episodic_life else [])
+        return f"rewards {' and '.join(parts)}; the game's score is info/score" if parts else ""
+
+    def scored(self) -> "Atari":
+        return self.replace(reward_clipping=False, episodic_life=False)
+
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return `lanes` games. Pictures, where asked for, are the newest frame of an observation: the library draws no others of many games."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         env = self._games(lanes)
-        vector = VectorLanes(env, self.id, seed, "next-step", partial_resets=True, halves=True, picture=_newest_frame if render else None)
-        vector.max_episode_steps = self.max_episode_steps
+        vector = Games(env, self.id, seed, self.reward_clipping, _newest_frame if render else None)
+        vector.max_episode_steps, vector.render_fps = self.max_episode_steps, FRAMES_PER_SECOND / self.frame_skip
         return vector
 
     def make_one(self) -> Any:
         """Return one game as a bare `gymnasium.Env`, as a server plays it."""
         from tidemill.envs.one_game import OneGame
 
-        return OneGame(self.replace(num_threads=1)._games(1))
+        return OneGame(self.replace(num_threads=1)._games(1), self.reward_clipping)
 
     def _games(self, lanes: int) -> Any:
         try:
@@ -97,13 +112,39 @@ class Atari(EnvironmentConfig):
             frameskip=self.frame_skip,
             noop_max=self.noop_max,
             episodic_life=self.episodic_life,
-            reward_clipping=self.reward_clipping,
+            reward_clipping=False,  # `Games` does that, once their scores have them
             use_fire_reset=self.fire_reset,
         )
 
 
+class Games(VectorLanes):
+    """Games whose scores are kept; `clip`: rewards are clipped."""
+
+    def __init__(self, env: Any, name: str, seed: int, clip: bool, picture: Any) -> None:
+        super().__init__(env, name, seed, "next-step", partial_resets=True, halves=True, picture=picture)
+        self._clip = clip
+        self._score = np.zeros(self.lanes)
+        self._goes_on = np.zeros(self.lanes, np.bool_)  # the game of a lane whose episode ended with a life
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        if reset.all():  # the library begins new games then, whatever ended the episodes
+            self._goes_on.fill(False)
+        super().send(actions, reset)
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        super().recv(ticks)
+        (tick,) = ticks
+        self._score[self._began & ~self._goes_on] = 0
+        self._score += tick.reward
+        if self._clip:
+            np.clip(tick.reward, -1, 1, out=tick.reward)
+        self._goes_on = tick.done & (self._result[4].get("lives", 0) > 0)
+
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        infos = super().said(group, seats)
+        return [info if self._goes_on[lane] else {**info, "score": self._score[lane]} for lane, info in zip(seats, infos, strict=True)]
+
+
 def _newest_frame(observation: Any) -> Any:
     """Lane 0's newest frame in three colours."""
-    import numpy as np
-
     return np.repeat(observation[0, -1, :, :, None], 3, axis=2)

@@ -23,7 +23,7 @@ from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
 from tidemill.envs.options import take_options
-from tidemill.envs.registry import call_maker, find_spec, outside, pictures
+from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
 from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 from tidemill.envs.tasks import Tasks
@@ -133,6 +133,7 @@ class LaneLoop(Environment):
             from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
         )
         self.agents = (AgentInfo("agent", self._spaces),)
+        self.render_fps = fps_of(envs[0])
         self._limit, self._counts = limit, np.zeros(self.lanes, np.int64)  # env steps of each lane in its episode
         self._options: dict[str, Any] | None = None  # of resets
         self._seeds: dict[int, int] = {}  # of next resets

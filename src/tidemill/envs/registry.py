@@ -112,6 +112,13 @@ def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:
     return [n for n in names if n not in ("self", "args", "kwargs", "render_mode")]
 
 
+def fps_of(env: Any) -> float:
+    """Return the pictures per second at which an environment of Gymnasium or PettingZoo says that it is to be watched, 0 where it does not."""
+    metadata = getattr(env, "metadata", None)
+    fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    return float(fps) if isinstance(fps, (int, float)) and 0 < fps <= 1000 else 0.0
+
+
 def pictures(maker: Callable[..., Any]) -> dict[str, str]:
     """Return the argument that asks `maker` for pictures, {} where it does not understand that."""
     try:

@@ -17,7 +17,7 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.faults import TickCheck, check_flag, check_number
 from tidemill.envs.leaves import LeafReader
 from tidemill.envs.options import take_options
-from tidemill.envs.registry import arguments, call_maker, find_spec, outside
+from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, outside
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
@@ -165,6 +165,7 @@ class VectorLanes(Environment):
         self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
+        self.render_fps = fps_of(env)
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
         self._started = False

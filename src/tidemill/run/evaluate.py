@@ -283,7 +283,7 @@ def evaluate(
     weights = Weights(checkpoint, version)
     lanes = 1 if actors.environment.single else min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
-    environment = build_environment(actors.replace(environment=actors.environment.bare()), lanes, derive_seed(root, "evaluate", group))
+    environment = build_environment(actors.replace(environment=actors.environment.bare().scored()), lanes, derive_seed(root, "evaluate", group))
     began = perf_counter()
     try:
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "evaluate"))
@@ -293,6 +293,8 @@ def evaluate(
         played = _play(player, shares, quiet)
     finally:
         environment.close()
+    if actors.environment.rewarded and not quiet:
+        print(f"note: returns are of whole games and their own rewards; training has {actors.environment.rewarded}", file=sys.stderr)
     specs = [
         _summarise(spec.match, policy, [p for p in played if p.spec == number], derive_seed(root, "evaluate", "bootstrap"))
         for number, (spec, policy) in enumerate(zip(actors.agents, policies, strict=True))

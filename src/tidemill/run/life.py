@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.private import private
@@ -45,6 +46,7 @@ class Life:
             metrics = stack.enter_context(closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ()))))
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
             controller = Controller(job, launcher, metrics.write, self._watch, interrupts, resumed)
+            controller.notices += _told_of_returns(job.experiment)
             error: BaseException | None = None
             try:
                 with view or nullcontext():
@@ -169,6 +171,15 @@ def never_began(reason: str) -> dict[str, Any]:
     """Say so, and return the summary that there would be."""
     print(f"{reason} before the run began: nothing is kept", file=sys.stderr)
     return _summary(Progress(), "interrupted", reason)
+
+
+def _told_of_returns(experiment: Experiment) -> list[str]:
+    """Say what the returns are of that may end the run, where that is not plain."""
+    limits, played = experiment.limits, [config for config in experiment.workers.values() if isinstance(config, Actors) and config.plays()]
+    if limits.mean_return is None and "return/" not in limits.until:
+        return []
+    told = dict.fromkeys(config.environment.rewarded for config in played)
+    return [f"the return that ends this run is of {text}: a condition may name that (limits.until)" for text in told if text]
 
 
 def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """Shows what a run's policies do: a video of the run's own environment."""
 
+import math
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import ConfigError, RunError
@@ -20,6 +23,7 @@ from tidemill.run.trust import Trust
 from tidemill.workers.frames import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
+FPS = 30  # of environments that do not say how fast they are to be watched
 SMALLEST = 336  # pixels of the shorter side; smaller pictures (Atari's are 84 × 84) are enlarged by a whole number
 
 
@@ -29,7 +33,7 @@ class Video:
 
     path: Path
     frames: int
-    fps: int
+    fps: float
     returns: list[float]
     cut: bool
     """The last episode was still going on when the video was full."""
@@ -41,7 +45,7 @@ def play(
     *,
     episodes: int = 1,
     max_seconds: float = 120.0,
-    fps: int = 30,
+    fps: float | None = None,
     seed: int | None = None,
     deterministic: bool = True,
     checkpoint: str | int | Path | None = None,
@@ -49,12 +53,14 @@ def play(
     file: str | Path | None = None,
     actor: str | None = None,
     trust: Trust = False,
+    quiet: bool = False,
 ) -> Video:
     """Play `episodes` episodes with the run's trained policies and write what is seen into `video`, one frame per environment step.
 
     max_seconds   length of the video at most
-    fps           frames per second
+    fps           frames per second; None: as the environment is to be watched (``metadata["render_fps"]``), or 30 where it does not say
     seed          of the environment and of sampling; by default the experiment's
+    quiet         show no progress
 
     The rest is as in `tidemill.evaluate`.
     """
@@ -64,8 +70,8 @@ def play(
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--video {path}: the name must end in {', '.join(SUFFIXES)}")
     for name, value in (("episodes", episodes), ("max_seconds", max_seconds), ("fps", fps)):
-        if value <= 0:
-            raise ConfigError(f"{name} = {value} must be above 0")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} = {value} must be a number above 0")
     ffmpeg = _ffmpeg()
     _draw_without_display()
     folder = RunFolder.open(Path(run))
@@ -78,7 +84,7 @@ def play(
         )
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
-    environment = build_environment(actors.replace(environment=actors.environment.bare()), 1, derive_seed(root, "play", group), render=True)
+    environment = build_environment(actors.replace(environment=actors.environment.bare().scored()), 1, derive_seed(root, "play", group), render=True)
     returns: list[float] = []
     frames = 0
     try:
@@ -87,13 +93,15 @@ def play(
             environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
         player.tick()
-        with _Writer(ffmpeg, path, fps) as writer:
+        fps = fps or environment.render_fps or FPS
+        with _Writer(ffmpeg, path, fps) as writer, _progress(max_seconds, quiet) as show:
             writer.write(_picture(environment))
             frames += 1
             while player.episodes[0] < episodes and frames < max_seconds * fps:
                 returns += [p.ret for p in player.tick() if p.spec == 0]
                 writer.write(_picture(environment))
                 frames += 1
+                show(frames, fps, int(player.episodes[0]))
     finally:
         environment.close()
     return Video(path, frames, fps, returns, bool(player.episodes[0] < episodes))
@@ -143,10 +151,31 @@ def video_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
+class _progress:  # noqa: N801  used as a function
+    """Shows how much is written on a terminal, nothing elsewhere."""
+
+    def __init__(self, max_seconds: float, quiet: bool) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("video"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._task = self._bar.add_task("", total=max_seconds)
+
+    def __enter__(self) -> Callable[[int, float, int], None]:
+        self._bar.start()
+        return self._show
+
+    def _show(self, frames: int, fps: float, episodes: int) -> None:
+        seconds = frames / fps
+        self._bar.update(self._task, completed=seconds, description=f"{frames:,} frames, {seconds:.1f} s, {episodes} episodes over")
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
 class _Writer:
     """The video being written. It begins with the first frame, which fixes the size."""
 
-    def __init__(self, ffmpeg: Any, path: Path, fps: int) -> None:
+    def __init__(self, ffmpeg: Any, path: Path, fps: float) -> None:
         self._ffmpeg, self._path, self._fps = ffmpeg, path, fps
         self._frames: Generator[None, Any, None] | None = None
         self._shape: tuple[int, ...] = ()

@@ -63,7 +63,7 @@ class Stacking(Environment):
     def __init__(self, inner: Environment, counts: Sequence[int]) -> None:
         self._inner, self._counts = inner, counts
         self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
-        self.max_episode_steps, self.independent = inner.max_episode_steps, inner.independent
+        self.max_episode_steps, self.independent, self.render_fps = inner.max_episode_steps, inner.independent, inner.render_fps
         self.most_lanes, self.voids, self.faults, self.needs_maker = inner.most_lanes, inner.voids, inner.faults, inner.needs_maker
         self.timed = inner.timed
         self.agents = tuple(
