@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -32,8 +32,7 @@ gone; never."""
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Send a request, and take its answer within `seconds`. Without one after `late` seconds `repeat` is asked, once, whether the same is to be sent
     on another connection, too."""
 
@@ -43,7 +42,7 @@ class Send:
     content_type: str
     seconds: float
     late: float = math.inf
-    repeat: Callable[[], bool] = lambda: False
+    repeat: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class HangUp:
 HANG_UP = HangUp()
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A whole answer, `seconds` after its request was sent."""
 
     status: int
@@ -78,15 +76,18 @@ class Answer:
         return self.status not in (409, 429, 502, 503, 504)
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(NamedTuple):
     """No whole answer came. `sent` is False where nothing of the request can have arrived; `late` is True where nothing is known to have failed: the
     time was over."""
 
     cause: str
     sent: bool = True
     late: bool = False
-    settles = False
+
+    @property
+    def settles(self) -> bool:
+        """False, see `Answer`."""
+        return False
 
 
 Plan = Generator[Send | Pause | HangUp, Answer | Lost | None, T]

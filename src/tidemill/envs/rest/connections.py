@@ -72,14 +72,16 @@ class _Stream(httpcore.NetworkStream):
             whole, self._written = bytes(self._written), bytearray()
             self._stream.write(whole, deadline.left(timeout))
         if deadline.at_late is not None:
-            with suppress(httpcore.ReadTimeout):
+            try:
                 return self._stream.read(max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - monotonic())))
-            at_late, deadline.at_late = deadline.at_late, None
-            if deadline.late < deadline.until:
-                at_late()
-        with suppress(httpcore.ReadTimeout):
+            except httpcore.ReadTimeout:
+                at_late, deadline.at_late = deadline.at_late, None
+                if deadline.late < deadline.until:
+                    at_late()
+        try:
             return self._stream.read(max_bytes, deadline.left(timeout))
-        raise TimeoutError(OVER)
+        except httpcore.ReadTimeout:
+            raise TimeoutError(OVER) from None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._written += buffer

@@ -194,7 +194,7 @@ def _determinism(host: Host, seconds: float) -> Finding:
                     f"the same seed and actions gave something else after {ticks} steps",
                     "seed all random numbers from reset's seed; without that, runs cannot be repeated",
                 )
-            if monotonic() > until or ticks >= 300:
+            if (ticks and monotonic() > until) or ticks >= 300:
                 break
         return Finding("determinism", "ok", f"the same seed and actions gave the same {ticks} steps in two sessions")
     finally:
@@ -344,7 +344,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _round(seconds: float) -> float:

@@ -7,7 +7,6 @@ connection is closed; what the server does for it is its answer to a repeat (doc
 import asyncio
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 
 from tidemill.core.errors import RemoteFault
@@ -61,8 +60,8 @@ class Hedged:
 
     def _send_again(self) -> None:
         wanted = self._wanted
-        if wanted is not None and wanted.repeat():
-            self._repeat = _Repeat(self._connection, replace(wanted, seconds=self._until - monotonic()))
+        if wanted is not None and wanted.repeat is not None and wanted.repeat():
+            self._repeat = _Repeat(self._connection, wanted._replace(seconds=self._until - monotonic()))
 
 
 class _Repeat:
@@ -140,10 +139,10 @@ class AsyncHedged:
 
     def _send_again(self) -> None:
         wanted = self._wanted
-        if wanted is not None and wanted.repeat():
+        if wanted is not None and wanted.repeat is not None and wanted.repeat():
             loop = asyncio.get_running_loop()
             connection = AsyncConnection(self._connection.address)
-            task = loop.create_task(connection.send(replace(wanted, seconds=self._until - loop.time())))
+            task = loop.create_task(connection.send(wanted._replace(seconds=self._until - loop.time())))
             self._repeat = connection, task
             task.add_done_callback(self._look_at)
 
