@@ -78,6 +78,6 @@ def csharp_probe(csharp: Path, csharp_compiler: str, mono: str) -> Path:
     subprocess.run(
         [csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror", f"-r:{csharp}/Tidemill.dll", f"-out:{program}.exe", source], check=True
     )
-    program.write_text(f'#!/bin/sh\nexec "{mono}" "{program}.exe" "$@"\n')
+    program.write_text(f'#!/bin/sh\nMONO_DISABLE_SHARED_AREA=1 exec "{mono}" "{program}.exe" "$@"\n')
     program.chmod(0o755)
     return program

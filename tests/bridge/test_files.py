@@ -1,11 +1,12 @@
 """Who owns the files of a bridge, and that those of the dead are removed and those of the living are not."""
 
+import errno
 import os
 
 import pytest
 
-from tidemill.bridge import files
-from tidemill.bridge.files import Lock, Meeting, Watch, create_file, open_file, remove_dead
+from tidemill.bridge import Bridge, files
+from tidemill.bridge.files import Lock, Meeting, Watch, create_file, editor_path, open_file, remove_dead
 from tidemill.core.errors import ConfigError, ImageError, SimulatorError
 
 
@@ -147,3 +148,25 @@ def test_looking_for_the_dead_leaves_no_descriptors_open(root):
         Meeting.own(1).leave()
     assert len(os.listdir("/proc/self/fd")) == before
     living.leave()
+
+
+@pytest.mark.parametrize("given", ["nowhere", "file"])
+def test_a_temporary_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch, given):
+    """Python would take another one without a word, and the simulator look for the memory in vain."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / given))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for make in (lambda: Meeting.own(2), editor_path):
+        with pytest.raises(ConfigError, match=f"TMPDIR = {tmp_path / given}.*: (No such file|Not a directory).*in which you may write"):
+            make()
+    assert not Bridge().has_trainer  # which plays alone there
+
+
+def test_a_disk_without_room_is_told_with_what_to_do(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(SimulatorError, match=f"memory.trainer cannot be made: No space left on device; remove what is not needed in {tmp_path}"):
+        Meeting(tmp_path / "folder" / "memory", (tmp_path / "folder").mkdir())
+    assert not list((tmp_path / "folder").iterdir())

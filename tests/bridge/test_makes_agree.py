@@ -1,5 +1,7 @@
 """What trainers of other makes need of a simulator, asked of all three ends: start capacity, one change in a turn, who deletes at a close."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +93,64 @@ def test_decisions_and_ends_are_counted_apart_but_in_layout_0(end: list[str | Pa
         assert group.decisions.ids == group.ends.ids == [0, 1, 2, 3, 4]
         assert group.decisions.rewards == [10, 11, 12, 13, 14] and group.ends.rewards == [0, 1, 2, 3, 4]
     trainer.close()
+
+
+@pytest.mark.parametrize("layout", ["0", "0.3.2"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_second_simulator_is_told_that_there_is_one(end: list[str | Path], layout: str, known: bool, tmp_path: Path) -> None:
+    """Also where the first one has left the first file for a larger one, and in one line."""
+    trainer = RawTrainer(tmp_path, layout, known=known)
+    trainer.start(*end, "again")
+    trainer.step()
+    before = sorted(tmp_path.iterdir())
+    second = subprocess.run([*end, "again", "--memory-path", trainer.first], capture_output=True, text=True, timeout=60)
+    assert second.returncode != 0
+    said = second.stderr.strip().splitlines()[-1]
+    if known:
+        assert "nother simulator" in said and "has joined" in said and "trainer of its own" in said
+    else:  # of another make: nobody holds a lock, and of layout 0 the first file is gone
+        assert "nother simulator" in said or "cannot open" in said or "cannot be opened" in said
+    assert sorted(tmp_path.iterdir()) == before
+    trainer.close()
+
+
+def test_an_editor_is_told_that_another_has_joined(end: list[str | Path], tmp_path: Path) -> None:
+    """Its game would play alone otherwise, and nobody would know why."""
+    folder = tmp_path / "ml-agents"
+    folder.mkdir()
+    trainer = RawTrainer(folder, name="default")
+    trainer.start(*end, "again")
+    trainer.step()
+    assert not trainer.first.exists()
+    second = subprocess.run([*end, "again"], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert second.returncode != 0 and "nother simulator" in second.stderr
+    trainer.close()
+
+
+SMALL = """
+mount -t tmpfs -o size={size}k none /dev/shm || exit 77
+exec {python} -c '
+import sys
+from tidemill.bridge import Simulator
+from tidemill.core.errors import TidemillError
+try:
+    with Simulator(sys.argv[1], sys.argv[2:]) as simulator:
+        simulator.reset()
+except TidemillError as error:
+    print(error)
+import os
+assert not os.listdir("/dev/shm"), os.listdir("/dev/shm")
+' "$@"
+"""
+
+
+@pytest.mark.parametrize("size", [8, 12])
+def test_a_full_memory_disk_is_told_with_its_cure_and_nothing_crashes(end: list[str | Path], size: int) -> None:
+    """The trainer has room for its lock and its file, of a page each; the simulator for none, or for its lock and not for its larger file."""
+    script = SMALL.format(size=size, python=sys.executable)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", *end, "again"], capture_output=True, text=True, timeout=100)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert done.returncode == 0, done.stderr
+    assert "--shm-size=1g" in done.stdout and ("No space left" in done.stdout or "no room" in done.stdout or "Disk full" in done.stdout), done.stdout
+    assert "SIG" not in done.stdout and "nother simulator" not in done.stdout

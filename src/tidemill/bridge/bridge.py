@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, remove_dead, remove_memory, shared_folder
+from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, owner_of, remove_dead, remove_memory, shared_folder
 from tidemill.bridge.join import join_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.requests import read_actions
@@ -52,11 +52,19 @@ class Bridge:
         self.reason = "there is no trainer"
         started = memory_path is None and (memory_path := _argument(sys.argv)) is not None
         self._parent = os.getppid() if started else None
-        path = editor_path() if memory_path is None else shared_folder() / memory_path
+        try:
+            path = editor_path() if memory_path is None else shared_folder() / memory_path
+        except ConfigError:
+            if memory_path is None:
+                return  # nobody can wait there
+            raise
         self._path = path
-        if memory_path is None and not path.exists():
-            return
         self._watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
+        if memory_path is None and not path.exists() and (self._watch is None or owner_of(Path(f"{path}{SIMULATOR_SUFFIX}")) is None):
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
+            return
         if self._watch is not None and not self._watch.alive():
             owner = self._watch.owner
             self._watch.close()
@@ -71,14 +79,29 @@ class Bridge:
             raise
 
     def _join(self, path: Path) -> None:
-        self._memory = join_memory(path)
-        self.reason = ""
+        """Join the memory; first see that nobody has, since whoever did may have left this file for a larger one."""
+        mark = Path(f"{path}{SIMULATOR_SUFFIX}")
         if self._watch is not None:
             try:
-                self._lock = Lock(Path(f"{path}{SIMULATOR_SUFFIX}"))
+                self._lock = Lock(mark)
             except BlockingIOError:
-                self._memory.close()
-                raise ConfigError(f"another simulator has joined the trainer at {path}; a trainer takes one") from None
+                raise self._taken(f" (process {owner_of(mark)})") from None
+        try:
+            memory = join_memory(path)
+            if memory.joined:
+                memory.close()
+                raise self._taken("")
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+        self._memory, self.reason = memory, ""
+
+    def _taken(self, who: str) -> ConfigError:
+        return ConfigError(
+            f"another simulator{who} has joined the trainer at {self._path}, and a trainer takes one; end that one, or start a trainer of its own "
+            "for this one"
+        )
 
     @property
     def has_trainer(self) -> bool:

@@ -6,6 +6,7 @@ other side is dead.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -28,8 +29,28 @@ _MEMORY = Path("/dev/shm")  # memory that no disk is behind
 
 
 def shared_folder() -> Path:
-    """Return the folder in which simulators of other makes look, `ml-agents` in the temporary directory."""
-    return Path(tempfile.gettempdir(), "ml-agents")
+    """Return the folder in which simulators of other makes look, `ml-agents` in the temporary directory. Errors: ConfigError where that is none in
+    which files can be made: Python would take another one, and a simulator would look in vain."""
+    given = os.environ.get("TMPDIR")
+    try:
+        if given and not Path(tempfile.gettempdir()).samefile(given):
+            tempfile.TemporaryFile(dir=given).close()  # somebody has chosen another one in this process
+        return Path(tempfile.gettempdir(), "ml-agents")
+    except OSError as error:
+        where = f"TMPDIR = {given}" if given else "the temporary directory"
+        raise ConfigError(
+            f"no memory file can be made in {where}: {error.strerror or error}. Let the environment variable TMPDIR name a folder in which there is "
+            "room and in which you may write, for the trainer and for the simulator alike"
+        ) from None
+
+
+def _told(folder: Path, error: OSError) -> str:
+    """Return why nothing can be made in a folder, and what to do."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        cure = "let the environment variable TMPDIR name a folder in which you may write, or take another path (memory_path)"
+        return f"{error.strerror}; {cure}"
+    larger = ", make it larger (mount -o remount,size=1G /dev/shm; of a container: --shm-size=1g)" * (_MEMORY in (folder, *folder.parents))
+    return f"{error.strerror}; remove what is not needed in {folder.parent}{larger}, or lower max_agents"
 
 
 def editor_path() -> Path:
@@ -43,7 +64,7 @@ def create_file(path: Path, size: int) -> mmap.mmap:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, _NEW, 0o600)
     except OSError as error:
-        raise SimulatorError(f"the memory file {path} cannot be made: {error.strerror}") from None
+        raise SimulatorError(f"the memory file {path} cannot be made: {_told(path.parent, error)}") from None
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)  # where memory is short, an error here and not a crash at the first write
@@ -52,7 +73,7 @@ def create_file(path: Path, size: int) -> mmap.mmap:
         return mmap.mmap(descriptor, size)
     except OSError as error:
         path.unlink()
-        raise SimulatorError(f"no room for {size} bytes in {path.parent}: {error.strerror}") from None
+        raise SimulatorError(f"no room for {size} bytes in {path.parent}: {_told(path.parent, error)}") from None
     finally:
         os.close(descriptor)
 
@@ -78,11 +99,18 @@ class Lock:
     """A companion file that its owner holds: it is there, and locked, for as long as the owner lives."""
 
     def __init__(self, path: Path) -> None:
-        """Make it, in place of one whose owner is dead; BlockingIOError where a living one holds it."""
+        """Make it, in place of one whose owner is dead; BlockingIOError where a living one holds it, SimulatorError where it cannot be made."""
         self.path = path
-        while not self._make():
-            pass
-        os.write(self._descriptor, b"%d\n" % os.getpid())
+        self._descriptor = -1
+        try:
+            while not self._make():
+                pass
+            os.write(self._descriptor, b"%d\n" % os.getpid())
+        except (BlockingIOError, FileNotFoundError):
+            raise
+        except OSError as error:
+            self.release()
+            raise SimulatorError(f"{path} cannot be made: {_told(path.parent, error)}") from None
 
     def _make(self) -> bool:
         try:
@@ -166,7 +194,7 @@ class Meeting:
         try:
             self._lock = Lock(Path(f"{path}{TRAINER_SUFFIX}"))
         except BlockingIOError:
-            owner = _owner(Path(f"{path}{TRAINER_SUFFIX}"))
+            owner = owner_of(Path(f"{path}{TRAINER_SUFFIX}")) or "?"
             raise ConfigError(
                 f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
             ) from None
@@ -178,7 +206,7 @@ class Meeting:
     @classmethod
     def own(cls, layout_files: int) -> "Meeting":
         """Make a folder of our own for a simulator that this trainer starts; those of dead owners are removed."""
-        root = _MEMORY if layout_files == 1 and os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+        root = _MEMORY if layout_files == 1 and os.access(_MEMORY, os.W_OK | os.X_OK) else shared_folder().parent
         if layout_files == 2:  # it looks in its own folder for a name
             root = shared_folder()
         prefix = f"{_FOLDER}{os.getuid()}-"
@@ -189,9 +217,12 @@ class Meeting:
                 root.mkdir(exist_ok=True)
                 folder.mkdir(0o700)
             except OSError as error:
-                raise ConfigError(f"no folder for memory files can be made in {root}: {error.strerror}") from None
+                raise ConfigError(f"no folder for memory files can be made in {root}: {_told(root, error)}") from None
             try:
                 return cls(folder / "memory", folder)
+            except SimulatorError:
+                folder.rmdir()
+                raise
             except (ConfigError, FileNotFoundError):
                 continue  # another trainer, which looked for what the dead left, was quicker: it has removed it
 
@@ -202,7 +233,7 @@ class Meeting:
             path.parent.mkdir(parents=True, exist_ok=True)
             return cls(path, None)
         except OSError as error:
-            raise ConfigError(f"no memory file can be made at {path}: {error.strerror}") from None
+            raise ConfigError(f"no memory file can be made at {path}: {_told(path.parent, error)}") from None
 
     def leave(self) -> None:
         """Remove all files."""
@@ -225,12 +256,12 @@ def _replaceable(path: Path) -> bool:
     return True
 
 
-def _owner(path: Path) -> str:
-    """Return the process id of a companion's owner, as text."""
+def owner_of(path: Path) -> str | None:
+    """Return the process id of a companion's owner, as text; None where there is none that lives."""
     watch = Watch.find(path)
     if watch is None:
-        return "?"
-    owner = watch.owner
+        return None
+    owner = watch.owner if watch.alive() else None
     watch.close()
     return owner
 
@@ -257,7 +288,7 @@ def remove_dead(path: Path) -> None:
 def _sweep(root: Path, prefix: str) -> None:
     """Remove the folders of trainers that died. One without a lock is just being made, or was not made to the end."""
     for folder in root.glob(prefix + "*"):
-        with contextlib.suppress(OSError, ConfigError):  # ConfigError: it lives
+        with contextlib.suppress(OSError, ConfigError, SimulatorError):  # ConfigError: it lives
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
                 continue

@@ -62,6 +62,11 @@ class SharedMemory(ABC):
 
     @property
     @abstractmethod
+    def joined(self) -> bool:
+        """Whether there are groups in it already, of a simulator that has joined."""
+
+    @property
+    @abstractmethod
     def changes(self) -> int:
         """How often its file (layouts 0.3: its body) was left for a larger one, by either side."""
 

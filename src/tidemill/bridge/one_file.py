@@ -113,6 +113,10 @@ class OneFile(SharedMemory):
         return self.data[self._turn] == self._side
 
     @property
+    def joined(self) -> bool:
+        return bool(read_int(self.data, self._count_place)[0] > 0)
+
+    @property
     def changes(self) -> int:
         return self._changed
 

@@ -138,6 +138,10 @@ class TwoFiles(SharedMemory):
         return self._first[self._mine] == 0 and self._first[self._theirs] != 0  # neither waits: a trainer that has not given a turn yet
 
     @property
+    def joined(self) -> bool:
+        return self._header["groups_bytes"] > 0
+
+    @property
     def changes(self) -> int:
         return self._header["body"] - 1
 

@@ -491,10 +491,16 @@ static int tm__open_file(const char *path, tm__map *map) {
     int status, descriptor = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     memset(map, 0, sizeof *map);
     if (descriptor < 0)
-        return tm__fail(TM_ERROR_FILE, "cannot open the memory file %s: %s; is the trainer that made it still there?", path, strerror(errno));
+        return tm__fail(TM_ERROR_FILE, "cannot open the memory file %s: %s; is the trainer that made it still there, and has no other simulator joined it?", path, strerror(errno));
     status = tm__map_file(path, descriptor, map);
     close(descriptor);
     return status;
+}
+
+static const char *tm__cure(int error) {
+    if (error == ENOSPC || error == EDQUOT)
+        return "remove what is not needed there, make it larger (/dev/shm: mount -o remount,size=1G /dev/shm; of a container: --shm-size=1g), or lower max_agents";
+    return "see that the trainer that made the folder still lives, and that this user may write there";
 }
 
 static int tm__make_file(const char *path, size_t size, tm__map *map) {
@@ -502,7 +508,7 @@ static int tm__make_file(const char *path, size_t size, tm__map *map) {
     memset(map, 0, sizeof *map);
     if (descriptor < 0 && errno == EEXIST && unlink(path) == 0) /* left behind by one who was killed */
         descriptor = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (descriptor < 0) return tm__fail(TM_ERROR_FILE, "cannot make the memory file %s: %s", path, strerror(errno));
+    if (descriptor < 0) return tm__fail(TM_ERROR_FILE, "cannot make the memory file %s: %s; %s", path, strerror(errno), tm__cure(errno));
 #ifdef __linux__
     status = posix_fallocate(descriptor, 0, (off_t)size); /* a full disk is an error here, and not a SIGBUS later */
     if (status == EINVAL || status == EOPNOTSUPP) status = ftruncate(descriptor, (off_t)size) ? errno : 0;
@@ -510,7 +516,7 @@ static int tm__make_file(const char *path, size_t size, tm__map *map) {
     status = ftruncate(descriptor, (off_t)size) ? errno : 0;
 #endif
     if (status)
-        status = tm__fail(TM_ERROR_FILE, "no room for the memory file %s of %zu bytes: %s", path, size, strerror(status));
+        status = tm__fail(TM_ERROR_FILE, "no room for the memory file %s of %zu bytes: %s; %s", path, size, strerror(status), tm__cure(status));
     else
         status = tm__map_file(path, descriptor, map);
     close(descriptor);
@@ -695,6 +701,9 @@ static int tm__adopt(tm_bridge *bridge) {
         length = tm__i32(at + TM3_RL_BYTES);
         size = bridge->body.size;
         if (capacity == 0 && length == 0 && size >= 4) capacity = 4; /* some trainers begin so */
+        if (length > 0 && !expected)
+            return tm__fail(TM_ERROR_TRAINER, "%s holds %lld bytes of groups of agents, and this simulator has registered none; if another simulator uses it, close that one",
+                            bridge->path, (long long)length);
         if (capacity < 4 || length != (int64_t)bridge->groups_size || capacity + length > (int64_t)size)
             return tm__fail(TM_ERROR_TRAINER, "the header %s says %lld bytes of side channel and %lld of worlds; the body has %zu bytes, and worlds take %zu",
                             bridge->path, (long long)capacity, (long long)length, size, bridge->groups_size);
@@ -866,9 +875,9 @@ static int tm__show(tm_bridge *bridge) {
         close(old);
     }
     if (bridge->simulator_lock < 0)
-        status = tm__fail(TM_ERROR_FILE, "another simulator serves the trainer of %s (%s: %s); close it, or have this one started by a trainer of its own", bridge->first, path, strerror(errno));
+        status = tm__fail(TM_ERROR_FILE, "another simulator has joined the trainer of %s (%s: %s); close it, or have this one started by a trainer of its own", bridge->first, path, strerror(errno));
     else if (flock(bridge->simulator_lock, LOCK_EX | LOCK_NB) || write(bridge->simulator_lock, text, (size_t)length) != length)
-        status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s", path, strerror(errno));
+        status = tm__fail(TM_ERROR_FILE, "cannot write %s: %s; %s", path, strerror(errno), tm__cure(errno));
     free(path);
     return status;
 }
@@ -889,7 +898,9 @@ static int tm__connect(tm_bridge *bridge, const tm_options *options) {
         bridge->first = (char *)tm__copy(path, strlen(path) + 1);
     }
     if (!bridge->first || !(bridge->path = (char *)tm__copy(bridge->first, strlen(bridge->first) + 1))) return TM_ERROR_MEMORY;
-    if ((status = tm__find_trainer(bridge)) || (!options->path && access(bridge->path, F_OK))) return !options->path ? TM__NOBODY : status;
+    if ((status = tm__find_trainer(bridge))) return !options->path ? TM__NOBODY : status;
+    if ((status = tm__show(bridge))) return status; /* first: another simulator that has joined may have left this file for a larger one */
+    if (!options->path && access(bridge->path, F_OK)) return TM__NOBODY;
     if ((status = tm__open_file(bridge->path, &bridge->head))) return status;
     if (bridge->head.size < TM0_HEADER_SIZE)
         return tm__fail(TM_ERROR_VERSION, "%s has %zu bytes, and the shortest memory file has %d: it is none, or damaged", path, bridge->head.size, TM0_HEADER_SIZE);
@@ -919,8 +930,7 @@ static int tm__connect(tm_bridge *bridge, const tm_options *options) {
         free(body);
         if (status) return status;
     }
-    if ((status = tm__adopt(bridge))) return status;
-    return tm__show(bridge);
+    return tm__adopt(bridge);
 }
 
 /* Removes what a dead trainer left: all of its files and its folder, if it made one for this bridge, else the files that we know of. */

@@ -1,6 +1,7 @@
 """What the example worlds share: random numbers that are the same in every language, options, and the loop that plays a game over the bridge."""
 
 import argparse
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from tidemill.bridge.bridge import Bridge
 from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.world import World
+from tidemill.core.errors import TidemillError
 
 Ints = NDArray[np.int64]
 Doubles = NDArray[np.float64]
@@ -78,7 +80,14 @@ class Game(ABC):
 
 
 def play(kind: type[Game], arguments: Sequence[str] | None = None) -> None:
-    """Play a game with a trainer until it closes or, where there is none, so many episodes on the heuristic."""
+    """Play a game with a trainer until it closes or, where there is none, so many episodes on the heuristic. What goes wrong is one line."""
+    try:
+        _play(kind, arguments)
+    except TidemillError as error:
+        sys.exit(str(error))
+
+
+def _play(kind: type[Game], arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(description=kind.__doc__)
     parser.add_argument("--memory-path", help="where the trainer waits")
     parser.add_argument("--seed", type=int, default=1)

@@ -72,13 +72,9 @@ namespace Tidemill
         private static bool EditorTrainerWaits()
         {
             string path = Path.Combine(Path.GetTempPath(), Folder, EditorName);
-            if (!File.Exists(path))
-            {
-                return false;
-            }
             using (var waiting = new Trainer(path, false))
             {
-                return waiting.Alive();
+                return (File.Exists(path) || waiting.Taken) && waiting.Alive(); // another simulator that has joined may have left this file for a larger one
             }
         }
 

@@ -138,6 +138,10 @@ namespace Tidemill
             {
                 throw new CorruptMemoryException("The header " + header.Path + " says that the side channel has room for " + side + " bytes, and 4 of them are its length.");
             }
+            if (rl > 0 && sections.Count == 0)
+            {
+                throw new CorruptMemoryException("The header " + header.Path + " says that the groups take " + rl + " bytes; the simulator has registered none. If another simulator uses it, end that one.");
+            }
             if (rl != SectionsSize)
             {
                 throw new CorruptMemoryException("The header " + header.Path + " says that the groups take " + rl + " bytes; the simulator has registered " + SectionsSize + ".");

@@ -14,6 +14,9 @@ namespace Tidemill
         private readonly MemoryMappedFile file;
         private readonly MemoryMappedViewAccessor view;
 
+        /// <summary>What to do where a disk is full.</summary>
+        internal const string Room = "Remove what is not needed there, make it larger (/dev/shm: mount -o remount,size=1G /dev/shm; of a container: --shm-size=1g), or lower maxAgents.";
+
         public readonly string Path;
         public readonly int Length;
         private IntPtr start;
@@ -68,13 +71,17 @@ namespace Tidemill
             {
                 Native.KeepPrivate(path);
                 stream.SetLength(length);
+                if (!Native.Allocate(path, length))
+                {
+                    throw new IOException("there is no room for it."); // here, and not a crash at the first write
+                }
                 return new Mapping(path, stream, length);
             }
             catch (IOException error)
             {
                 stream.Dispose();
                 File.Delete(path);
-                throw new BridgeException("The larger memory file " + path + " of " + length + " bytes cannot be made: " + error.Message, error);
+                throw new BridgeException("The larger memory file " + path + " of " + length + " bytes cannot be made: " + error.Message + " " + Room, error);
             }
         }
 

@@ -11,6 +11,7 @@ namespace Tidemill
         private const int FutexWake = 1;
         private const int NotPermitted = 1; // EPERM
         private const int NoSuchCall = 38; // ENOSYS
+        private const int NoSpace = 28; // ENOSPC
 
         [StructLayout(LayoutKind.Sequential)]
         private struct Timespec
@@ -33,6 +34,9 @@ namespace Tidemill
 
         [DllImport("libc", EntryPoint = "flock", SetLastError = true)]
         private static extern int LockFile(int file, int operation);
+
+        [DllImport("libc", EntryPoint = "posix_fallocate")]
+        private static extern int AllocateFile(int file, IntPtr first, IntPtr count);
 
         [DllImport("libc", EntryPoint = "close")]
         private static extern int CloseFile(int file);
@@ -98,6 +102,15 @@ namespace Tidemill
         public static int Parent()
         {
             return RuntimeInformation.IsOSPlatform(OSPlatform.Windows) ? -1 : ParentProcess();
+        }
+
+        /// <summary>Whether all bytes of the file have room on the disk or in memory; true where that cannot be asked.</summary>
+        public static bool Allocate(string path, int count)
+        {
+            int file = OpenForLock(path);
+            int error = file < 0 ? 0 : AllocateFile(file, IntPtr.Zero, new IntPtr(count));
+            CloseLock(file);
+            return error != NoSpace;
         }
 
         /// <summary>A descriptor of the file for locks, which a program that this one starts does not get; -1 where there are no such locks.</summary>

@@ -43,29 +43,30 @@ namespace Tidemill
             {
                 if (attempt == 3)
                 {
-                    throw new BridgeException("Another simulator is connected to this trainer (" + mark + " is locked). End it, or start a trainer of its own for this one.");
+                    throw new BridgeException("Another simulator has joined this trainer (" + mark + " is locked). End it, or start a trainer of its own for this one.");
                 }
                 Thread.Sleep(10); // others hold the lock for an instant when they look whether its owner lives
             }
         }
 
+        /// <summary>Whether a living simulator has joined it.</summary>
+        public bool Taken
+        {
+            get
+            {
+                int other = Wakes && File.Exists(mark) ? Native.OpenForLock(mark) : -1;
+                bool taken = other >= 0 && !Native.TryLock(other, false);
+                Native.CloseLock(other);
+                return taken;
+            }
+        }
+
         private bool TryAnnounce()
         {
+            FileStream stream;
             try
             {
-                using (var stream = new FileStream(mark, FileMode.CreateNew, FileAccess.Write, FileShare.ReadWrite | FileShare.Delete))
-                {
-                    Native.KeepPrivate(mark);
-                    ownLock = Native.OpenForLock(mark);
-                    if (ownLock >= 0 && !Native.TryLock(ownLock, true))
-                    {
-                        ReleaseOwn();
-                        return false;
-                    }
-                    byte[] text = Encoding.ASCII.GetBytes(Process.GetCurrentProcess().Id + "\n");
-                    stream.Write(text, 0, text.Length); // whoever finds it empty knows that the lock is just being taken
-                }
-                return announced = true;
+                stream = new FileStream(mark, FileMode.CreateNew, FileAccess.Write, FileShare.ReadWrite | FileShare.Delete, 1);
             }
             catch (IOException) when (File.Exists(mark))
             {
@@ -80,6 +81,28 @@ namespace Tidemill
             catch (Exception error) when (error is IOException || error is UnauthorizedAccessException)
             {
                 throw new BridgeException("The file " + mark + " cannot be made: " + error.Message, error);
+            }
+            try
+            {
+                using (stream)
+                {
+                    Native.KeepPrivate(mark);
+                    ownLock = Native.OpenForLock(mark);
+                    if (ownLock >= 0 && !Native.TryLock(ownLock, true))
+                    {
+                        ReleaseOwn();
+                        return false;
+                    }
+                    byte[] text = Encoding.ASCII.GetBytes(Process.GetCurrentProcess().Id + "\n");
+                    stream.Write(text, 0, text.Length); // whoever finds it empty knows that the lock is just being taken
+                }
+                return announced = true;
+            }
+            catch (IOException error)
+            {
+                ReleaseOwn();
+                Mapping.Remove(mark);
+                throw new BridgeException("The file " + mark + " cannot be written: " + error.Message + " " + Mapping.Room, error);
             }
         }
 
