@@ -183,7 +183,7 @@ def unpack_down(data: bytes) -> Down:
     """Return the message to a worker. Raises `SchemaError` for anything else."""
     try:
         return _down.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a control message to a worker cannot be read: {error}") from None
 
 
@@ -191,5 +191,5 @@ def unpack_up(data: bytes) -> Up:
     """Return the message from a worker. Raises `SchemaError` for anything else."""
     try:
         return _up.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a control message from a worker cannot be read: {error}") from None

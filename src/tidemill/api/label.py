@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Spaces
+from tidemill.api.spaces import Spaces, check_space
 from tidemill.core.config import encode
 from tidemill.core.errors import SchemaError
+from tidemill.core.reading import read_json
 from tidemill.core.secrets import hide
 
 LABEL = "tidemill"
@@ -26,9 +27,12 @@ def plain_spaces(spaces: Spaces) -> Any:
 def read_spaces(plain: Any) -> Spaces:
     """Return what `plain_spaces` was given. Raises `SchemaError` for anything else."""
     try:
-        return msgspec.convert(plain, Spaces, strict=False)
-    except msgspec.ValidationError as error:
+        spaces = msgspec.convert(plain, Spaces, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise SchemaError(f"these are no spaces: {error}") from None
+    check_space(spaces.observation, "observation")
+    check_space(spaces.action, "action")
+    return spaces
 
 
 def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
@@ -39,7 +43,7 @@ def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
 def read_label(text: Mapping[str, str]) -> tuple[Any, Spaces]:
     """Return the configuration, encoded as it is there, and the spaces in a header. Raises `SchemaError` where there are none."""
     try:
-        content = json.loads(text[LABEL])
+        content = read_json(text[LABEL])
         number, config, spaces = content["format"], content["config"], content["spaces"]
     except (KeyError, ValueError, TypeError) as error:
         raise SchemaError(f"it does not say what policy it holds ({type(error).__name__}: {error})") from None

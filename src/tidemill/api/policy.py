@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, SchemaError
-from tidemill.core.schema import Array, Arrays, Field
+from tidemill.core.schema import Array, Arrays, Field, check_finite
 
 
 class Policy(ABC):
@@ -63,6 +63,11 @@ def misfit(policy: Policy, out: Arrays, error: Exception) -> SchemaError:
 class PolicyConfig(Config):
     """Family of policies."""
 
+    def weights(self, spaces: Spaces) -> dict[str, Field] | None:
+        """Return the fields of `Policy.parameters`, without allocating them: what a file of weights is compared with before anything is built. None:
+        that cannot be told."""
+        return None
+
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return the fields of an answer: the action's leaves, ``log_prob``, ``value`` and whatever else belongs into rows. No torch."""
         raise TypeError(f"{type(self).__name__} has no answer()")
@@ -80,6 +85,31 @@ class PolicyConfig(Config):
         if device != "cpu":
             raise ConfigError(f'device = "{device}", but {type(self).__name__} has no build_on() and so knows the CPU only; take device = "cpu"')
         return self.build(spaces, seed)
+
+
+def check_weights(config: PolicyConfig, spaces: Spaces, parameters: Mapping[str, Array]) -> None:
+    """Raise `SchemaError` for parameters that are of another policy than `config` declares, or not finite. Nothing is allocated before."""
+    declared = config.weights(spaces)
+    if declared is not None:
+        check_parameters(declared, parameters)
+    check_finite(parameters, infinities=declared is None)
+
+
+def check_parameters(declared: Mapping[str, Field], parameters: Mapping[str, Array]) -> None:
+    """Raise `SchemaError` unless `parameters` are those that are declared: their names, shapes and dtypes."""
+    if declared.keys() != parameters.keys():
+        missing, unknown = sorted(declared.keys() - parameters.keys()), sorted(parameters.keys() - declared.keys())
+        raise SchemaError(
+            f"these parameters are of another network: missing {missing or 'none'}, unknown {unknown or 'none'}; "
+            "build the policy with the configuration and spaces that it was trained with"
+        )
+    for name, field in declared.items():
+        given = parameters[name]
+        if given.shape != field.shape or given.dtype != field.dtype:
+            raise SchemaError(
+                f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is {field.dtype}{list(field.shape)}; "
+                "build the policy with the configuration and spaces that it was trained with"
+            )
 
 
 def check_next_state(policy: Policy, state: Arrays, out: Arrays) -> None:

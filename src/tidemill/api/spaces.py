@@ -1,13 +1,14 @@
 """Spaces as plain data: what an observation or an action looks like. No library is imported; adapters convert to and from Gymnasium's."""
 
 from collections.abc import Mapping
+from math import isnan, prod
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tidemill.core.errors import SchemaError
-from tidemill.core.schema import Array, Arrays, Field
+from tidemill.core.schema import Array, Arrays, Field, is_of_numbers
 
 
 class Box(msgspec.Struct, frozen=True, tag="box"):
@@ -55,6 +56,8 @@ class Tuple(msgspec.Struct, frozen=True, tag="tuple"):
     spaces: tuple["Space", ...]
 
 
+MOST_ELEMENTS = 1 << 26
+"""Of a row's value."""
 Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
@@ -63,6 +66,26 @@ class Spaces(msgspec.Struct, frozen=True):
 
     observation: Space
     action: Space
+
+
+def check_space(space: Space, name: str) -> None:
+    """Raise `SchemaError` for a space that no row can hold: read from somewhere, it may say anything. Nothing is allocated."""
+    for path, leaf in leaves(space, name).items():
+        match leaf:
+            case Box():
+                elements = prod(leaf.shape)
+                good = is_of_numbers(leaf.dtype) and all(length >= 0 for length in leaf.shape) and {len(leaf.low), len(leaf.high)} <= {1, elements}
+                good = good and not any(map(isnan, (*leaf.low, *leaf.high)))
+            case Discrete():
+                elements, good = 1, leaf.n >= 1
+            case MultiDiscrete():
+                elements, good = len(leaf.nvec), all(n >= 1 for n in leaf.nvec)
+            case MultiBinary():
+                elements, good = leaf.n, leaf.n >= 1
+            case _:
+                elements, good = 0, False
+        if not good or elements > MOST_ELEMENTS:
+            raise SchemaError(f"the space {path}, {str(leaf)[:200]}, cannot be: no row has such a value")
 
 
 def field_of(space: Space) -> Field:

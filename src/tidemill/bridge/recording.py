@@ -196,7 +196,7 @@ class Recording:
             raise RecordingError(f"{self.path} is damaged at byte {place}: the record's checksum is another")
         try:
             record: Head | Exchange | End = _DECODER.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RecordingError(f"{self.path}: the record at byte {place} cannot be: {error}") from None
         return record
 

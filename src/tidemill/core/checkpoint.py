@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import pack, unpack
 from tidemill.core.private import private, private_folder
+from tidemill.core.reading import open_plain, read_json, read_plain
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.shortage import why
 
@@ -104,7 +105,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
     Raises `CheckpointError` when a file is missing, torn or altered.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        if path.is_symlink():
+            raise CheckpointError(f"checkpoint {path} is a link; put the folder itself there, or name where it leads")
+        manifest = read_json(read_plain(path / MANIFEST))
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
         arrays: dict[str, Arrays] = {}
@@ -116,12 +119,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
                 if _digest(path / file) != checksum:
                     raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
                 continue
-            data = (path / file).read_bytes()
+            data = read_plain(path / file)
             if sha256(data).hexdigest() != checksum:
                 raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
             arrays[file.removesuffix(".safetensors")] = unpack(data)[0]
+        if not isinstance(manifest["facts"], dict):
+            raise CheckpointError(f"the manifest of checkpoint {path} says no facts, but {manifest['facts']!r}")
         return arrays, manifest["facts"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SchemaError) as error:
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SchemaError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -176,5 +183,5 @@ def _synced(folder: Path) -> list[Path]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,5 @@
 """Arrays and a little text as the bytes of one safetensors file. No code is in it, and reading it runs none."""
 
-import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,6 +7,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from tidemill.core.errors import SchemaError
+from tidemill.core.reading import read_json
 from tidemill.core.schema import Array, Arrays
 
 
@@ -20,7 +20,7 @@ def unpack(data: bytes) -> tuple[Arrays, dict[str, str]]:
     """Return (arrays, text) of what `pack` made. Raises `SchemaError` for anything else."""
     try:
         arrays = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # which `load` has found to be sound
+        header = read_json(data[8 : 8 + int.from_bytes(data[:8], "little")])  # which `load` has found to be sound
         return arrays, {str(k): str(v) for k, v in header.get("__metadata__", {}).items()}
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SchemaError(f"no safetensors file: {type(error).__name__}: {error}") from None

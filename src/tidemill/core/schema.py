@@ -33,6 +33,11 @@ class Field(msgspec.Struct, frozen=True):
 Schema = Mapping[str, Field]
 
 
+def is_of_numbers(dtype: Any) -> bool:
+    """True for the name of a type of numbers; numpy knows others, and some of any size."""
+    return isinstance(dtype, str) and dtype in np.sctypeDict and np.dtype(dtype).kind in "biuf"
+
+
 def layout(schema: Schema, lead: tuple[int, ...]) -> tuple[dict[str, int], int]:
     """Return the byte offset of each field with leading axes `lead`, and the total bytes, each field on its own cache line."""
     offsets, end = {}, 0
@@ -58,6 +63,13 @@ def allocate(schema: Schema, lead: tuple[int, ...]) -> Arrays:
 def schema_of(arrays: Mapping[str, Array]) -> dict[str, Field]:
     """Return the schema whose elements are the given arrays."""
     return {name: Field(tuple(a.shape), a.dtype.name) for name, a in arrays.items()}
+
+
+def check_finite(arrays: Mapping[str, Array], infinities: bool = False) -> None:
+    """Raise `SchemaError` for arrays that hold NaN or infinity. With `infinities` for NaN alone: modules of one's own may mask by them."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and (np.isnan(array).any() or (not infinities and np.isinf(array).any())):
+            raise SchemaError(f"parameter {name} holds NaN or infinity: nothing can be played with it; take an earlier checkpoint or version")
 
 
 def poison(arrays: Mapping[str, Array]) -> None:

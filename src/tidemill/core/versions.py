@@ -33,7 +33,8 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone, did_you_mean
 from tidemill.core.packed import pack, unpack
 from tidemill.core.query import Query, check_field
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.reading import read_json, read_plain
+from tidemill.core.schema import Array, Arrays, check_finite
 
 PARAMETERS = "parameters"
 """The database's folder in a run's."""
@@ -163,19 +164,22 @@ class ParameterDatabase:
         """Return a version's arrays, and its number."""
         data, version = self.read(policy, which)
         try:
-            return unpack(data)[0], version
+            arrays, _ = unpack(data)
+            check_finite(arrays, infinities=True)
+            return arrays, version
         except SchemaError as error:
             raise DatabaseError(f"{_file(self.folder / policy, version)}: {error}") from None
 
     def read(self, policy: str, which: int | str) -> tuple[bytes, int]:
         """Return the bytes of a version's file (see `tidemill.core.packed`), and its number. They are those that were pushed."""
+        check_name("policy", policy)
         known: tuple[int, str] | None = None
         while True:  # again when it was collected, or its tag moved, between looking it up and reading it
             with self._transaction("read") as db:
                 found = _find(db, policy, which)
             path = _file(self.folder / policy, found[0])
             try:
-                data = path.read_bytes()
+                data = read_plain(path)
                 if sha256(data).hexdigest() == found[1]:
                     return data, found[0]
                 wrong = "is damaged (its checksum differs)"
@@ -217,15 +221,17 @@ class ParameterDatabase:
                     tags.setdefault(version, []).append(tag)
                 means: dict[int, dict[str, Mean]] = {}
                 for version, name, *mean in db.execute("SELECT version, name, count, mean, squares FROM means WHERE policy = ?", (policy,)):
-                    means.setdefault(version, {})[name] = Mean(*mean)
+                    means.setdefault(version, {})[name] = Mean(int(mean[0]), float(mean[1]), float(mean[2]))
                 return [
-                    Version(policy, version, pushed, json.loads(counters), tuple(tags.get(version, ())), means.get(version, {}))
+                    Version(policy, int(version), float(pushed), _numbers(counters), tuple(tags.get(version, ())), means.get(version, {}))
                     for version, pushed, counters in db.execute(
                         "SELECT version, pushed, counters FROM versions WHERE policy = ? ORDER BY version", (policy,)
                     )
                 ]
         except VersionGone:
             return []
+        except (ValueError, TypeError) as error:
+            raise DatabaseError(f"{self._index} is damaged ({error}); move {self.folder} away to go on without its versions") from None
 
     # ---- tags and metadata -------------------------------------------------------------------------------------------------------------------
 
@@ -258,7 +264,7 @@ class ParameterDatabase:
             _find(db, policy, version)
             (counters,) = db.execute("SELECT counters FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
             for name, array in values.items():
-                _check_new_field(name, (*RESERVED, *json.loads(counters)))
+                _check_new_field(name, (*RESERVED, *_numbers(counters)))
                 key = policy, version, name
                 known = db.execute("SELECT count, mean, squares FROM means WHERE (policy, version, name) = (?, ?, ?)", key).fetchone()
                 mean = Mean(*(known or ())).add(array)
@@ -367,6 +373,7 @@ class ParameterDatabase:
             with closing(sqlite3.connect(f"{self._index.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True)) as db:
                 db.execute("PRAGMA foreign_keys = ON")
                 db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA trusted_schema = OFF")  # the file may be anybody's
                 db.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")  # a lock that is taken first cannot be in the way of another's
                 if kind == "create":
                     with suppress(OSError):
@@ -433,6 +440,11 @@ def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
     """Return the error for a policy without any version, None when it has some."""
     known = [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions")]
     return None if policy in known else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Return counters as they were pushed. Raises `ValueError` or `TypeError` for anything else."""
+    return {str(name): float(value) for name, value in dict(read_json(text)).items()}
 
 
 def check_tag(tag: str) -> None:

@@ -176,7 +176,7 @@ class OpenEnvSession:
                 f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for all the while: "
                 "raise deadline above what a call takes, or see why the server does not answer"
             ) from error
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
         except (OSError, websockets.WebSocketException) as error:
             if not sent:

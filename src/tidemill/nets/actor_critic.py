@@ -1,16 +1,20 @@
 """The configuration of the built-in policy: an actor and a critic, with an MLP or Mnih et al.'s convolutions. Imports no torch."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from typing import Literal
 
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
+from tidemill.nets.cells import Memory
+from tidemill.nets.distributions import Distribution, distribution_of
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.masks import mask_of
+from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.trainable import TrainablePolicy
+from tidemill.nets.weights import weight_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,23 @@ class ActorCritic(PolicyConfig):
     def towers(self, encoder: ObservationEncoder) -> int:
         """Return 2, or 1 where the critic shares all layers but its head with the actor."""
         return 1 if (bool(encoder.images) and not encoder.critic_only if self.shared_critic is None else self.shared_critic) else 2
+
+    @property
+    def memory(self) -> Memory | None:
+        """The cell between hidden layers and heads, in a policy that remembers."""
+        return None
+
+    def shapes(self, encoder: ObservationEncoder, distribution: Distribution) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return the shape and the orthogonal gain of each weight (see `weight_shapes`)."""
+        hidden = () if encoder.images and not encoder.width else self.hidden
+        return weight_shapes(encoder, self.towers(encoder), hidden, distribution.size, distribution.deviations, self.memory)
+
+    def weights(self, spaces: Spaces) -> dict[str, Field]:
+        encoder = self.observation_encoder(spaces)
+        fields = {name: Field(shape, "float32") for name, (shape, _) in self.shapes(encoder, distribution_of(spaces.action)).items() if prod(shape)}
+        if self.normalise_observations and encoder.width:
+            fields |= RunningMoments.fields("observation", (encoder.width,))
+        return fields | RunningMoments.fields("returns", ())
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""

@@ -20,7 +20,7 @@ from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.towers import Layer, Towers
 from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
-from tidemill.nets.weights import load_parameters, orthogonal, views, weight_shapes
+from tidemill.nets.weights import load_parameters, orthogonal, views
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +36,7 @@ class ActorCriticPolicy(TrainablePolicy):
     """Acts for any number of rows; see `ActorCritic` for the network and `distributions` for what an action and its log-probability are."""
 
     library: LibraryName = "numpy"
-    _memory: Memory | None = None
-    """The cell between hidden layers and heads."""
+    _memory: Memory | None
 
     def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int) -> None:
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
@@ -47,8 +46,8 @@ class ActorCriticPolicy(TrainablePolicy):
         self.activation = config.activation
         self.towers = config.towers(encoder)
         self._rng = np.random.default_rng(sampling_seed)
-        hidden = () if encoder.images and not encoder.width else config.hidden
-        gains = weight_shapes(encoder, self.towers, hidden, self.distribution.size, self.distribution.deviations, self._memory)
+        self._memory = config.memory
+        gains = config.shapes(encoder, self.distribution)
         self._shapes = {name: shape for name, (shape, _) in gains.items()}
         self.flat: Floats = np.zeros(sum(int(np.prod(shape)) for shape in self._shapes.values()), np.float32)
         """All weights, one after the other; `weights` are views of it."""

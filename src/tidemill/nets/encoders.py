@@ -1,5 +1,6 @@
 """From observations to network inputs: which leaves are images and which are flattened, and the flattening. Numpy only."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,6 @@ class ObservationEncoder:
         self.images: dict[str, Image] = {}
         self.width = self.seen = 0
         self._parts: list[tuple[str, Space, slice]] = []
-        normalised: list[bool] = []
         for name, leaf in sorted(parts.items(), key=lambda item: item[0] in self.critic_only):
             image = image_of(leaf) if encoder != "mlp" else None
             if image and name in self.critic_only:
@@ -99,9 +99,6 @@ class ObservationEncoder:
             self._parts.append((name, leaf, slice(self.width, self.width + size)))
             self.width += size
             self.seen = self.seen if name in self.critic_only else self.width
-            normalised += [isinstance(leaf, Box)] * size
-        self.normalised: NDArray[np.bool_] = np.array(normalised, bool)
-        """Which columns a normaliser applies to: those of Boxes."""
         self.names = [*self.images, *(name for name, _, _ in self._parts)]
         if encoder == "nature_cnn" and not self.images:
             raise ConfigError(
@@ -113,6 +110,14 @@ class ObservationEncoder:
             raise ConfigError(f"the observation {space} has no element{besides}, so there is nothing to decide by")
         if not self.images and not self.seen:
             raise ConfigError(f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; take some out of critic_only")
+
+    @cached_property
+    def normalised(self) -> NDArray[np.bool_]:
+        """Which columns a normaliser applies to: those of Boxes."""
+        columns = np.zeros(self.width, np.bool_)
+        for _, leaf, part in self._parts:
+            columns[part] = isinstance(leaf, Box)
+        return columns
 
     def flat(self, observation: Arrays, of: str = "obs") -> Floats:
         """Return raw observations [n], whose leaves begin with `of`, in a new array [n, width]."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.schema import Arrays
+from tidemill.core.schema import Arrays, Field
 
 Doubles = NDArray[np.float64]
 
@@ -41,6 +41,11 @@ class RunningMoments:
     def parameters(self) -> Arrays:
         """Return the three arrays by name; views."""
         return {f"{self._name}.{k}": getattr(self, k) for k in ("mean", "variance", "count")}
+
+    @staticmethod
+    def fields(name: str, shape: tuple[int, ...]) -> dict[str, Field]:
+        """Return the fields of what `parameters` gives."""
+        return {f"{name}.mean": Field(shape, "float64"), f"{name}.variance": Field(shape, "float64"), f"{name}.count": Field((), "float64")}
 
     def moments(self, values: NDArray[Any] | None) -> Doubles:
         """Return [n, Σ (x - mean) …, Σ (x - mean)² …] of `values` [n, *shape], about the present mean; zeros for None."""

@@ -57,6 +57,11 @@ class QNetwork(PolicyConfig):
                 "take 51 from the least to the greatest discounted return of an episode"
             )
 
+    def weights(self, spaces: Spaces) -> dict[str, Field]:
+        fields = {name: Field(form, "float32") for name, (form, _) in self.plan(spaces)[0].weights().items()}
+        deviations = {f"deviation.{name}": field for name, field in fields.items()} if self.noise else {}
+        return {**fields, **deviations, "epsilon": Field((), "float32")}
+
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action``, ``log_prob`` (of the action, ε included) and ``value`` (of the best action, reward units)."""
         return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}

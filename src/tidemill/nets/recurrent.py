@@ -7,7 +7,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.cells import CELLS
+from tidemill.nets.cells import CELLS, Memory
 from tidemill.nets.trainable import TrainablePolicy
 
 
@@ -33,6 +33,10 @@ class RecurrentActorCritic(ActorCritic):
             raise ConfigError(f'cell = "{self.cell}" is not known; take one of {", ".join(CELLS)}')
         if self.width < 1:
             raise ConfigError(f"width = {self.width}: the cell needs at least 1 unit; 64 is usual, and ActorCritic is the policy without a cell")
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(CELLS[self.cell], self.width)
 
     def state(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``state.hidden``, and ``state.cell`` of an LSTM: what each tower's cell keeps."""

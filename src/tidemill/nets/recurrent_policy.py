@@ -10,7 +10,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Arrays
 from tidemill.nets.actor_critic_policy import ActorCriticPolicy, layers_of
-from tidemill.nets.cells import CELLS, Memory
+from tidemill.nets.cells import Memory
 
 if TYPE_CHECKING:
     from tidemill.nets.recurrent import RecurrentActorCritic
@@ -25,7 +25,6 @@ class RecurrentPolicy(ActorCriticPolicy):
     _memory: Memory  # always there
 
     def __init__(self, config: "RecurrentActorCritic", spaces: Spaces, seed: int) -> None:
-        self._memory = Memory(CELLS[config.cell], config.width)
         super().__init__(config, spaces, seed)
         self._cell_of_acting, self._cell_of_training = (self._memory.cell(self.weights) for _ in range(2))
 

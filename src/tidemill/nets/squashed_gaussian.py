@@ -1,6 +1,7 @@
 """Policies whose actions are normally distributed and pressed into their bounds by tanh: the configuration. Imports no torch, and needs none."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Box, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
+from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.mlp import MLPShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,14 @@ class SquashedGaussian(PolicyConfig):
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
+
+    def shape(self, spaces: Spaces, inputs: int) -> MLPShape:
+        """Return what its network is made of, whose inputs are so many numbers."""
+        return MLPShape(1, inputs, self.hidden, 2 * prod(getattr(spaces.action, "shape", ())))
+
+    def weights(self, spaces: Spaces) -> dict[str, Field]:
+        width = ObservationEncoder(spaces.observation, "mlp").width
+        return {name: Field(form, "float32") for name, form in self.shape(spaces, width).forms().items()}
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` and ``log_prob``."""

@@ -9,7 +9,7 @@ from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Spaces
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.mlp import MLP, MLPShape
+from tidemill.nets.mlp import MLP
 from tidemill.nets.towers import Floats
 from tidemill.nets.weights import load_parameters, views
 
@@ -32,7 +32,7 @@ class SquashedGaussianPolicy(Policy):
         self._bounds = spaces.action.bounds()
         self.encoder = ObservationEncoder(spaces.observation, "mlp")
         self.actions, self._form = len(self.half), schema_shape(spaces)
-        self.shape = MLPShape(1, self.encoder.width, config.hidden, 2 * self.actions)
+        self.shape = config.shape(spaces, self.encoder.width)
         self.hidden = config.hidden
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
         """All weights, one after the other."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tidemill.api.spaces import Spaces
-from tidemill.nets.cells import CELLS, Memory
+from tidemill.nets.cells import Memory
 from tidemill.nets.masks import FORBIDDEN
 from tidemill.nets.recurrent_policy import check_inputs
 from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
@@ -29,7 +29,7 @@ class TorchRecurrentPolicy(TorchActorCriticPolicy):
     _memory: Memory  # always there
 
     def __init__(self, config: "RecurrentActorCritic", spaces: Spaces, seed: int, device: str = "cpu") -> None:
-        self._memory = Memory(CELLS[config.cell], config.width)
+        self._memory = config.memory
         self._step = {"lstm": self._lstm, "gru": self._gru}[config.cell]
         self._names = [f"state.{part}" for part in self._memory.cell.parts]
         self._after: State = []

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.errors import SchemaError
-from tidemill.core.schema import Array, Arrays
+from tidemill.api.policy import check_parameters
+from tidemill.core.schema import Array, Arrays, schema_of
 from tidemill.nets.cells import Memory
 from tidemill.nets.encoders import Image, ObservationEncoder
 
@@ -30,19 +30,7 @@ def views(flat: Floats, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]
 
 def load_parameters(own: Arrays, parameters: Mapping[str, Array]) -> None:
     """Copy `parameters` into a network's `own`. Raises `SchemaError` when a name, shape or dtype does not fit; nothing is changed then."""
-    if own.keys() != parameters.keys():
-        missing, unknown = sorted(own.keys() - parameters.keys()), sorted(parameters.keys() - own.keys())
-        raise SchemaError(
-            f"these parameters are of another network: missing {missing or 'none'}, unknown {unknown or 'none'}; "
-            "build the policy with the configuration and spaces that it was trained with"
-        )
-    for name, array in own.items():
-        given = parameters[name]
-        if given.shape != array.shape or given.dtype != array.dtype:
-            raise SchemaError(
-                f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is {array.dtype}{list(array.shape)}; "
-                "build the policy with the configuration and spaces that it was trained with"
-            )
+    check_parameters(schema_of(own), parameters)
     for name, array in own.items():
         np.copyto(array, parameters[name])
 

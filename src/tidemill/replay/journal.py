@@ -22,11 +22,12 @@ from tidemill.api.algorithm import FILLER, Sample
 from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.errors import CheckpointError
 from tidemill.core.private import private
-from tidemill.core.schema import Field, Schema
+from tidemill.core.reading import open_plain, read_json
+from tidemill.core.schema import Field, Schema, is_of_numbers
 
 FORMAT = 2
-MOST = 1 << 34
-"""Bytes of an array of an arrival, at most."""
+MOST = 1 << 28
+"""Bytes of an arrival, at most: a row of all seats of a target."""
 _ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
 _ARRIVED, _PROGRESS = struct.Struct("<HI"), struct.Struct("<d")  # channel and number of seats; progress
 _SEAT = np.dtype("<u4")
@@ -135,9 +136,9 @@ def _lengths(shape: Any) -> tuple[int, ...]:
 
 def _numbers(dtype: Any) -> str:
     """Return the name of a type of numbers. Raises `ValueError` for anything else that numpy knows, or does not."""
-    if not isinstance(dtype, str) or dtype not in np.sctypeDict or np.dtype(dtype).kind not in "biuf":
+    if not is_of_numbers(dtype):
         raise ValueError(f"{dtype!r} is no type of numbers")
-    return dtype
+    return str(dtype)
 
 
 class JournalReader(SampleConsumer):
@@ -145,15 +146,15 @@ class JournalReader(SampleConsumer):
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("rb")
-            header = json.loads(self._file.readline(1 << 24))
+            self._file: BinaryIO = open_plain(path)
+            header = read_json(self._file.readline(1 << 24))
             if header["format"] != FORMAT:
                 raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
             self.facts: dict[str, Any] = header["facts"]
             self._schema: Schema = {name: Field(_lengths(shape), _numbers(dtype)) for name, (shape, dtype) in header["schema"].items()}
             self._leads = [(rows, seats) for rows, seats in map(_lengths, header["leads"])]
-            if any(rows * seats * field.nbytes > MOST for rows, seats in self._leads for field in self._schema.values()):
-                raise ValueError(f"it has arrays above {MOST:,} bytes")
+            if any(rows * seats * sum(field.nbytes for field in self._schema.values()) > MOST for rows, seats in self._leads):
+                raise ValueError(f"it has arrivals above {MOST:,} bytes")
             self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None

@@ -17,6 +17,7 @@ from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.checkpoint import MANIFEST, sync, write_synced
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
+from tidemill.core.reading import open_plain, read_json, read_plain
 from tidemill.core.schema import Array, Arrays, Schema
 from tidemill.replay.priorities import Priorities
 from tidemill.replay.sequences import Ints, Sequences
@@ -322,7 +323,7 @@ class Uniform(ReplayBuffer):
 
     def restore(self, folder: Path) -> None:
         try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
+            manifest = read_json(read_plain(folder / MANIFEST))
             manifest.setdefault("steps", self._config.steps)  # earlier ones do not say it
             for name, own in self._facts().items():
                 if manifest[name] != own:
@@ -365,7 +366,7 @@ def _write(path: Path, array: Array) -> str:
 
 
 def _read(path: Path, checksum: str, like: Array) -> Array:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
             raise CheckpointError(f"replay file {path} is damaged (its checksum differs)")
     array: Array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -10,7 +10,6 @@ launcher.json    what launched it last
 """
 
 import fcntl
-import json
 import os
 import re
 import shlex
@@ -29,6 +28,7 @@ from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
+from tidemill.core.reading import read_json, read_plain
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.shortage import why
 from tidemill.core.source import expect, load_file, own_code
@@ -172,9 +172,9 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """Return the plain data in one of the folder's JSON files."""
         try:
-            return json.loads((self.path / name).read_bytes())
+            return read_json(read_plain(self.path / name))
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {error}") from None
+            raise RunError(f"{self.path / name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
     def launcher(self) -> str:
         """Return what the run was launched by last; "processes" where nobody wrote it down, as earlier versions did not."""

@@ -1,6 +1,5 @@
 """A trained policy, taken out of a run's folder or an exported file: observation in, action out, both in the environment's own form."""
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ import numpy as np
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.label import read_label, read_spaces
-from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.policy import Policy, PolicyConfig, check_weights
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.config import decode
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, did_you_mean
 from tidemill.core.packed import unpack
+from tidemill.core.reading import read_json, read_plain
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import expect, load_file, own_code
@@ -38,6 +38,7 @@ class LoadedPolicy:
     """
 
     def __init__(self, name: str, config: PolicyConfig, spaces: Spaces, parameters: Mapping[str, Array], facts: Mapping[str, Any], seed: int) -> None:
+        check_weights(config, spaces, parameters)
         self.name, self.spaces, self.deterministic = name, spaces, True
         self.update, self.steps = int(facts["updates"]), int(facts["steps"])
         self.schema, self.state = config.answer(spaces), config.state(spaces)
@@ -196,7 +197,7 @@ class Weights:
 def _load_file(path: Path, file: Path | None, trust: Trust, seed: int) -> LoadedPolicy:
     """Return the policy that the file at `path` holds."""
     try:
-        arrays, text = unpack(path.read_bytes())
+        arrays, text = unpack(read_plain(path, links=True))
         plain, spaces = read_label(text)
         found = named(plain, file)
         allow(path, found, trust, own_code([file] if file is not None else []))
@@ -209,7 +210,7 @@ def _load_file(path: Path, file: Path | None, trust: Trust, seed: int) -> Loaded
         raise ConfigError(f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py") from None
     except OSError as error:
         raise DatabaseError(f"{path} cannot be read: {error.strerror}") from None
-    except (SchemaError, KeyError, ValueError, TypeError) as error:
+    except (SchemaError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise DatabaseError(f"{path} is no exported policy: {error}") from None
 
 
@@ -219,12 +220,12 @@ def _load_version(folder: RunFolder, config: PolicyConfig, policy: str, version:
     try:
         arrays, text = unpack(data)
         return LoadedPolicy(policy, config, read_label(text)[1], arrays, _updates_and_steps(text), seed)
-    except (SchemaError, KeyError, ValueError, TypeError) as error:
+    except (SchemaError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise DatabaseError(f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: {error}') from None
 
 
 def _updates_and_steps(text: Mapping[str, str]) -> dict[str, Any]:
-    return {"updates": int(text["version"]), "steps": json.loads(text["counters"]).get("env_steps", 0)}
+    return {"updates": int(text["version"]), "steps": int(dict(read_json(text["counters"])).get("env_steps", 0))}
 
 
 def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights: Weights, seed: int) -> LoadedPolicy:
@@ -245,7 +246,7 @@ def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights:
         print(f"warning: {warning}; taking {path}", file=sys.stderr)
     try:
         return LoadedPolicy(policy, experiment.policies[policy], read_spaces(facts["spaces"]), arrays["policy"], facts, seed)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"checkpoint {path} does not hold a policy: {type(error).__name__}: {error}") from None
     except SchemaError as error:
         raise CheckpointError(f"checkpoint {path} does not fit the run's configuration: {error}") from None

@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.core.errors import RunError
 from tidemill.core.private import private
+from tidemill.core.reading import open_plain
 from tidemill.core.secrets import says_secret
 from tidemill.core.shortage import why
 
@@ -154,13 +155,13 @@ def each_record(folder: Path) -> Iterator[dict[str, float]]:
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
     """Yield each line and the record that it is."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             number = 0
             while line := file.readline(LONGEST):
                 number += 1
                 try:
                     record = msgspec.json.decode(line, type=dict[str, float | None])
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     if not file.readline(1):
                         return  # torn by a kill
                     raise RunError(f"{path}, line {number} is no record: {line[:80]!r}. Remove the line to read the others") from None

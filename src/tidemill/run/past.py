@@ -4,12 +4,14 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import CheckpointError, RunError
+from tidemill.core.reading import read_plain
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.metrics import each_record
 from tidemill.run.progress import Progress
@@ -30,7 +32,7 @@ class Past:
         progress, name, unfinished = Progress(), "", False
         kept = {}
         with suppress(OSError):  # none: the run was killed early
-            kept = read_kept((folder.path / EPISODES).read_bytes())
+            kept = read_kept(read_plain(folder.path / EPISODES))
         for policy in experiment.trained():
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
@@ -49,15 +51,15 @@ class Past:
                 progress.dropped += int(facts["dropped"])
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
                 progress.kept[policy] = [point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])]
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
             name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
         with suppress(RunError):  # no metrics: the run ended before its first update
             stage = 1
             for record in each_record(folder.path):
                 if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:
-                    progress.episodes = max(progress.episodes, int(record.get("episodes", 0)))
-                    stage = max(stage, int(record.get("curriculum/stage", 1)))
+                    progress.episodes = max(progress.episodes, _whole(record.get("episodes", 0)))
+                    stage = max(stage, _whole(record.get("curriculum/stage", 1)))
             progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
         return cls(name, progress, unfinished)
 
@@ -71,6 +73,10 @@ class Past:
             limit = getattr(limits, setting)
             if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):
                 raise RunError(f"{folder} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go further with a higher one: {option}")
+
+
+def _whole(value: float) -> int:
+    return int(value) if isfinite(value) else 0
 
 
 def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:

@@ -1,13 +1,16 @@
 """Trains a run again from its journal: the same arrivals, the same tasks between them, so the same weights to the last bit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.label import read_spaces
+from tidemill.api.policy import check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
@@ -48,6 +51,9 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
     try:
         spaces, math_threads = _header(reader, folder.path)
         limit_threads(math_threads)  # products on more threads have other last bits
+        _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
+        kept, compared = arrays.get("policy", {}), _updates(facts)
+        check_weights(experiment.policies[config.policy], spaces, kept)
         policy = experiment.policies[config.policy].build_on(
             choose_device(config.device, 0), spaces, derive_seed(experiment.seed, "policy", config.policy)
         )
@@ -60,9 +66,6 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
             if not isinstance(buffer, ReplayBuffer):
                 raise ConfigError(f"{type(config.buffer).__name__} builds no ReplayBuffer")
             return buffer
-
-        _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
-        kept, compared = arrays["policy"], int(facts["updates"])
 
         def matches() -> bool:
             own = policy.parameters()
@@ -92,6 +95,13 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
     finally:
         reader.close()
     return Retrained({name: array.copy() for name, array in policy.parameters().items()}, updates, committed, voided, compared, same)
+
+
+def _updates(facts: Mapping[str, Any]) -> int:
+    try:
+        return int(facts["updates"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"the newest checkpoint does not say how many updates its run had done ({error!r})") from None
 
 
 def _header(reader: JournalReader, folder: Path) -> tuple[Spaces, int]:

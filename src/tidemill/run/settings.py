@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from tidemill.core.reading import read_json, read_plain
 from tidemill.run.arrange import LAYOUT
 from tidemill.run.folder import CONFIG
 
@@ -45,8 +44,8 @@ def differences(settings: Sequence[Settings]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        content = read_json(read_plain(path))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

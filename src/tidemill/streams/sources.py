@@ -15,7 +15,8 @@ from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
 from tidemill.core.packed import unpack
 from tidemill.core.query import Query
-from tidemill.core.schema import Arrays
+from tidemill.core.reading import read_plain
+from tidemill.core.schema import Arrays, check_finite
 from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
 from tidemill.streams.parameters import ParameterSubscriber, Subscription
 
@@ -193,7 +194,8 @@ class FixedParameters(Subscription):
 def read_weights(file: Path) -> tuple[Arrays, int]:
     """Return the arrays and the version in an exported file. Raises `ConfigError` for one that cannot be read."""
     try:
-        arrays, text = unpack(file.read_bytes())
+        arrays, text = unpack(read_plain(file, links=True))
+        check_finite(arrays, infinities=True)  # whose they are is not known here
         return arrays, int(text["version"])
     except OSError as error:
         raise ConfigError(f"file = {file}: {error.strerror}; {_CURE}") from None

@@ -63,7 +63,7 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
         raise SchemaError(f"a shared segment of {len(memory)} bytes claims a description of {length}")
     try:
         description = msgspec.msgpack.decode(bytes(memory[_DESCRIPTION : _DESCRIPTION + length]), type=_Description)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a shared segment's description cannot be read: {error}") from None
     for name, field in description.schema.items():
         axes = (*description.lead, *field.shape)

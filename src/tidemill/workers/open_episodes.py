@@ -15,6 +15,7 @@ from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.checkpoint import checkpoints
 from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.packed import unpack
+from tidemill.core.reading import read_plain
 from tidemill.core.schema import Array, Arrays
 
 SENT = "sent."
@@ -180,6 +181,6 @@ def newest_slots(folder: Path) -> tuple[int, list[OpenEpisode]] | None:
     if path is None or not path.is_file():
         return None
     try:
-        return read_slots(unpack(path.read_bytes())[0])
+        return read_slots(unpack(read_plain(path))[0])
     except (OSError, SchemaError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None

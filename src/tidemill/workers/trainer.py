@@ -6,7 +6,7 @@ Several equal trainers of one policy each take samples of their own and sum thei
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from tidemill.api.control import Adopt, Facts, Notice, Saving, State, Statistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces, write_label
+from tidemill.api.policy import check_weights
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.clock import awake
@@ -94,6 +95,7 @@ class TrainerWorker(Worker):
         if context.resume is not None:
             assert self._folder is not None
             found = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
+            check_weights(experiment.policies[config.policy], self._spaces, found.arrays.get("policy", {}))
         self._buffer = self._build_buffer(source, Demand(rows, samples, config.max_policy_lag, config.count, seed, folder), found)
         device = choose_device(config.device, number(context.name))
         policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
@@ -300,7 +302,10 @@ class TrainerWorker(Worker):
 
     def _restore(self, found: Found) -> None:
         for name in vars(self.counters):
-            setattr(self.counters, name, found.facts.get(name, 0))  # older checkpoints lack the newer ones
+            kept = found.facts.get(name, 0)  # older checkpoints lack the newer ones
+            if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not isfinite(kept):
+                raise CheckpointError(f"checkpoint {found.path} says {name} = {kept!r}, which is no count")
+            setattr(self.counters, name, kept)
         self._adopted = found.facts.get("settings", {})
         self._algorithm = self._build_algorithm()
         self._policy.load(found.arrays["policy"], self.counters.updates)

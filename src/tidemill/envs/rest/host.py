@@ -150,7 +150,7 @@ def _read_description(url: str, said: Answer) -> Description:
         raise ConfigError(f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, to what it was started with')
     try:
         plain = msgspec.json.decode(said.body) if said.status == 200 else None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         plain = None
     if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
         raise ConfigError(
