@@ -317,6 +317,17 @@ def test_the_command_asks_on_a_terminal_alone(tmp_path: Path) -> None:
     assert b"own.py:Own" in read and b"Is that to be done" in read and asking.returncode == 1
 
 
+def test_a_secret_of_this_machine_goes_nowhere_unseen(tmp_path: Path) -> None:
+    folder = foreign(tmp_path / "run")
+    content = folder.read(CONFIG)
+    content["curriculum"] = [{"kind": "Stage", "options": {"api_key": f"file:{tmp_path / 'key'}"}, "until": ""}]
+    folder.write(CONFIG, content)
+    with pytest.raises(Untrusted, match=r'reads "file:.*/key", and hands it to an environment'):
+        folder.experiment()
+    with pytest.raises(Untrusted, match=r'connects to "http://h", and sends it what is in the file "/etc/passwd"'):
+        foreign(tmp_path / "rest", {"kind": "Rest", "url": "http://h", "token": "file:/etc/passwd"}).experiment()
+
+
 def test_own_addresses_are_remembered(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment(Rest(url="http://localhost:1")), None)
     assert folder.experiment().experiment == experiment(Rest(url="http://localhost:1"))

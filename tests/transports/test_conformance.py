@@ -225,6 +225,15 @@ class TestBell:
 
 
 class TestLink:
+    def test_the_last_words_of_who_goes_without_having_read_all_are_heard(self, kind: Kind) -> None:
+        one, other = kind.links()
+        one.send(b"configure")
+        other.send(b"failed")
+        other.close()
+        assert one.receive() == [b"failed"]
+        assert one.receive() is None
+        one.close()
+
     def test_messages_come_in_order(self, kind: Kind) -> None:
         one, other = kind.links()
         assert one.receive() == []

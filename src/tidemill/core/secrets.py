@@ -142,6 +142,11 @@ def _revealed(name: str, value: str) -> str:
     return value
 
 
+def references(config: Any) -> list[str]:
+    """Return the references of an encoded configuration, each once, whatever they lead to."""
+    return list(dict.fromkeys(value for _, value in _found(config) if _is_reference(value)))
+
+
 def check_revealed(config: Any) -> None:
     """Raise `ConfigError` where a reference of an encoded configuration leads nowhere. A token that is read from ``$NAME`` may be unset."""
     for name, value in _found(config):

@@ -22,10 +22,12 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, names_nothing, quoted
 from tidemill.core.config import Config
 from tidemill.core.errors import Untrusted
+from tidemill.core.secrets import references
 from tidemill.core.source import is_installed, module_file, own_code
 
 Trust = bool | Callable[[str], bool]
 """The user's word for all that a folder names: given, not given, or asked for with the text that says what it is."""
+_USUAL = "$TIDEMILL_TOKEN"  # which is for servers; where one is connected to, that says so
 MOST = 20_000  # things that are remembered; the oldest are forgotten first
 
 
@@ -60,6 +62,9 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
             parts += [path, found.files[path]]
             files |= {path: None} if path.endswith(".py") else {}
         found.things.append(Thing(outside.does, _digest("settings", *parts)))
+    for reference in references(config) if environments else ():
+        if reference != _USUAL:
+            found.things.append(Thing(f"reads {quoted(reference)}, and hands it to an environment", _digest("secret", reference)))
     found.files |= {path: "" for path in files if not os.path.isfile(path)}
     for file, digest in own_code(filter(os.path.isfile, files)).items():
         found.files[str(file)] = digest

@@ -65,7 +65,7 @@ class SocketLink(Link):
         self._unsent: deque[bytes] = deque()  # packets
         self._begun: list[bytes] = []  # what has come of a message whose last packet has not
         self._begun_bytes = 0
-        self._gone = False
+        self._gone = self._reset = False
 
     def send(self, message: bytes) -> bool:
         if len(message) > MESSAGE_LIMIT:
@@ -105,6 +105,9 @@ class SocketLink(Link):
             except BlockingIOError:
                 return messages
             except ConnectionResetError:
+                if not self._reset:  # it went before it had read all that it was sent; its own last words come after this error
+                    self._reset = True
+                    continue
                 packet = b""
             if not packet:
                 self._gone = True
