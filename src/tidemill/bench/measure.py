@@ -22,7 +22,7 @@ from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.source import environment_of_ours, own_path
+from tidemill.core.source import environment_of_ours, own_path, refuse_while_loading
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
 from tidemill.run.metrics import read_metrics
@@ -90,6 +90,7 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
 
     Raises `ConfigError` where there is nothing to compare with, `RunError` when the run fails or is too short.
     """
+    refuse_while_loading("bench(…)")
     check_seconds(seconds)
     experiment.check()
     cores = available_cores()

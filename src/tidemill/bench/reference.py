@@ -43,7 +43,7 @@ from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.core.source import load_file, travel
+from tidemill.core.source import begin_to_work, load_file, travel
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
@@ -439,6 +439,7 @@ def main() -> None:
     torch.manual_seed(0)
     order = json.loads(sys.stdin.readline())
     Thread(target=end_with, args=(order["runner"],), daemon=True).start()
+    begin_to_work()
     travel(order["path"])
     try:
         if order["source"] is not None:

@@ -24,6 +24,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.core.secrets import hide
+from tidemill.core.source import refuse_while_loading
 from tidemill.run.arrange import costs_of, processor
 from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer_config import Trainer
@@ -89,6 +90,7 @@ def tune(
 
     Raises `ConfigError` for an experiment that has more than one group of actors and one of trainers.
     """
+    refuse_while_loading("tune(…)")
     if not 0 < seconds < 3600:
         raise ConfigError(f"--seconds {seconds:g} must be above 0, and less than an hour")
     experiment.check()

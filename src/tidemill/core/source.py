@@ -6,7 +6,9 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -24,6 +26,10 @@ def load_attribute(name: str, setting: str) -> Any:
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigError(f'{setting} "{name}" must have the form "module:NAME" or "FILE.py:NAME"')
+    if name in _HERE:
+        return _HERE[name]
+    if only_here([name]):
+        raise ConfigError(f"{setting}: {why_only_here(name)}")
     module = load_file(Path(source), setting) if source.endswith(".py") else import_module(source, setting)
     try:
         return getattr(module, attribute)
@@ -35,7 +41,10 @@ def load_attribute(name: str, setting: str) -> Any:
 def import_module(name: str, setting: str) -> ModuleType:
     """Import a module of the user's; what fails inside it is reported as its own error."""
     try:
-        return importlib.import_module(name)
+        with _loading(name):
+            return importlib.import_module(name)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             cure = "install it, or name its folder in PYTHONPATH"
@@ -58,9 +67,94 @@ def load_file(path: Path, setting: str) -> ModuleType:
     _FILES.paths[name] = path
     _add_path(str(path.resolve().parent))
     try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}") from error
+        with _loading(str(path)):
+            return importlib.import_module(name)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    except (Exception, SystemExit) as error:
+        cure = f"; put what ends it under {GUARD}, since it is run for what it defines" if isinstance(error, SystemExit) else ""
+        raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}{cure}") from error
+
+
+# ---- what only loads --------------------------------------------------------------------------------------------------------------------------
+
+GUARD = 'if __name__ == "__main__":'
+_STATE = threading.local()
+_WORKER = False
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    before = getattr(_STATE, "loading", "")
+    _STATE.loading = before or what
+    try:
+        yield
+    finally:
+        _STATE.loading = before
+
+
+def begin_to_work() -> None:
+    """Say that this process works for a run of another one, and so begins none."""
+    global _WORKER
+    _WORKER = True
+
+
+def refuse_while_loading(call: str) -> None:
+    """Raise `ConfigError` while a file or module of the user's is loaded for what it defines, and in worker processes: a run that is begun there
+    would load it again in its own workers, and so on."""
+    what = getattr(_STATE, "loading", "")
+    if what or _WORKER:
+        where = f"{what} is loaded for what it defines, as every worker process does," if what else "a worker process runs code of yours"
+        raise ConfigError(f"{call} is called while {where} and would begin a run in the run; put the call under  {GUARD}")
+
+
+# ---- code that is given as it is --------------------------------------------------------------------------------------------------------------
+
+_HERE: dict[str, Any] = {}
+
+
+def name_of_code(code: Any) -> Any:
+    """Return what a class or function of the user's is called, as `load_attribute` takes it; anything else as it is. In this process it is that very
+    object. One without a name that other processes could look up is known in this one alone (`only_here`)."""
+    if not callable(code):
+        return code
+    module, qualname = getattr(code, "__module__", None) or "", getattr(code, "__qualname__", None) or f"<{type(code).__name__}>"
+    holder = sys.modules.get(module)
+    file = getattr(holder, "__file__", None)
+    name = f"{module}:{qualname}"
+    if holder is None or getattr(holder, qualname, None) is not code:
+        stem, number = name if "<" in name else f"{module}:<{qualname}>", 1
+        name = stem
+        while _HERE.get(name, code) is not code:
+            number += 1
+            name = f"{stem}#{number}"
+    elif file is not None and file.endswith(".py") and os.path.isfile(file) and (module == "__main__" or module in _FILES.paths):
+        name = f"{os.path.abspath(file)}:{qualname}"
+    _HERE[name] = code
+    return name
+
+
+def only_here(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that only the process which defined them can have: of notebooks and prompts, lambdas, and what functions define."""
+    return [name for name in names if name.startswith("__main__:") or ("<" in name and not name.rpartition(":")[0].endswith(".py"))]
+
+
+def only_here_in(config: Any) -> list[str]:
+    """Return the names of code of this process alone (see `only_here`) that an encoded configuration holds."""
+    match config:
+        case str():
+            return only_here([config] if config in _HERE else [])
+        case Mapping():
+            return [name for value in config.values() for name in only_here_in(value)]
+        case list():
+            return [name for value in config for name in only_here_in(value)]
+    return []
+
+
+def why_only_here(name: str) -> str:
+    """Return one sentence on a name that `only_here` returns."""
+    kind = "a lambda, or made inside of a function" if "<" in name else "defined in a notebook, or at a prompt"
+    return f'"{name}" is {kind}, and no other process has it: define it at the top of a file, and name it by FILE.py:NAME (or import it from there)'
 
 
 _TRAVELLED: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.source import load_attribute
+from tidemill.core.source import load_attribute, name_of_code
 from tidemill.envs.crew import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
 from tidemill.envs.registry import call_maker
@@ -37,6 +37,7 @@ class Asynchronous(EnvironmentConfig):
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "make", name_of_code(self.make))
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (not known) or more")
         if not (math.isfinite(self.deadline) and self.deadline > 0):

@@ -18,7 +18,7 @@ from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.source import load_attribute
+from tidemill.core.source import load_attribute, name_of_code
 from tidemill.envs.crew import Crew, Raised
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.leaves import LeafReader, LeafWriter, brief
@@ -36,7 +36,7 @@ class Gymnasium(EnvironmentConfig):
     """A Gymnasium environment, named by exactly one of `id` and `make`.
 
     id                 "CartPole-v1", or "module:ENV_ID" to import the module that registers it
-    make               "module:NAME" or "FILE.py:NAME": a class or function that returns a `gymnasium.Env`
+    make               "module:NAME" or "FILE.py:NAME": a class or function that returns a `gymnasium.Env`; or that itself
     kwargs             arguments of its constructor
     max_episode_steps  an episode is cut after that many steps; None: the environment's own limit, 0: none
     threads            threads in which the lanes of a target step, at most one per lane; 0: in the actor's own, one lane after the other. For steps
@@ -53,6 +53,7 @@ class Gymnasium(EnvironmentConfig):
     threads: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
             raise ConfigError(
                 f'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id = {self.id!r} and make = {self.make!r}'

@@ -19,7 +19,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.core.secrets import reveal
-from tidemill.core.source import load_attribute
+from tidemill.core.source import load_attribute, name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.leaves import brief
 from tidemill.envs.registry import call_maker
@@ -56,6 +56,7 @@ class OpenEnv(EnvironmentConfig):
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "translate", name_of_code(self.translate))
         check_url(self.url, SCHEMES)
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")

@@ -13,7 +13,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.source import import_module, load_attribute
+from tidemill.core.source import import_module, load_attribute, name_of_code
 from tidemill.envs.agents import AgentLanes, Sight
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.registry import call_maker, pictures
@@ -52,6 +52,7 @@ class PettingZoo(EnvironmentConfig):
     max_episode_steps: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "make", name_of_code(self.make))
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
 

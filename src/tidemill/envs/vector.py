@@ -13,7 +13,7 @@ from tidemill.api.outside import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.source import load_attribute
+from tidemill.core.source import load_attribute, name_of_code
 from tidemill.envs.faults import TickCheck, check_flag, check_number
 from tidemill.envs.leaves import LeafReader
 from tidemill.envs.options import take_options
@@ -47,6 +47,7 @@ class GymnasiumVector(EnvironmentConfig):
     autoreset: Autoreset | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
             raise ConfigError(f"name an environment by exactly one of id and make, not id = {self.id!r} and make = {self.make!r}")
         if self.autoreset is not None and self.autoreset not in _MODES:

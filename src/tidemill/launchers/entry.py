@@ -28,7 +28,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
-from tidemill.core.source import expect, load_file, travel
+from tidemill.core.source import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
 
@@ -45,6 +45,7 @@ def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     for descriptor in order.descriptors():
         os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
+    begin_to_work()
     travel(order.path)
     if order.core is not None:
         keep_to(order.core)

@@ -36,7 +36,7 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
-from tidemill.core.source import load_file, own_path, travel
+from tidemill.core.source import begin_to_work, load_file, own_path, travel
 from tidemill.core.threads import limit_threads
 from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.envs.lanes import LaneLoop
@@ -401,6 +401,7 @@ def main() -> None:
     limit_threads(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     Thread(target=end_with, args=(order.runner,), daemon=True).start()
+    begin_to_work()
     travel(order.path)
     try:
         if order.source is not None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.config import Config
+from tidemill.core.config import Config, encode
 from tidemill.core.cores import cores
-from tidemill.core.errors import RunError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.secrets import hide_words
+from tidemill.core.source import is_installed, only_here_in, why_only_here
 
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
 
@@ -25,11 +26,31 @@ def source_file(path: Path) -> Path:
 
 
 def own_source(experiment: Experiment) -> Path | None:
-    """Return the main script, when classes of the experiment are defined in it (worker processes must load it)."""
-    classes = _classes(experiment)
-    files = {sys.modules[c.__module__].__file__ for c in classes if c.__module__ == "__main__" or c.__module__.startswith("tidemill_file_")}
-    files.discard(None)
-    return source_file(Path(str(files.pop()))) if files else None
+    """Return the file that classes of the experiment are defined in, the main script first, or a module that lies beside it (worker processes must
+    load it); None where there is none."""
+    found = {place: file for place in _own_modules(experiment) if (file := _file_of(place)) is not None}
+    return source_file(Path(found["__main__"] if "__main__" in found else min(found.values()))) if found else None
+
+
+def check_other_processes(experiment: Experiment) -> None:
+    """Raise `ConfigError` for code that the experiment is made of, and that no other process could have."""
+    cure = 'or train in this process: launch="threads" (or "inline")'
+    for name in only_here_in(encode(experiment)):
+        raise ConfigError(f"{why_only_here(name)}; {cure}")
+    for kind in _classes(experiment):
+        if "<locals>" in kind.__qualname__ or (kind.__module__ == "__main__" and _file_of("__main__") is None):
+            raise ConfigError(f"{why_only_here(f'{kind.__module__}:{kind.__qualname__}').partition(', and name it')[0]}; {cure}")
+
+
+def _own_modules(experiment: Experiment) -> set[str]:
+    """Return the modules that define classes of the experiment and that are neither of this library nor of a package."""
+    return {kind.__module__ for kind in _classes(experiment) if "." not in kind.__module__}
+
+
+def _file_of(module: str) -> str | None:
+    """Return a module's file; None for what has none that could be loaded, or was installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file if file is not None and file.endswith(".py") and Path(file).is_file() and not is_installed(Path(file)) else None
 
 
 def _classes(value: Any) -> set[type]:

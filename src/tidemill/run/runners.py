@@ -14,6 +14,7 @@ from typing import Any
 
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.source import refuse_while_loading
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
@@ -152,6 +153,7 @@ class AsyncTrainRunner:
         resume   go on with the run in `run_dir`, by default this runner's last one, as `tidemill.resume` does: by the settings that it was begun
                  with, but up to this runner's limit of steps; `trust` is as there
         """
+        refuse_while_loading(f"{type(self).__name__}.run()")
         if resume and run_dir is None and self.folder is None:
             raise ConfigError("resume = True, and this runner has not run yet: name the run's folder, run(run_dir, resume=True)")
         self.folder = Path(run_dir) if run_dir is not None else self.folder if resume and self.folder is not None else new_folder(self.experiment)

@@ -15,6 +15,7 @@ from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
+from tidemill.core.source import refuse_while_loading
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
@@ -24,7 +25,7 @@ from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.life import Life, never_began
 from tidemill.run.past import Past, without_reached_mark
 from tidemill.run.plan import check_processes
-from tidemill.run.provenance import own_source, source_file
+from tidemill.run.provenance import check_other_processes, own_source, source_file
 from tidemill.run.remarks import remarks
 from tidemill.run.trust import Trust
 
@@ -62,9 +63,12 @@ def train(
 
     Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a final checkpoint (status "interrupted").
     """
+    refuse_while_loading("tidemill.train(…)")
     launcher = make_launcher(launch)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     experiment.check()
+    if isinstance(launcher, ProcessesLauncher):
+        check_other_processes(experiment)
     known = source_file(Path(source)) if source is not None else own_source(experiment)
     with Interrupts() as interrupts, ExitStack() as stack:
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)  # before anything is measured
@@ -110,6 +114,7 @@ def resume(
     limits   limits to change, e.g. ``{"steps": 2_000_000}``
     trust    True: run what the folder names (code, programs, addresses), though this user never has
     """
+    refuse_while_loading("tidemill.resume(…)")
     folder = RunFolder.open(Path(run))
     launch = launch or folder.launcher()
     launcher = make_launcher(launch)
