@@ -169,7 +169,9 @@ def measure(made, seconds, warm):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     start = perf_counter()
     with tempfile.TemporaryDirectory(prefix="tidemill-scaling-") as folder:
-        result = tidemill.train(made.replace(limits=Limits(seconds=warm + seconds)), run_dir=Path(folder) / "run", source=__file__, quiet=True)
+        result = tidemill.train(
+            made.replace(limits=Limits(seconds=warm + seconds, updates=10**12)), run_dir=Path(folder) / "run", source=__file__, quiet=True
+        )
         records = read_metrics(result.folder)
     took = perf_counter() - start
     if not records:  # no update in this time, on a machine so busy

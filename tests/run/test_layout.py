@@ -190,12 +190,12 @@ def test_learning_does_not_change_with_the_layout(lanes: int, steps: int, miniba
 
 
 def test_several_agent_specs_keep_their_kinds() -> None:
-    specs = (AgentSpec(match="red_.*", sample_steps=64), AgentSpec(match="blue_.*", samples=None, sample_steps=7))
+    specs = (AgentSpec(match="red_.*", sample_steps=64), AgentSpec(match="blue_.*", samples=None))
     made = experiment(environment=Scripted(agents=4, kinds=2))
     made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=specs)})
     laid = apply(made, choose(made, CARTPOLE, 2))
     actors = laid.workers["actor"]
-    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [64, 7] and actors.lanes == 32
+    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [64, 128] and actors.lanes == 32
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------------------------------------

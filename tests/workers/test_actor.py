@@ -20,7 +20,8 @@ EDGE = "samples/s/actor-0/0"
 
 
 def spec(**changes: Any) -> AgentSpec:
-    return AgentSpec(**{"policy": "p", "samples": "s", "sample_steps": 4, **changes})
+    steps = {"sample_steps": 4} if changes.get("mode", "fixed") == "fixed" and changes.get("samples", "s") else {}
+    return AgentSpec(**{"policy": "p", "samples": "s", **steps, **changes})
 
 
 def world_of(environment: Marked | None = None, agents: tuple[AgentSpec, ...] | None = None, remote: bool = False, **actors: Any) -> World:
@@ -154,7 +155,7 @@ def test_many_lanes_take_parameters_at_sample_boundaries() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_an_actor_without_boundaries_pulls_all_the_same(lanes: int) -> None:
-    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None, mode="concise"),), lanes=lanes)
+    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None),), lanes=lanes)
     world.begin()
     world.publish()
     for _ in range(PULL_TICKS // MAX_POLL_STEPS + 2):

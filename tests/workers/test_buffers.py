@@ -421,7 +421,7 @@ def test_the_recurrent_policy_is_trained_on_re_analysed_samples(tmp_path: Path) 
 def test_episodes_pass_through(tmp_path: Path, padded: bool) -> None:
     made = through({"one": Buffers(process=(Add(amount=0.5),))}, algorithm=experiments.Recorder(record=str(tmp_path / "sample")), batch_size=1)
     actor = made.workers["actor"]
-    actor = actor.replace(agents=(actor.agents[0].replace(mode="full", padded=padded),))
+    actor = actor.replace(agents=(actor.agents[0].replace(mode="full", padded=padded, sample_steps=128),))
     train(made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=6)), launch="inline", run_dir=tmp_path / "run", quiet=True)
     for number in range(6):
         sample = dict(np.load(tmp_path / f"sample-{number}.npz"))

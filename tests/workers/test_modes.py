@@ -19,7 +19,8 @@ RED = "samples/red/actor-0/0"
 
 
 def spec(**changes: Any) -> AgentSpec:
-    return AgentSpec(**{"policy": "p", "samples": "red", "sample_steps": 4, **changes})
+    steps = {"sample_steps": 4} if changes.get("mode", "fixed") in ("fixed", "after_done") and changes.get("samples", "red") else {}
+    return AgentSpec(**{"policy": "p", "samples": "red", **steps, **changes})
 
 
 def begun(environment: Marked, *specs: AgentSpec, remote: bool = False, **actors: Any) -> World:
@@ -215,7 +216,7 @@ def test_what_does_not_go_together_is_refused_by_name(changes: dict[str, Any], m
 def test_whatever_a_spec_says_of_samples_reaches_other_processes() -> None:
     for one in (
         spec(mode="full", samples=("red", "more"), padded=True, post=(GAE(gamma=0.9), Returns()), deterministic=True, frame_stack=4),
-        spec(mode="after_done", samples=None, burn_in=2, bootstrap=3),
+        spec(mode="after_done", burn_in=2, bootstrap=3),
         spec(mode="concise", samples="red"),
     ):
         assert decode(AgentSpec, json.loads(json.dumps(encode(one)))) == one

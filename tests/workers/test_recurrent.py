@@ -117,9 +117,9 @@ def experiment(policy: PolicyConfig, environment: EnvironmentConfig, algorithm: 
     served = layout.startswith("served")
     inference = {"inference": "ask"} if served else {}
     servers = {"server": PolicyWorkers(stream="ask", threaded=layout.endswith("threads"))} if served else {}
-    limit = {"max_episode_steps": 20} if spec.get("mode") == "full" else {}
+    limit, steps = ({"max_episode_steps": 20}, {}) if spec.get("mode") == "full" else ({}, {} if "sample_steps" in spec else {"sample_steps": 16})
     ring = {"ring": 3, "flush_requests": 2} if "ring" in layout else {}
-    actors = Actors(environment=environment, lanes=3, agents=(AgentSpec(**{"sample_steps": 16, **spec}, **inference),), **ring, **limit)
+    actors = Actors(environment=environment, lanes=3, agents=(AgentSpec(**steps, **spec, **inference),), **ring, **limit)
     return Experiment(
         name="memory",
         policies={"policy": policy},

@@ -21,7 +21,7 @@ def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, sha
     if kinds == 1:
         return (first,)
     inference = {"inference": "ask-p" if shared else "ask-q"} if remote else {}
-    second = {"samples": "blue", **settings_of_both, **(others if others is not None else {"sample_steps": 4})}
+    second = {"samples": "blue", **settings_of_both, "sample_steps": 4} if others is None else others
     return first, AgentSpec(match="blue.*", policy="q", **inference, **second)
 
 
@@ -65,15 +65,15 @@ def worlds(draw) -> World:
     limit = draw(st.sampled_from([0, 0, turns, 4, 6]))
     red, blue = (draw(settings_of_a_spec(stream, promises or limit > 0)) for stream in ("red", "blue"))
     if draw(st.sampled_from([False, False, True])):
-        blue["samples"] = None
-    second = {"burn_in": 0, "bootstrap": 1, "padded": False, "deterministic": False, "post": (), **blue}
+        blue = {"samples": None, "frame_stack": blue["frame_stack"], "deterministic": draw(st.booleans())}
+    ring = draw(st.integers(1, 2))
     actors = Actors(
         environment=environment,
-        agents=specs_of(kinds, remote, second, draw(st.booleans()), **red),
+        agents=specs_of(kinds, remote, blue, draw(st.booleans()), **red),
         lanes=draw(st.integers(1, 4)),
-        ring=draw(st.integers(1, 2)),
+        ring=ring,
         max_episode_steps=max(limit, turns) if limit else 0,
-        flush_requests=draw(st.integers(1, 5)),
+        flush_requests=draw(st.integers(1, 5)) if ring * kinds > 1 else 1,
         slots=draw(st.integers(1, 3)),
     )
     return World(actors, recurrent=draw(st.booleans()), remote=remote)
@@ -193,7 +193,14 @@ def test_the_step_limit_cuts_and_asks_for_the_value() -> None:
 @pytest.mark.parametrize("mode", ["fixed", "after_done", "full", "concise"])
 def test_a_cut_closes_the_open_row_of_an_agent_that_is_absent(mode: Any) -> None:
     environment = Marked(agents=2, turns=2, shortest=50, longest=50)
-    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=2, mode=mode), lanes=1, max_episode_steps=5))
+    world = World(
+        Actors(
+            environment=environment,
+            agents=specs_of(1, False, mode=mode, **({"sample_steps": 2} if mode in ("fixed", "after_done") else {})),
+            lanes=1,
+            max_episode_steps=5,
+        )
+    )
     world.begin()
     while len(world.got.get("samples/red/actor-0/0", ())) < 6:
         world.poll()

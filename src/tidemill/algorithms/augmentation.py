@@ -24,6 +24,7 @@ class RandomShift(ProcessorConfig):
     pixels: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pixels < 1:
             raise ConfigError(f"pixels = {self.pixels} must be at least 1; 4 is usual for images of 84")
 

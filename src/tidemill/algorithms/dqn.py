@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.policy import Policy
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 
 
@@ -53,15 +54,19 @@ class DQN(AlgorithmConfig):
     epsilon_end: float = 0.05
     """and from update `epsilon_updates` on; between them it falls in a straight line. A noisy network explores by its noise: 0 from the first update
     on."""
-    epsilon_updates: int = 10_000
+    epsilon_updates: int = acting(10_000, lambda dqn: dqn.epsilon_start != dqn.epsilon_end, "where epsilon_start is epsilon_end: ε stays as it is")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, self.ranges)
         if self.learning_rate_schedule not in ("constant", "linear"):
             raise ConfigError(f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or linear')
 
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
+
+    def check_endless(self) -> None:
+        self.refuse_idle("learning_rate_schedule", "without limits.steps or limits.updates: nobody knows how far the run is")
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy network's noise is drawn from `seed`."""
@@ -70,6 +75,9 @@ class DQN(AlgorithmConfig):
 
         if not isinstance(policy, QPolicy):
             raise ConfigError(f"DQN cannot train a {type(policy).__name__}, which tells no action's value; take a QNetwork for the policy")
+        if policy.config.noise:
+            for name in ("epsilon_end", "epsilon_updates"):
+                self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")
         return DQNLearner(self, policy, seed)
 
 

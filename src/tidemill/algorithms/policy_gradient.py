@@ -59,12 +59,16 @@ class PolicyGradient(AlgorithmConfig):
         return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, (low, high, advice) in self.ranges.items():
             value: Any = getattr(self, name)
             if value is not None and not (isfinite(value) and low <= value <= high):
                 raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
         if self.learning_rate_schedule not in ("constant", "linear"):
             raise ConfigError(f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or linear')
+
+    def check_endless(self) -> None:
+        self.refuse_idle("learning_rate_schedule", "without limits.steps or limits.updates: nobody knows how far the run is")
 
     def trainable(self, policy: Policy) -> "TrainablePolicy":
         """Return `policy`. Raises `ConfigError` when gradients cannot train it."""

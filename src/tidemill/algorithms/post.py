@@ -23,6 +23,7 @@ class Returns(PostProcessor):
     gamma: float = 0.99
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(gamma=self.gamma)
 
     def fields(self) -> Schema:
@@ -44,6 +45,7 @@ class GAE(PostProcessor):
     gae_lambda: float = 0.95
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(gamma=self.gamma, gae_lambda=self.gae_lambda)
 
     def fields(self) -> Schema:

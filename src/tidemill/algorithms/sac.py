@@ -7,6 +7,7 @@ from typing import ClassVar
 from tidemill.algorithms.dqn import check_ranges
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.policy import Policy
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 
 
@@ -46,10 +47,11 @@ class SAC(AlgorithmConfig):
     """α at the start."""
     learn_temperature: bool = True
     """Whether α is learnt; else it stays as it is."""
-    target_entropy: float | None = None
+    target_entropy: float | None = acting(None, lambda sac: sac.learn_temperature, "with learn_temperature = False: α stays as it is")
     """Entropy, in nats, that α is learnt for; of actions in [-1, 1]. None: minus the number of the action's elements."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, self.ranges)
 
     def measures(self) -> tuple[str, ...]:

@@ -151,6 +151,9 @@ class AlgorithmConfig(Config):
         nobody knows before the first update."""
         return None
 
+    def check_endless(self) -> None:
+        """Raise `ConfigError` for what depends on how far the run is. Called where neither steps nor updates limit it, so that nobody knows."""
+
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the algorithm that trains `policy`."""
         raise TypeError(f"{type(self).__name__} has no build()")

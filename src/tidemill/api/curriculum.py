@@ -63,6 +63,7 @@ class Stage(Config):
     until: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.until:
             check_condition("until", self.until)
 

@@ -29,7 +29,8 @@ class Port:
     blocks at a time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each; so does who trains a
     policy by a sample stream. A consumer may ask its producers to go in `lockstep` with it, and producers say that they can: at each outlet they go
     on only once their sample was given back. Who grants in `lockstep` does so ticket by ticket. A producer that `gathers` fills one block for all
-    of its outlets, unless somebody grants its steps ticket by ticket."""
+    of its outlets, unless somebody grants its steps ticket by ticket. A consumer whose samples are `lag_bounded` drops those whose rows are
+    too many versions behind."""
 
     stream: str
     role: Role
@@ -37,6 +38,7 @@ class Port:
     policy: str = ""
     lockstep: bool = False
     gathers: bool = False
+    lag_bounded: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Limits(Config):
     until: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.until:
             check_condition("limits.until", self.until)
         for name in ("steps", "updates", "seconds", "window"):
@@ -116,6 +117,7 @@ class WorkerConfig(Config):
     """Such workers end by themselves, at the limits; any other that returns before it is told to is an error."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("count", "math_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
@@ -183,6 +185,7 @@ class Experiment(Config):
     seed: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_name("experiment", self.name)
         check_several("together", self.together)
         check_several("curriculum", self.curriculum)
@@ -217,6 +220,12 @@ class Experiment(Config):
         """Return who consumes sample `stream` in lockstep with its producers: worker → the policy that it trains."""
         ports = ((name, port) for name, config in self.members() for port in config.ports())
         return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
+
+    def lag_bounded(self, stream: str) -> bool:
+        """True when a consumer of sample `stream`, or of what it is sent on into, drops rows that are too many versions behind."""
+        into = {into for config in self.workers.values() for into, taken in config.forwards().items() if taken == stream}
+        ports = (port for config in self.workers.values() for port in config.ports())
+        return any(port.lag_bounded and (port.stream, port.role) == (stream, "consume") for port in ports) or any(map(self.lag_bounded, into))
 
     def trained(self) -> list[str]:
         """Return the policies that are trained."""

@@ -203,11 +203,14 @@ class _Copies:
         return answers
 
 
+ENDLESS = 10**12  # updates, which a run does not reach: learning rates that fall with the run stay as they are at its start
+
+
 def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
     """Run `experiment`, changed in nothing but its limits, for `seconds` after a start-up, and return what it reached. Raises `Interrupted` when a
     signal ends it."""
     warm = min(2.0, seconds / 5)
-    limited = experiment.replace(limits=Limits(seconds=seconds + warm))
+    limited = experiment.replace(limits=Limits(seconds=seconds + warm, updates=ENDLESS))
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
         if result.summary["status"] == "interrupted":

@@ -53,6 +53,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     max_episode_steps: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("restarts", "max_episode_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 0")

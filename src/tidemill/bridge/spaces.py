@@ -39,6 +39,7 @@ class Group(Config):
     branches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_agents < 1 or not self.observations:
             raise ConfigError(f'group "{self.name}": max_agents = {self.max_agents} must be at least 1, and there must be an observation')
 

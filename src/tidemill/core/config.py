@@ -9,7 +9,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -26,9 +26,22 @@ def check_name(what: str, name: str) -> None:
         raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
 
 
+WHEN, IDLE = "when", "idle"  # in the metadata of a field: see `acting`
+
+
+def acting(default: Any, when: Callable[[Any], bool], idle: str) -> Any:
+    """Return a field that acts only where `when`, asked of the configuration, is true. Elsewhere any value but `default` (or what it returns, if it
+    is a class) is refused, since it would have no effect; `idle` says where that is, as "without a ratio"."""
+    metadata = {WHEN: when, IDLE: idle}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`.
+    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`, and
+    call `super().__post_init__()`. A setting that acts under a condition only is declared by `acting`.
 
     `retired`: settings that there were once, each with the default that it had and what to do instead. Saved configurations may hold them.
     """
@@ -40,6 +53,18 @@ class Config:
             if name in cls.retired:
                 raise ConfigError(_gone(cls, name))
         return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            if WHEN in each.metadata and not each.metadata[WHEN](self):
+                self.refuse_idle(each.name, each.metadata[IDLE])
+
+    def refuse_idle(self, name: str, why: str) -> None:
+        """Raise `ConfigError` if the setting `name` is not its default though it has no effect; `why` says so, and may name another cure."""
+        each = next(each for each in dataclasses.fields(self) if each.name == name)
+        usual = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if (value := getattr(self, name)) != usual:
+            raise ConfigError(f"{type(self).__name__}: {name} = {value!r} has no effect {why}; leave it out, or change that")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with the named fields changed (checked again)."""

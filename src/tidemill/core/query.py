@@ -57,6 +57,7 @@ class Query(Config):
     limit: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for condition in self.where:
             field, comparison, value = condition
             _check_form("where", field)

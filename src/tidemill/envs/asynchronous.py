@@ -37,6 +37,7 @@ class Asynchronous(EnvironmentConfig):
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         if self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (not known) or more")

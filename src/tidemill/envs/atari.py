@@ -52,6 +52,7 @@ class Atari(EnvironmentConfig):
     max_episode_steps: int = 27_000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("frame_skip", "stack", "size", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")

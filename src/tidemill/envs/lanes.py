@@ -53,6 +53,7 @@ class Gymnasium(EnvironmentConfig):
     threads: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
             raise ConfigError(

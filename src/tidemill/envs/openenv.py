@@ -56,6 +56,7 @@ class OpenEnv(EnvironmentConfig):
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "translate", name_of_code(self.translate))
         check_url(self.url, SCHEMES)
         if self.max_episode_steps < 0:

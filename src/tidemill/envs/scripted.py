@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.faults import TickCheck
@@ -65,9 +66,10 @@ class Scripted(EnvironmentConfig):
     same_step: bool = False
     delay: float = 0.0
     fault: Literal["raise", "shape", "nan", "reward", "hang"] | None = None
-    fault_tick: int = 0
+    fault_tick: int = acting(0, lambda scripted: scripted.fault is not None, "without a fault")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("agents", "shortest", "turns"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
@@ -270,6 +272,7 @@ class Free(EnvironmentConfig):
     death_rate: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.agents < 1:
             raise ConfigError(f"agents = {self.agents} must be at least 1")
         if not 0 <= self.death_rate <= 1:

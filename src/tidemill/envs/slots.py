@@ -55,6 +55,7 @@ class Slots(EnvironmentConfig):
     max_episode_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.environment, Slots):
             raise ConfigError("Slots in Slots: write Slots(environment=…) once, around the environment itself")
         if self.deadline_s is not None and self.deadline_s <= 0:

@@ -47,6 +47,7 @@ class GymnasiumVector(EnvironmentConfig):
     autoreset: Autoreset | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
             raise ConfigError(f"name an environment by exactly one of id and make, not id = {self.id!r} and make = {self.make!r}")

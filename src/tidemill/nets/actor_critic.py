@@ -5,7 +5,7 @@ from math import isfinite, prod
 from typing import Literal
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.api.spaces import Box, Spaces, leaves, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.nets.cells import Memory
@@ -15,6 +15,12 @@ from tidemill.nets.masks import mask_of
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.nets.weights import weight_shapes
+
+
+def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
+    """Raise `ConfigError` for a first deviation of actions that have none."""
+    if not any(isinstance(leaf, Box) for leaf in leaves(spaces.action, "action").values()):
+        policy.refuse_idle("log_std_init", "on actions without a Box: they have no deviation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,7 @@ class ActorCritic(PolicyConfig):
     parts of other names must be there."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
@@ -66,6 +73,11 @@ class ActorCritic(PolicyConfig):
         """Return what flattens the observations. Raises `ConfigError` where the settings do not go with `spaces`."""
         mask = mask_of(spaces, self.action_mask)
         encoder = ObservationEncoder(spaces.observation, self.encoder, mask.name if mask else None, self.critic_only)
+        check_deviation(self, spaces)
+        if not encoder.images:
+            self.refuse_idle("convolutions", "on an observation without images")
+        if not encoder.normalised.any():
+            self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
             names = ", ".join(encoder.critic_only)
             if self.shared_critic:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves, schema_of_space
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.nets.encoders import ObservationEncoder, image_of
@@ -16,6 +18,13 @@ KERNEL = 3
 """Width of the kernels of small images' convolution."""
 LARGEST = 35
 """Height or width of small images, at most."""
+
+
+_ONE_ATOM = "with atoms = 1: the head tells the expected return alone"
+
+
+def _spread(network: Any) -> bool:
+    return bool(network.atoms > 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +48,15 @@ class QNetwork(PolicyConfig):
     atoms: int = 1
     """How many returns the head spreads each action's over, from `least_return` to `greatest_return` (Bellemare et al. 2017, "A Distributional
     Perspective on Reinforcement Learning"; 51 is usual). 1: it tells the expected return."""
-    least_return: float = -10.0
+    least_return: float = acting(-10.0, _spread, _ONE_ATOM)
     """Least return that `atoms` tell of."""
-    greatest_return: float = 10.0
+    greatest_return: float = acting(10.0, _spread, _ONE_ATOM)
     """Greatest return that `atoms` tell of."""
     action_mask: str | None = "action_mask"
     """See `ActorCritic.action_mask`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
         if self.filters < 0 or not (isfinite(self.noise) and self.noise >= 0):
@@ -79,6 +89,8 @@ class QNetwork(PolicyConfig):
         encoder = ObservationEncoder(spaces.observation, "mlp", mask.name if mask else None)
         (name, leaf), *others = seen.items()
         image, convolutions = (None, ()) if others else self._image(leaf)
+        if others or small_image_of(leaf) is None or image_of(leaf) is not None:
+            self.refuse_idle("filters", "on an observation that is no small image")
         shape = Shape(encoder.width, image, convolutions, self.hidden, spaces.action.n, self.atoms, self.duelling, self.noise)
         return shape, encoder, name if image else None, mask
 

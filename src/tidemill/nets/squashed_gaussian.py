@@ -26,6 +26,7 @@ class SquashedGaussian(PolicyConfig):
     """Widths of the hidden layers, each with relu."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
 

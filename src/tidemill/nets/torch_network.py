@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.schema import Field
+from tidemill.nets.actor_critic import check_deviation
 from tidemill.nets.trainable import TrainablePolicy
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class TorchNetwork(PolicyConfig):
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
+        check_deviation(self, spaces)
         return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:

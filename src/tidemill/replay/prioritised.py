@@ -8,6 +8,7 @@ import numpy as np
 
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.stream import SampleConsumer
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.replay.priorities import BlockSums, Priorities
@@ -27,8 +28,8 @@ class PrioritisedReplay(Replay):
     """
 
     alpha: float = 0.5
-    beta: float = 0.4
-    beta_updates: int = 100_000
+    beta: float = acting(0.4, lambda replay: replay.alpha > 0, "with alpha = 0: all weights are 1")
+    beta_updates: int = acting(100_000, lambda replay: replay.alpha > 0 and replay.beta < 1, "with alpha = 0 or beta = 1: nothing rises")
 
     def __post_init__(self) -> None:
         super().__post_init__()

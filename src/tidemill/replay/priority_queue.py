@@ -25,6 +25,7 @@ class PriorityQueue(BufferConfig):
     reuses: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_reuses(self.reuses, None)
         if self.capacity < 1:
             raise ConfigError(f"capacity = {self.capacity} must be at least 1 row, and hold a batch")

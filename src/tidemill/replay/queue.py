@@ -20,6 +20,7 @@ class Queue(BufferConfig):
     reuses: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_reuses(self.reuses, None)
 
     def check(self, max_lag: int | None) -> None:

@@ -58,6 +58,7 @@ class Replay(BufferConfig):
     mapped: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("capacity", 1), ("warm_up", 1), ("steps", 1), ("frame_stack", 1), ("max_bytes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

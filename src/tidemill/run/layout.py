@@ -230,6 +230,7 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
         one_core=layout.one_core,
         lanes=layout.lanes,
         ring=layout.ring,
+        flush_requests=1 if layout.ring * len(specs) == 1 else parts.actors.flush_requests,
         slots=layout.slots,
         agents=specs,
         environment=environment,

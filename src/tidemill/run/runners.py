@@ -23,7 +23,7 @@ from tidemill.run.metrics import each_record
 from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
 from tidemill.run.trust import Trust
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -84,7 +84,8 @@ def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
         environment = environment.replace(threads=1)
     if not isinstance(environment, Slots):
         environment = Slots(environment=environment)
-    agents = tuple(spec.replace(mode="stepwise") if stream in spec.streams else spec for spec in actors.agents)
+    usual = AgentSpec().sample_steps  # what a sample was long: a row each is sent now
+    agents = tuple(spec.replace(mode="stepwise", sample_steps=usual) if stream in spec.streams else spec for spec in actors.agents)
     return actors.replace(environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents)
 
 

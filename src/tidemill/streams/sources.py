@@ -11,7 +11,7 @@ import numpy as np
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
-from tidemill.core.config import Config
+from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
 from tidemill.core.packed import unpack
 from tidemill.core.query import Query
@@ -80,9 +80,10 @@ class Drawn(ParameterSource):
     tag: str = ""
     among: Query = field(default_factory=Query)
     how: Literal["uniform", "prioritised"] = "uniform"
-    metric: str = "evaluation/beats"
+    metric: str = acting("evaluation/beats", lambda drawn: drawn.how == "prioritised", 'with how = "uniform": each version is drawn alike')
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.how not in ("uniform", "prioritised"):
             raise ConfigError(f'how = "{self.how}" is not known; take uniform or prioritised')
         if self.tag and self.replace(tag="") != Drawn():

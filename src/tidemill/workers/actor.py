@@ -47,7 +47,8 @@ __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "A
 
 MAX_POLL_STEPS = 16
 TELL = 5.0  # seconds between notices of how many environments are made
-PULL_TICKS = 128  # an actor that meets no sample boundary (or reset of a single lane) for so many ticks takes new parameters all the same
+PULL_TICKS = 128  # an actor that meets no sample boundary for so many ticks takes new parameters all the same: the timed pull
+ENDLESS_TICKS = 10_000  # so many it leaves alone targets of one lane, which take parameters before resets, where episodes may never end
 
 
 def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -> None:
@@ -120,6 +121,9 @@ class ActorWorker(Worker):
         own_ones = [player for player in self._clients if at_resets and player.target is not None]
         self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
+        # A lane that plays alone keeps its episode's version, unless the samples would come too late for who takes them.
+        self._timed = [self._clients[player] for player in self._pulled(at_resets and not first.independent) if player not in own_ones]
+        self._endless = not limit_of_steps(config, AgentSpec(), first)
         self.ring = EnvRing(targets)
         if in_turn:
             self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
@@ -137,6 +141,16 @@ class ActorWorker(Worker):
                 for stream in spec.streams
             },
             memory=tuple(needs),
+        )
+
+    def _pulled(self, at_resets: bool) -> list["_Player"]:
+        """Return whose parameters the timed pull takes. With `at_resets`, those whose samples are dropped when they lag behind."""
+        experiment = self.context.experiment
+        specs = [spec for spec in self._config.agents if not at_resets or any(map(experiment.lag_bounded, spec.streams))]
+        return list(
+            dict.fromkeys(
+                _Player.of(spec, number) for number in range(self._config.ring) for spec in specs if _Player.of(spec, number) in self._clients
+            )
         )
 
     def _make_environments(self) -> None:
@@ -267,8 +281,7 @@ class ActorWorker(Worker):
                     target.observe()
                     self._ticks += 1
                     moved = True
-                    if (self._crossed and self._config.lanes > 1) or self._ticks - self._boundary_at > PULL_TICKS:
-                        self._refresh(self._at_boundary)  # as late as can be: an actor that was held back goes on with what came meanwhile
+                    self._take_parameters()
                 moved = self._flush(self._config.flush_requests) or moved
             if not moved and not self._flush(1):
                 break
@@ -276,6 +289,14 @@ class ActorWorker(Worker):
             self._report_episodes()
         self._health.look()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
+
+    def _take_parameters(self) -> None:
+        """Take parameters between resets, as late as can be: an actor that was held back goes on with what came meanwhile."""
+        ticks = self._ticks - self._boundary_at
+        if (self._crossed and self._config.lanes > 1) or (self._endless and ticks > ENDLESS_TICKS):
+            self._refresh(self._at_boundary)
+        elif ticks > PULL_TICKS and self._timed:
+            self._refresh(self._timed)
 
     def _poll_gang(self, gang: Gang) -> PollResult:
         ticks, steps = gang.ticks, gang.steps

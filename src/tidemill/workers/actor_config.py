@@ -9,13 +9,20 @@ from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
-from tidemill.core.config import Config, check_several
+from tidemill.core.config import Config, acting, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
 INLINE = "inline"
 Mode = Literal["fixed", "after_done", "full", "concise", "stepwise"]
+
+
+_NOT_KEPT = "without samples: no rows are kept"
+
+
+def _kept(spec: Any) -> bool:
+    return bool(spec.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +56,16 @@ class AgentSpec(Config):
     inference: str = INLINE
     parameters: ParameterSource = field(default_factory=Newest)
     samples: str | tuple[str, ...] | None = "samples"
-    mode: Mode = "fixed"
-    sample_steps: int = 128
-    burn_in: int = 0
-    bootstrap: int = 1
-    padded: bool = False
-    post: tuple[PostProcessor, ...] = ()
+    mode: Mode = acting("fixed", _kept, _NOT_KEPT)
+    sample_steps: int = acting(
+        128,
+        lambda spec: _kept(spec) and spec.mode in ("fixed", "after_done"),
+        'without samples of a fixed length, those of mode = "fixed" and "after_done"',
+    )
+    burn_in: int = acting(0, _kept, _NOT_KEPT)
+    bootstrap: int = acting(1, _kept, _NOT_KEPT)
+    padded: bool = acting(False, _kept, _NOT_KEPT)
+    post: tuple[PostProcessor, ...] = acting(tuple, _kept, _NOT_KEPT)
     deterministic: bool = False
     frame_stack: int = 1
 
@@ -93,6 +104,7 @@ class AgentSpec(Config):
         names = [name for post in self.post for name in post.fields()]
         if len(set(names)) < len(names):
             raise ConfigError(f"post: two post-processors make one field (they make {', '.join(names)}); leave one out")
+        super().__post_init__()
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -134,8 +146,10 @@ class Actors(WorkerConfig):
     lanes: int = 64
     ring: int = 1
     max_episode_steps: int = 0
-    flush_requests: int = 1
-    slots: int = 2
+    flush_requests: int = acting(
+        1, lambda actors: actors.ring * len(actors.agents) > 1, "with ring = 1 and one agent spec: there is one request at a time"
+    )
+    slots: int = acting(2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ import numpy as np
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
 from tidemill.core.query import Query
 from tidemill.core.seeding import derive_seed
@@ -55,8 +56,8 @@ class Population(WorkerConfig):
     steps: int = 50_000
     metric: str = "training_return"
     quantile: float = 0.25
-    factors: tuple[float, ...] = (0.8, 1.25)
-    resample: float = 0.25
+    factors: tuple[float, ...] = acting((0.8, 1.25), lambda population: bool(population.explore), "without settings to explore")
+    resample: float = acting(0.25, lambda population: bool(population.explore), "without settings to explore")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,12 +1,13 @@
 """The configuration of trainers: what they train, on which samples, how old these may be, and what they keep."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
+from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
 from tidemill.replay.limiter import check_slack, parse_ratio
@@ -26,6 +27,13 @@ ITERATION = (
     "iteration/evaluation_episodes", "iteration/evaluation_steps", "iteration/evaluation_return",
 )  # fmt: skip
 """What is told at the end of an iteration; the returns where episodes ended in it, and how many steps it was longer where these were awaited."""
+
+
+_UNLIMITED = "without a ratio (and a replay memory): nobody waits for anybody then, and nothing is remembered"
+
+
+def _limited(trainer: Any) -> bool:
+    return trainer.ratio is not None or trainer.buffer.replays  # then a ratio is going to be given, or `check` refuses it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +84,16 @@ class Trainer(WorkerConfig):
     checkpoint_seconds: float = 60.0
     checkpoints: int = 3
     database_seconds: float | None = 10.0
-    database_versions: int = 20
+    database_versions: int = acting(20, lambda trainer: trainer.database_seconds is not None, "without database_seconds: no versions are kept")
     ratio: str | int | None = None
     slack: int | None = None
     exact: bool = False
     journal: bool = False
-    keep_buffer: bool = True
+    keep_buffer: bool = acting(True, _limited, _UNLIMITED)
     iteration_steps: int | None = None
     finish_episodes: bool = False
     evaluation_steps: int = 0
-    max_no_progress_s: float = 600.0
+    max_no_progress_s: float = acting(600.0, _limited, _UNLIMITED)
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -143,9 +151,14 @@ class Trainer(WorkerConfig):
                 f"buffer = {type(self.buffer).__name__} is a replay memory, and nothing says how often to train on it; set ratio, training tasks per "
                 'env step, like "1/4" or 1 (Trainer.ratio, --ratio, or AsyncTrainRunner(ratio=…))'
             )
+        if experiment.limits.steps is None and experiment.limits.updates is None:
+            self.algorithm.check_endless()
 
     def ports(self) -> tuple[Port, ...]:
-        ports = [Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0), Port(self.policy, "publish")]
+        ports = [
+            Port(self.samples, "consume", policy=self.policy, lockstep=self.max_policy_lag == 0, lag_bounded=self.max_policy_lag is not None),
+            Port(self.policy, "publish"),
+        ]
         ports += [Port(self.policy, "sum")] if self.count > 1 else []
         ports += [Port(self.samples, "grant", policy=self.policy, lockstep=self.exact)] if self.ratio is not None else []
         return (*ports, Port(self.policy, "store")) if self.database_seconds is not None else tuple(ports)

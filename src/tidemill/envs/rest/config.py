@@ -41,6 +41,7 @@ class Rest(EnvironmentConfig):
     retries: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_url(self.url)
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, fields
 
-from tidemill.core.config import Config
+from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError, did_you_mean
 
 KINDS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", "reply_repeated", "stall", "session_lost")
@@ -40,13 +40,16 @@ class Faults(Config):
     reply_repeated: float = 0.0
     stall: float = 0.0
     session_lost: float = 0.0
-    retry_after: float = 0.0
-    stall_seconds: float = 5.0
+    retry_after: float = acting(
+        0.0, lambda faults: faults.too_many + faults.unavailable > 0, "without too_many or unavailable: nobody is asked to wait"
+    )
+    stall_seconds: float = acting(5.0, lambda faults: faults.stall > 0, "without stall: no reply is held back")
     restart_every: float = 0.0
-    restart_seconds: float = 0.5
+    restart_seconds: float = acting(0.5, lambda faults: faults.restart_every > 0, "without restart_every: the server never restarts")
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, float) and not 0 <= value <= LONGEST:

@@ -1,0 +1,205 @@
+"""Every setting of every configuration acts, or is refused where it would have no effect.
+
+A new setting fails here until it is entered below: under `ALWAYS` if it acts whatever the rest says, under `IDLE` with a case in which it does not.
+Either way something in the library must read it, and some test or example must set it.
+"""
+
+import ast
+import dataclasses
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import tidemill
+from tidemill.algorithms.dqn import DQN
+from tidemill.algorithms.ppo import PPO
+from tidemill.algorithms.sac import SAC
+from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.config import WHEN, Config
+from tidemill.core.errors import ConfigError
+from tidemill.envs.rest.faults import Faults
+from tidemill.envs.scripted import Scripted
+from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.q_network import QNetwork
+from tidemill.nets.torch_network import TorchNetwork
+from tidemill.replay.prioritised import PrioritisedReplay
+from tidemill.replay.replay import Replay
+from tidemill.streams.sources import Drawn
+from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.buffers import Buffers
+from tidemill.workers.population import Population
+from tidemill.workers.trainer_config import Trainer
+
+ROOT = Path(__file__).parent.parent
+CHOICES = Spaces(Discrete(3), Discrete(2))
+PLAIN = Spaces(Box((4,), "float32"), Discrete(2))
+PUSHED = Spaces(Box((4,), "float32"), Box((1,), "float32", (-1.0,), (1.0,)))
+
+
+def trainer(**settings):
+    return Trainer(algorithm=PPO(), **settings)
+
+
+def endless(algorithm):
+    actors = Actors(environment=Scripted())
+    workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm)}
+    Experiment(name="endless", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(seconds=1)).check()
+
+
+class Own(TorchNetwork):
+    def network(self, spaces, outputs):
+        raise AssertionError("not asked")
+
+
+ALWAYS = {
+    "Experiment": "name policies workers limits together curriculum seed",
+    "Limits": "steps updates seconds mean_return window until",
+    "Stage": "options until",
+    "WorkerConfig": "count one_core math_threads",
+    "Actors": "environment agents lanes ring max_episode_steps",
+    "AgentSpec": "match policy inference samples deterministic frame_stack",
+    "Trainer": "algorithm policy samples buffer max_policy_lag checkpoint_seconds checkpoints database_seconds ratio device",
+    "PolicyWorkers": "stream policies most_rows threaded device",
+    "Buffers": "samples into process",
+    "Evaluation": "policy samples games tag best drawn name",
+    "Population": "members explore steps metric quantile",
+    "Query": "where order limit",
+    "Drawn": "tag among how",
+    "Fixed": "file",
+    "Queue": "reuses",
+    "PriorityQueue": "capacity reuses",
+    "Replay": "capacity warm_up steps frame_stack whole_episodes drop_cut max_bytes mapped",
+    "PrioritisedReplay": "alpha",
+    "Returns": "gamma",
+    "GAE": "gamma gae_lambda",
+    "RandomShift": "pixels",
+    "PolicyGradient": "gamma minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient max_gradient_norm normalise_returns",
+    "PPO": "gae_lambda clip epochs normalise_advantages clip_value target_kl correct_off_policy",
+    "Impala": "trace_lambda rho_clip c_clip",
+    "DQN": "gamma double learning_rate adam_epsilon max_gradient_norm target_every target_rate epsilon_start",
+    "SAC": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate temperature learn_temperature",
+    "ActorCritic": "hidden activation encoder shared_critic action_mask critic_only",
+    "RecurrentActorCritic": "cell width",
+    "QNetwork": "hidden duelling noise atoms action_mask",
+    "SquashedGaussian": "hidden",
+    "TorchNetwork": "action_mask",
+    "Gymnasium": "id make kwargs max_episode_steps threads",
+    "GymnasiumVector": "id make kwargs max_episode_steps seed_argument autoreset",
+    "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life reward_clipping fire_reset full_action_space "
+    "max_episode_steps",
+    "PettingZoo": "make kwargs state team_reward max_episode_steps",
+    "Asynchronous": "make kwargs max_episode_steps deadline",
+    "Rest": "url token form deadline attempt retries",
+    "OpenEnv": "url translate kwargs reset max_episode_steps token deadline",
+    "Slots": "environment deadline_s backoff_s max_backoff_s failures window_s",
+    "SimulatorEnvironment": "path layout framing parameters engine channels groups seats same_step start_seconds deadline max_episode_steps",
+    "Group": "name max_agents observations continuous branches",
+    "Scripted": "agents kinds shortest longest truncations deaths turns same_step delay fault",
+    "Free": "agents shape actions death_rate",
+    "Faults": "latency too_many unavailable request_lost reply_lost reply_torn reply_repeated stall session_lost restart_every seed",
+}
+REPLAYED = {"ratio": 1, "buffer": Replay(capacity=10_000), "batch_size": 32}
+IDLE = {
+    "Limits.return_of": lambda: Limits(return_of="policy"),
+    "Actors.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
+    "Actors.slots": lambda: Actors(environment=Scripted(), agents=(AgentSpec(samples=None),), slots=3),
+    "AgentSpec.parameters": lambda: AgentSpec(inference="asked", parameters=Drawn()),
+    "AgentSpec.mode": lambda: AgentSpec(samples=None, mode="after_done"),
+    "AgentSpec.sample_steps": lambda: AgentSpec(mode="full", sample_steps=7),
+    "AgentSpec.burn_in": lambda: AgentSpec(samples=None, burn_in=3),
+    "AgentSpec.bootstrap": lambda: AgentSpec(samples=None, bootstrap=2),
+    "AgentSpec.padded": lambda: AgentSpec(padded=True),
+    "AgentSpec.post": lambda: AgentSpec(post=(tidemill.GAE(),)),
+    "Trainer.batch_size": lambda: trainer(batch_size=64, max_policy_lag=0),
+    "Trainer.database_versions": lambda: trainer(database_seconds=None, database_versions=3),
+    "Trainer.slack": lambda: trainer(slack=3),
+    "Trainer.exact": lambda: trainer(exact=True),
+    "Trainer.journal": lambda: trainer(journal=True),
+    "Trainer.keep_buffer": lambda: trainer(keep_buffer=False),
+    "Trainer.iteration_steps": lambda: trainer(iteration_steps=100),
+    "Trainer.finish_episodes": lambda: trainer(finish_episodes=True),
+    "Trainer.evaluation_steps": lambda: trainer(**REPLAYED, evaluation_steps=10),
+    "Trainer.max_no_progress_s": lambda: trainer(max_no_progress_s=3),
+    "Buffers.policy": lambda: Buffers(process=(), policy="policy"),
+    "Population.factors": lambda: Population(members=("a", "b"), explore={}, factors=(0.5,)),
+    "Population.resample": lambda: Population(members=("a", "b"), explore={}, resample=0.5),
+    "Drawn.metric": lambda: Drawn(metric="evaluation/return"),
+    "PrioritisedReplay.beta": lambda: PrioritisedReplay(capacity=10_000, alpha=0, beta=0.5),
+    "PrioritisedReplay.beta_updates": lambda: PrioritisedReplay(capacity=10_000, beta=1, beta_updates=5),
+    "PolicyGradient.learning_rate_schedule": lambda: endless(PPO(learning_rate_schedule="linear")),
+    "PolicyGradient.chunk_steps": lambda: PPO(chunk_steps=8).build(ActorCritic().build(PLAIN, 0), 0),
+    "DQN.learning_rate_schedule": lambda: endless(DQN(learning_rate_schedule="linear")),
+    "DQN.epsilon_end": lambda: DQN(epsilon_end=0.5).build(QNetwork(noise=0.5).build(PLAIN, 0), 0),
+    "DQN.epsilon_updates": lambda: DQN(epsilon_start=0.1, epsilon_end=0.1, epsilon_updates=7),
+    "SAC.target_entropy": lambda: SAC(learn_temperature=False, target_entropy=-3),
+    "ActorCritic.convolutions": lambda: ActorCritic(convolutions="bfloat16").build(PLAIN, 0),
+    "ActorCritic.normalise_observations": lambda: ActorCritic(normalise_observations=True).build(CHOICES, 0),
+    "ActorCritic.log_std_init": lambda: ActorCritic(log_std_init=-1.0).build(PLAIN, 0),
+    "TorchNetwork.log_std_init": lambda: Own(log_std_init=-1.0).answer(PLAIN),
+    "QNetwork.filters": lambda: QNetwork(filters=8).build(PLAIN, 0),
+    "QNetwork.least_return": lambda: QNetwork(least_return=-1.0),
+    "QNetwork.greatest_return": lambda: QNetwork(greatest_return=1.0),
+    "SimulatorEnvironment.arguments": lambda: tidemill.SimulatorEnvironment(arguments=("-x",)),
+    "SimulatorEnvironment.restarts": lambda: tidemill.SimulatorEnvironment(restarts=1),
+    "Scripted.fault_tick": lambda: Scripted(fault_tick=3),
+    "Faults.retry_after": lambda: Faults(retry_after=1.0),
+    "Faults.stall_seconds": lambda: Faults(stall_seconds=1.0),
+    "Faults.restart_seconds": lambda: Faults(restart_seconds=1.0),
+}
+
+
+def configurations():
+    """Return the classes of the library, by name."""
+    for module in pkgutil.walk_packages(tidemill.__path__, "tidemill."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, todo = {}, [Config]
+    while todo:
+        todo += (kinds := todo.pop().__subclasses__())
+        found |= {kind.__name__: kind for kind in kinds if kind.__module__.startswith("tidemill.")}
+    return found
+
+
+def settings():
+    """Return by "Class.setting" the field of every setting, of the class that declares it."""
+    found = {}
+    for name, kind in configurations().items():
+        for each in dataclasses.fields(kind):
+            if not any(each.name in getattr(base, "__dataclass_fields__", {}) for base in kind.__mro__[1:]):
+                found[f"{name}.{each.name}"] = each
+    return found
+
+
+def trees(*folders):
+    return [ast.parse(path.read_text()) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_every_setting_is_known_to_act_always_or_to_be_refused_where_it_does_not():
+    entered = {f"{kind}.{name}" for kind, names in ALWAYS.items() for name in names.split()}
+    assert not entered & IDLE.keys()
+    assert entered | IDLE.keys() == settings().keys()
+    assert {name for name, each in settings().items() if WHEN in each.metadata} <= IDLE.keys()
+
+
+REFUSED = "no effect|leave it out|leave out|set both|set iteration_steps|does not go with|take inference|name one by path"
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_setting_without_effect_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"{name.partition('.')[2]}\b.*({REFUSED})"):
+        IDLE[name]()
+
+
+def test_every_setting_is_read_somewhere_and_set_in_some_test_or_example():
+    library = [node for tree in trees("src/tidemill") for node in ast.walk(tree)]
+    read = {node.attr for node in library if isinstance(node, ast.Attribute)} | {node.value for node in library if isinstance(node, ast.Constant)}
+    told = [node for tree in trees("tests", "examples", "benchmarks") for node in ast.walk(tree)]
+    texts = [node.value for node in told if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    given = {node.arg for node in told if isinstance(node, ast.keyword)} | {word for text in texts for word in re.findall(r"\w+", text)}
+    names = {name.partition(".")[2] for name in settings()}
+    assert names - read == set()
+    assert names - given == set()
