@@ -13,7 +13,7 @@ from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.envs.scripted import ScriptedEnvironment
-from tidemill.workers import actor_memory
+from tidemill.workers import actor, actor_memory
 from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
 
 EDGE = "samples/s/actor-0/0"
@@ -153,14 +153,42 @@ def test_many_lanes_take_parameters_at_sample_boundaries() -> None:
         assert {*stamp[0].tolist()} <= {-1, number - 1, 0}
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_an_actor_without_boundaries_pulls_all_the_same(lanes: int) -> None:
-    world = world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None),), lanes=lanes)
+def pulled(world: World, ticks: int) -> bool:
+    """True when a version that is published after the first rows is taken within so many ticks without a boundary."""
     world.begin()
+    world.poll()
     world.publish()
-    for _ in range(PULL_TICKS // MAX_POLL_STEPS + 2):
+    play(world, lambda: world.actor._ticks > ticks + MAX_POLL_STEPS)
+    return Known.built[0].version == 1
+
+
+def test_an_actor_without_boundaries_pulls_all_the_same() -> None:
+    assert pulled(world_of(Marked(shortest=10**6, longest=10**6), (spec(samples=None),), lanes=2), PULL_TICKS)
+
+
+def test_the_timed_pull_leaves_the_episode_of_a_single_lane_alone() -> None:
+    world = world_of(Marked(shortest=3 * PULL_TICKS, longest=3 * PULL_TICKS), lanes=1)
+    world.begin()
+    while world.actor._ticks < 12 * PULL_TICKS:
         world.poll()
-    assert Known.built[0].version == 1
+        world.publish()
+        world.drain()
+    asked = versions_by_episode(world)
+    assert len(asked) >= 4
+    assert [len({*versions}) for versions in asked.values()] == [1] * len(asked)
+
+
+def test_the_timed_pull_takes_single_lanes_whose_samples_are_dropped_when_they_lag() -> None:
+    long = Marked(shortest=10**6, longest=10**6)
+    assert pulled(World(Actors(environment=long, agents=(spec(),), lanes=1), bounded=("s",)), PULL_TICKS)
+    assert not pulled(World(Actors(environment=long, agents=(spec(),), lanes=1)), 4 * PULL_TICKS)
+
+
+def test_a_single_lane_whose_episode_may_never_end_takes_parameters_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "ENDLESS_TICKS", 4 * PULL_TICKS)
+    endless = Marked(shortest=10**6, longest=10**6, promises=False)
+    assert not pulled(world_of(endless, lanes=1), 2 * PULL_TICKS)
+    assert pulled(world_of(endless, lanes=1), 5 * PULL_TICKS)
 
 
 def test_parameters_are_there_before_the_first_row() -> None:

@@ -180,9 +180,13 @@ class Sink(WorkerConfig):
     streams: dict[str, str] = field(default_factory=dict)  # → the policy that plays it
     policies: tuple[str, ...] = ()
     lockstep: tuple[str, ...] = ()  # those of the streams whose producers wait for it
+    bounded: tuple[str, ...] = ()  # and those of which it drops what lags behind
 
     def ports(self) -> tuple[Port, ...]:
-        consumes = (Port(stream, "consume", policy=policy, lockstep=stream in self.lockstep) for stream, policy in self.streams.items())
+        consumes = (
+            Port(stream, "consume", policy=policy, lockstep=stream in self.lockstep, lag_bounded=stream in self.bounded)
+            for stream, policy in self.streams.items()
+        )
         return *consumes, *(Port(policy, "publish") for policy in self.policies)
 
 
@@ -196,13 +200,14 @@ class World:
     threaded: bool = False  # these have threads
     most_rows: int = 4096  # of a batch of theirs
     lockstep: tuple[str, ...] = ()  # streams in lockstep
+    bounded: tuple[str, ...] = ()  # streams whose rows are dropped when they lag behind
 
     def __post_init__(self) -> None:
         Known.built.clear()
         Marked.built.clear()
         self.policies = tuple(dict.fromkeys(spec.policy for spec in self.actors.agents))
         streams = {stream: spec.policy for spec in self.actors.agents for stream in spec.streams}
-        sink = Sink(streams=streams, policies=self.policies, lockstep=self.lockstep)
+        sink = Sink(streams=streams, policies=self.policies, lockstep=self.lockstep, bounded=self.bounded)
         workers: dict[str, WorkerConfig] = {"actor": self.actors, "sink": sink}
         if self.remote:
             asked: dict[str, list[str]] = {}
