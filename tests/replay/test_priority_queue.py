@@ -93,7 +93,7 @@ def test_a_sample_that_it_cannot_hold_is_refused_at_the_start() -> None:
         Stream(PriorityQueue(capacity=7))
     with pytest.raises(ConfigError, match=r"capacity = 15 rows \(8 for each of 2 trainers\) holds 1 samples of 8 rows, less than a batch of 9 rows"):
         Stream(PriorityQueue(capacity=15), rows=9, trainers=2)
-    with pytest.raises(ConfigError, match="less than a batch of 2 samples, one of each producer"):
+    with pytest.raises(ConfigError, match="less than a batch of 2 samples, as many as actors fill at a time"):
         Stream(PriorityQueue(capacity=15), seats=(2, 2))
     with pytest.raises(ConfigError, match="capacity = 0"):
         PriorityQueue(capacity=0)

@@ -222,6 +222,12 @@ def test_whatever_a_spec_says_of_samples_reaches_other_processes() -> None:
         assert decode(AgentSpec, json.loads(json.dumps(encode(one)))) == one
 
 
+@pytest.mark.parametrize(("mode", "at_once"), [("full", 6), ("after_done", 1), ("fixed", 1)])
+def test_an_actor_says_how_many_samples_it_fills_at_a_time(mode: Any, at_once: int) -> None:
+    facts = World(Actors(environment=Marked(agents=2), agents=(spec(mode=mode),), lanes=3)).begin()
+    assert facts.samples["red"].at_once == at_once
+
+
 def test_streams_of_two_specs_that_overlap_are_refused() -> None:
     with pytest.raises(ConfigError, match="two agent specs use one sample stream"):
         Actors(environment=Marked(), agents=(spec(match="a", samples=("red", "more")), spec(match="b", samples=("blue", "more"))))

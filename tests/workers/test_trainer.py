@@ -87,6 +87,7 @@ class Bench:
         folder: Path | None = None,
         resume: str | None = None,
         mode: Any = "fixed",
+        at_once: int = 1,
         **settings: Any,
     ):
         Adder.built.clear()
@@ -103,7 +104,7 @@ class Bench:
         self.reader = source.reader("parameters/policy/trainer-0")
         context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
         self.worker = TrainerWorker(context, config)
-        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode)}))
+        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode, at_once=at_once)}))
         (self.algorithm,) = Adder.built
         self.worker.start()
         self.told: list[Any] = []
@@ -414,6 +415,18 @@ def test_a_resumed_run_goes_on_with_what_was_adopted(tmp_path: Path) -> None:
     assert again.worker._version_counters() == bench.worker._version_counters()
 
 
+def test_a_batch_of_whole_episodes_has_as_many_as_there_are_seats_unless_its_size_is_set() -> None:
+    bench = Bench(at_once=3)
+    for _ in range(2):
+        bench.send(0)
+    assert bench.poll() == (0, 0)
+    bench.send(0)
+    assert bench.poll() == (3 * TRAINED, 1)
+    bench = Bench(at_once=3, batch_size=TRAINED)
+    bench.send(0)
+    assert bench.poll() == (TRAINED, 1)
+
+
 # ---- limits ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +434,7 @@ def test_a_resumed_run_goes_on_with_what_was_adopted(tmp_path: Path) -> None:
     ("limits", "updates", "reason"),
     [
         (Limits(updates=3), 3, "3 updates done"),
-        (Limits(steps=2 * TRAINED + 1), 3, "24 env steps trained"),
+        (Limits(steps=2 * TRAINED + 1), 3, "24 env steps trained, 7 more than the limit: an update takes whole samples, 8 steps in the last one"),
         (Limits(steps=TRAINED), 1, "8 env steps trained"),
     ],
 )

@@ -30,13 +30,15 @@ ENDED = frozenset({State.COMPLETED, State.FAILED})
 
 
 class SampleFacts(msgspec.Struct, frozen=True):
-    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are the agent spec's."""
+    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are the agent spec's; `at_once` samples are filled at a time at
+    each outlet: one of all seats, or one of each seat."""
 
     seats_per_lane: int
     burn_in: int
     bootstrap: int
     mode: Literal["fixed", "after_done", "full", "concise", "stepwise"] = "fixed"
     padded: bool = False
+    at_once: int = 1
 
     @property
     def cut(self) -> bool:

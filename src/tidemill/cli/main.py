@@ -70,7 +70,7 @@ def train(
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="End after so many env steps.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="End with the update that reaches so many env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
     return_of: ReturnOf = None,
     layout: Lay = "auto",

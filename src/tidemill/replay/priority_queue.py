@@ -68,7 +68,7 @@ class _OwnMemory(Buffer):
                 f"{largest * demand.trainers:,}, or the actors' sample_steps or lanes less"
             )
         if places * least < demand.rows if demand.rows is not None else places < demand.samples:
-            wanted = f"{demand.samples} samples, one of each producer" if demand.rows is None else f"{demand.rows:,} rows"
+            wanted = f"{demand.samples} samples, as many as actors fill at a time" if demand.rows is None else f"{demand.rows:,} rows"
             raise ConfigError(
                 f"PriorityQueue: capacity = {config.capacity:,} rows{shared} holds {places} samples of {least:,} rows, less than a batch of "
                 f"{wanted}; make it more, or batch_size less"

@@ -136,7 +136,9 @@ class ActorWorker(Worker):
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
-                stream: SampleFacts(len(group), spec.burn_in, spec.tail, spec.mode, spec.padded)
+                stream: SampleFacts(
+                    len(group), spec.burn_in, spec.tail, spec.mode, spec.padded, config.lanes * len(group) if spec.mode == "full" else 1
+                )
                 for spec, group in zip(config.agents, groups, strict=True)
                 for stream in spec.streams
             },

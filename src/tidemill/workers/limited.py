@@ -122,6 +122,9 @@ class LimitedTrainerWorker(TrainerWorker):
         """True when the phase does not end yet, since episodes are open, and what they owe may be trained."""
         return self._reason is None and self._updates_left() and self._phases.open()
 
+    def _why_more(self) -> str:
+        return "open episodes were played to their end"
+
     def _steps_done(self) -> bool:
         return super()._steps_done() and not self._awaits_episodes()
 

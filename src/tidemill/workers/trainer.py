@@ -61,6 +61,7 @@ class TrainerWorker(Worker):
         self._adopted: dict[str, float] = {}  # settings of the algorithm, where adoptions have changed them
         self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
         self._peers = Peers(self.clock)
+        self._batch_steps = 0  # of the last update
         self._life = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
@@ -88,7 +89,7 @@ class TrainerWorker(Worker):
                     "take the stream of the agents that play it, or of agents with its spaces and whose policy has its state"
                 )
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
-        samples = ceil(experiment.samples_at_once(context.name, config.samples))
+        samples = ceil(experiment.samples_at_once(context.name, config.samples) * own.at_once)
         folder = Path(context.folder) if context.folder else None
         seed = derive_seed(experiment.seed, context.name, "buffer")
         found = None
@@ -196,7 +197,8 @@ class TrainerWorker(Worker):
             self.clock.enter(left)
             counters.updates += 1
             counters.rows += int(agreed.fresh)
-            counters.steps = counters.rows // self._facts.seats_per_lane
+            before, counters.steps = counters.steps, counters.rows // self._facts.seats_per_lane
+            self._batch_steps = counters.steps - before
             self._policy.version = counters.updates
             self._publish()
             if self._config.max_policy_lag == 0:
@@ -239,10 +241,14 @@ class TrainerWorker(Worker):
         limit = self.context.experiment.limits.steps
         return limit is not None and self.counters.steps >= limit
 
+    def _why_more(self) -> str:
+        return f"an update takes whole samples, {self._batch_steps:,} steps in the last one"
+
     def _reached(self) -> str:
         limits, counters = self.context.experiment.limits, self.counters
         if self._steps_done():
-            return f"{counters.steps:,} env steps trained"
+            over = counters.steps - (limits.steps or 0)
+            return f"{counters.steps:,} env steps trained" + (f", {over:,} more than the limit: {self._why_more()}" if over else "")
         if limits.updates is not None and counters.updates >= limits.updates:
             return f"{counters.updates:,} updates done"
         if limits.seconds is not None and counters.seconds >= limits.seconds:

@@ -42,7 +42,8 @@ class Trainer(WorkerConfig):
     its share of the producers, whose gradients are averaged (the algorithm must be `DataParallel`).
 
     batch_size          rows of a batch of all trainers together, at least (samples are taken whole); None: as many samples as actors fill at a time,
-                        one in each target, whether they come directly or through buffer workers, of whoever has some
+                        one in each target (of whole episodes one of each seat), whether they come directly or through buffer workers, of whoever
+                        has some
     buffer              where samples wait for an update, and how often each is trained on: `Queue`, `PriorityQueue`; with a ratio, a memory that
                         batches are drawn from: `Replay`, `PrioritisedReplay`
     max_policy_lag      samples whose oldest trained row is more versions behind at the moment of training, of each use, are dropped and counted;
