@@ -55,7 +55,7 @@ def learner_of(config=None, net=None, seed=0):
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("atoms", [1, 5])
 def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
-    net = QNetwork(hidden=(8,), duelling=False, atoms=atoms, least_return=-3, greatest_return=3)
+    net = QNetwork(hidden=(8,), duelling=False, atoms=atoms, **({"least_return": -3, "greatest_return": 3} if atoms > 1 else {}))
     learner = learner_of(DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net)
     learner.policy.flat += np.random.default_rng(7).standard_normal(learner.policy.flat.size).astype(np.float32) * 0.5
     sample = sample_of()

@@ -101,8 +101,10 @@ def test_acting_and_evaluating_agree_for_every_action_space(action, shared):
     assert policy.value_scale != 1
 
 
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("observation", OBSERVATIONS)
+NORMALISED = ("vector", "scalar", "matrix", "ram", "parts", "pixels and vector")
+
+
+@pytest.mark.parametrize(("observation", "normalise"), [*((name, False) for name in OBSERVATIONS), *((name, True) for name in NORMALISED)])
 def test_acting_and_evaluating_agree_for_every_observation_space(observation, normalise):
     space = OBSERVATIONS[observation]
     spaces, config = Spaces(space, Discrete(3)), ActorCritic(hidden=(8,), normalise_observations=normalise)

@@ -46,7 +46,8 @@ def by_autograd(shape, weights, inputs):
     ("observation", "hidden", "atoms"), [(VECTOR, (8, 5), 1), (VECTOR, (), 1), (IMAGE, (9,), 1), (VECTOR, (8,), 7), (IMAGE, (), 3), (LARGE, (9,), 1)]
 )
 def test_values_and_gradients_are_autograds(observation, hidden, atoms, duelling, noise):
-    config = QNetwork(hidden=hidden, filters=4, atoms=atoms, duelling=duelling, noise=noise)
+    filters = {"filters": 4} if observation is IMAGE else {}
+    config = QNetwork(hidden=hidden, atoms=atoms, duelling=duelling, noise=noise, **filters)
     shape = config.plan(Spaces(observation, Discrete(4)))[0]
     rng = np.random.default_rng(0)
     flat = first_weights(shape, rng)

@@ -65,7 +65,7 @@ def ask(policy, config, spaces, observation, deterministic):
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.parametrize("deterministic", [False, True, np.array([True, False] * 4)], ids=["drawn", "mode", "mixed"])
 def test_acting_and_training_agree_and_rows_beyond_the_request_stay(action, deterministic):
-    spaces, config = Spaces(OBSERVATION, action), JoinedNetwork(log_std_init=-0.3)
+    spaces, config = Spaces(OBSERVATION, action), JoinedNetwork(**({"log_std_init": -0.3} if isinstance(action, Box) else {}))
     policy, observation = config.build(spaces, seed=1), draw(8)
     policy.fold(observation, np.array([0.0, 8.0], np.float32))  # deviation 4
     out = ask(policy, config, spaces, observation, deterministic)

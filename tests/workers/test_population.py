@@ -424,7 +424,7 @@ def test_what_populate_cannot_multiply_is_refused() -> None:
 def test_populate_keeps_specs_that_keep_nothing() -> None:
     single = one()
     (spec,) = single.workers["actor"].agents
-    silent = changed(single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None)))
+    silent = changed(single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None, sample_steps=128)))
     made = populate(silent, [{}, {"amount": 3.0}], explore={})
     assert [[s.samples for s in made.workers[f"actor-{n}"].agents] for n in (0, 1)] == [["samples-0", None], ["samples-1", None]]
     assert [made.workers[f"trainer-{n}"].algorithm for n in (0, 1)] == [Adding(), Adding(amount=3.0)]

@@ -60,7 +60,6 @@ class Population(WorkerConfig):
     resample: float = acting(0.25, lambda population: bool(population.explore), "without settings to explore")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.count != 1:
             raise ConfigError(f"count = {self.count}: one worker manages a population")
         if len(set(self.members)) < max(2, len(self.members)):
@@ -79,6 +78,7 @@ class Population(WorkerConfig):
             low, high = bounds
             if not 0 < low <= high < float("inf"):
                 raise ConfigError(f"explore: the bounds {low} and {high} of {name} must be positive, the lower one first")
+        super().__post_init__()
 
     def ports(self) -> tuple[Port, ...]:
         return tuple(Port(member, "draw") for member in self.members)
