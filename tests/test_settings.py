@@ -95,7 +95,7 @@ ALWAYS = {
     "Asynchronous": "make kwargs max_episode_steps deadline",
     "Rest": "url token form deadline attempt retries",
     "OpenEnv": "url translate kwargs reset max_episode_steps token deadline",
-    "Slots": "environment deadline_s backoff_s max_backoff_s failures window_steps",
+    "Slots": "environment deadline_s backoff_s max_backoff_s failures window_steps max_episode_seconds",
     "SimulatorEnvironment": "path layout framing parameters engine channels groups seats same_step start_seconds deadline max_episode_steps",
     "Group": "name max_agents observations continuous branches",
     "Scripted": "agents kinds shortest longest truncations deaths turns same_step delay fault",
