@@ -31,6 +31,7 @@ NONE: Numbers = {}
 FIELD = "info.said"
 SAID = Field((2 + MOST * (LONGEST + 11) + 3,), "uint8")
 """The field of a row that holds the numbers: how many bytes, and these."""
+_PLAIN = frozenset({bool, int, float})
 _OBSERVATIONS = frozenset({"final_obs", "final_observation", "final_info"})  # they are of somebody else, or of the step
 
 
@@ -62,17 +63,15 @@ class Listener:
 
 def _collect(info: Mapping[Any, Any], before: str, depth: int, found: dict[str, float]) -> None:
     for key, value in info.items():
-        if isinstance(value, Mapping):
-            if depth > 1 and key not in _OBSERVATIONS:
-                _collect(value, f"{before}{key}/", depth - 1, found)
-        elif not isinstance(value, (bool, int, float, np.generic, np.ndarray)) or key in _OBSERVATIONS or says_secret(str(key)):
-            continue
-        elif (number := _number(value)) is not None:
-            found.setdefault(name_of(f"{before}{key}"), number)
+        if type(value) in _PLAIN or isinstance(value, (np.generic, np.ndarray)):
+            if key not in _OBSERVATIONS and (name := name_of(f"{before}{key}")) and (number := _number(value)) is not None:
+                found.setdefault(name, number)
+        elif depth > 1 and key not in _OBSERVATIONS and isinstance(value, Mapping):
+            _collect(value, f"{before}{key}/", depth - 1, found)
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, (np.generic, np.ndarray)) and (value.ndim or value.dtype.kind not in "fiub"):
+    if type(value) not in _PLAIN and (value.ndim or value.dtype.kind not in "fiub"):
         return None
     try:
         number = float(value)
@@ -83,7 +82,9 @@ def _number(value: Any) -> float | None:
 
 @lru_cache(maxsize=1024)
 def name_of(text: str) -> str:
-    """Return `text` as a part of a metric's name: letters, digits, "_" and "/"."""
+    """Return `text` as a part of a metric's name: letters, digits, "_" and "/". "" where a part of it says that it is of a secret."""
+    if any(map(says_secret, text.split("/"))):
+        return ""
     return replaced(r"[^\w/]", "_", text, flags=ASCII).strip("/")[:LONGEST] or "_"
 
 
