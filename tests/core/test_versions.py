@@ -21,6 +21,7 @@ from tidemill.core import versions
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone
 from tidemill.core.packed import pack, unpack
 from tidemill.core.query import Query
+from tidemill.core.reading import read_plain
 from tidemill.core.versions import LATEST, Mean, ParameterDatabase
 
 KILLS = Path(__file__).with_name("kills.py")
@@ -439,16 +440,16 @@ def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(tmp_path: P
 
 @pytest.mark.parametrize("which", [LATEST, 1])
 def test_what_is_collected_while_it_is_read_is_looked_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int | str) -> None:
-    database, read_bytes, moved = filled(tmp_path, 1), Path.read_bytes, [False]
+    database, moved = filled(tmp_path, 1), [False]
 
     def meanwhile(path: Path) -> bytes:
         if not moved[0]:
             moved[0] = True
             database.push("p", 2, weights(2))
             database.collect("p", 1)
-        return read_bytes(path)
+        return read_plain(path)
 
-    monkeypatch.setattr(Path, "read_bytes", meanwhile)
+    monkeypatch.setattr(versions, "read_plain", meanwhile)
     if which == LATEST:
         assert database.load("p", which)[1] == 2
     else:
