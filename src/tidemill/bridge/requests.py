@@ -64,9 +64,11 @@ class Rows:
     def clear(self) -> None:
         """Forget all rows."""
         rows = len(self)
+        if not rows:
+            return
         if self.mostly(rows):
             self.block.fill(0)
-        elif rows:
+        else:
             for _, array in self.parts:
                 array[:rows] = 0
         self._counter = count()
@@ -169,14 +171,15 @@ class Requests:
         if asking + ended > self._most:  # made before the layout was known
             raise self._full(asking + ended - self._most, ends)
         write_int(memory, group.places["agents"], asking + ended)
-        if not ended and asks.mostly(asking):
-            place = group.places["obs"]
-            memory[place : place + asks.block.size] = asks.block.data
-            return agents
-        for (start, first), (_, then) in zip(asks.parts, ends.parts, strict=True):
-            place = group.places["obs"] + start
-            _write(memory, place, first[:asking])
-            _write(memory, place + first[:asking].nbytes, then[:ended])
+        base = group.places["obs"]
+        whole = asks.mostly(asking + ended)
+        if whole:
+            memory[base : base + asks.block.size] = asks.block.data
+        if ended or not whole:
+            for (start, first), (_, then) in zip(asks.parts, ends.parts, strict=True):
+                if not whole:
+                    _write(memory, base + start, first[:asking])
+                _write(memory, base + start + first.strides[0] * asking, then[:ended])
         return agents
 
 
