@@ -45,7 +45,9 @@ class Script:
     """Faults by the number of the call (of reset and step, from 0); later calls go well."""
 
     def __init__(self, plan, **settings):
-        self.plan, self.faults, self.calls = dict(plan), Faults(**settings), 0
+        shares = {"stall": 0.5} if "stall_seconds" in settings else {}  # which `draw` does not ask, and without which the rest would do nothing
+        shares |= {"too_many": 0.5} if "retry_after" in settings else {}
+        self.plan, self.faults, self.calls = dict(plan), Faults(**shares, **settings), 0
 
     def draw(self, path):
         number, self.calls = self.calls, self.calls + 1
