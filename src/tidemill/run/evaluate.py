@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Experiment
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, allocate
@@ -94,9 +95,9 @@ class Player:
         """Play one tick and return the seats' episodes that ended in it."""
         environment, reset = self._environment, self._reset
         environment.send([seats.actions for seats in self._seats], reset)
-        deadline = monotonic() + TICK_DEADLINE
+        deadline = awake() + TICK_DEADLINE
         while not environment.ready():
-            if monotonic() > deadline:
+            if awake() > deadline:
                 raise EnvironmentFault(f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its server is away")
             self._bell.wait(0.1)
         environment.recv(self._ticks)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
@@ -39,6 +40,7 @@ class Video:
     """The last episode was still going on when the video was full."""
 
 
+@forgiving_output()
 def play(
     run: str | Path,
     video: str | Path | None,

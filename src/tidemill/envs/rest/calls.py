@@ -13,11 +13,11 @@ import random
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from tidemill.core.clock import awake
 from tidemill.core.errors import ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
 from tidemill.envs.leaves import brief
 from tidemill.envs.rest.restraints import Breaker, Budget, Pace
@@ -126,7 +126,7 @@ def call(
     applied  True when a refusal as out of order says that the server has applied this very call
     """
     where = f"{terms.url}: {what}"
-    until = monotonic() + terms.deadline
+    until = awake() + terms.deadline
     terms.budget.earn()
     tries, repeats, doubt, why = 0, 0, False, "the host's breaker was open all the while"
 
@@ -137,7 +137,7 @@ def call(
         return may
 
     while True:
-        left = until - monotonic()
+        left = until - awake()
         if left <= 0:
             raise RemoteTimeout(
                 f"{where}: no answer within {terms.deadline:g} s (deadline), in {tries} tr{'y' if tries == 1 else 'ies'}; last: {why}. "
@@ -198,7 +198,7 @@ def call(
                 f"{where}: failed in {tries} tries ({why}), and the host's retry budget is used up; see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
-        yield Pause(max(0.0, min(pause, until - monotonic())))
+        yield Pause(max(0.0, min(pause, until - awake())))
 
 
 def _problem(said: Answer) -> Problem | None:

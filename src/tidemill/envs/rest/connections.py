@@ -12,11 +12,11 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import httpcore
 
+from tidemill.core.clock import awake
 from tidemill.core.errors import RemoteFault
 from tidemill.envs.rest.calls import Answer, Lost, Send, answer
 from tidemill.envs.rest.wire import LARGEST
@@ -53,7 +53,7 @@ class _Deadline:
     at_late: Callable[[], None] | None = None
 
     def left(self, timeout: float | None) -> float:
-        left = self.until - monotonic()
+        left = self.until - awake()
         if left <= 0:
             raise TimeoutError(OVER)
         return left if timeout is None else min(left, timeout)
@@ -73,7 +73,7 @@ class _Stream(httpcore.NetworkStream):
             self._stream.write(whole, deadline.left(timeout))
         if deadline.at_late is not None:
             try:
-                return self._stream.read(max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - monotonic())))
+                return self._stream.read(max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - awake())))
             except httpcore.ReadTimeout:
                 at_late, deadline.at_late = deadline.at_late, None
                 if deadline.late < deadline.until:
@@ -106,7 +106,7 @@ class Connection:
 
     def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
         """Send a request and return what came of it. Call `at_late` when it is late. Raises `RemoteFault` when it was interrupted."""
-        since = monotonic()
+        since = awake()
         deadline = self._deadline
         deadline.until, deadline.late, deadline.at_late = since + wanted.seconds, since + wanted.late, at_late
         self.pause(0)
@@ -124,7 +124,7 @@ class Connection:
                     return Lost(f"the answer has more than {LARGEST} bytes")
             response.close()
             whole = True
-            return answer(response.status, response.headers, bytes(body), monotonic() - since)
+            return answer(response.status, response.headers, bytes(body), awake() - since)
         except _NETWORK as error:
             return _lost(error, sent)
         finally:

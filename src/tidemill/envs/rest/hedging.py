@@ -7,8 +7,8 @@ connection is closed; what the server does for it is its answer to a repeat (doc
 import asyncio
 import threading
 from contextlib import suppress
-from time import monotonic
 
+from tidemill.core.clock import awake
 from tidemill.core.errors import RemoteFault
 from tidemill.envs.rest.calls import Answer, Lost, Send
 from tidemill.envs.rest.connections import Address, AsyncConnection, Connection
@@ -28,12 +28,12 @@ class Hedged:
         """Send a request, again where it is late, and return what came of it. Raises `RemoteFault` when it was interrupted."""
         if wanted.late >= wanted.seconds:
             return self._connection.send(wanted)
-        self._wanted, self._until = wanted, monotonic() + wanted.seconds
+        self._wanted, self._until = wanted, awake() + wanted.seconds
         try:
             said = self._connection.send(wanted, self._send_again)
             if self._repeat is not None and not said.settles:
                 self._connection.pause(0)  # raises where it was interrupted before there was a repeat
-                other = self._repeat.wait(self._until - monotonic())
+                other = self._repeat.wait(self._until - awake())
                 if other.settles:
                     self._connection.hang_up()
                     said, self._connection, self._repeat = other, self._repeat.connection, None
@@ -61,7 +61,7 @@ class Hedged:
     def _send_again(self) -> None:
         wanted = self._wanted
         if wanted is not None and wanted.repeat is not None and wanted.repeat():
-            self._repeat = _Repeat(self._connection, wanted._replace(seconds=self._until - monotonic()))
+            self._repeat = _Repeat(self._connection, wanted._replace(seconds=self._until - awake()))
 
 
 class _Repeat:

@@ -2,7 +2,8 @@
 
 import random
 import threading
-from time import monotonic
+
+from tidemill.core.clock import awake
 
 FADE = 0.99  # of the slowest call, with each that follows
 SHORTEST = 1.0  # seconds: an answer is not late before
@@ -27,7 +28,7 @@ class Breaker:
         with self._lock:
             if self._failures < self._limit:
                 return 0.0
-            left = self._next - monotonic()
+            left = self._next - awake()
             if left > 0 or self._trying:
                 return max(left, 0.02) * random.uniform(1.0, 1.5)
             self._trying = True
@@ -46,7 +47,7 @@ class Breaker:
             if self._failures >= self._limit:
                 self.opened += self._failures == self._limit
                 pause = min(self._longest, self._first * 2.0 ** min(30, self._failures - self._limit))
-                self._next = monotonic() + pause * random.uniform(0.5, 1.0)
+                self._next = awake() + pause * random.uniform(0.5, 1.0)
 
     def gave_up(self) -> None:
         """The request was broken off by whoever sent it, or took longer than its time: that says nothing of the host."""
