@@ -416,6 +416,23 @@ def test_slots_give_up_a_server_that_never_answered_right_and_void_what_is_wrong
         slot.close()
 
 
+def test_a_server_that_has_answered_right_is_believed_also_when_all_its_sessions_were_lost():
+    with serving() as server:
+        for wrong in (False, True):
+            if wrong:
+                answering(server, "step", lambda said: said.pop("terminated"))
+            env = RemoteEnv(client(server).host())
+            env.reset(seed=1)
+            if wrong:
+                with pytest.raises(ProtocolFault, match="no terminated") as caught:
+                    env.step(0)
+                assert not caught.value.first  # so that it costs a step, and not the run
+            else:
+                env.step(0)
+            env.close()
+            del env  # and with it all that its sessions shared
+
+
 class Wider(Ledger):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 

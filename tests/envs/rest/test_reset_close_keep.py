@@ -14,7 +14,7 @@ from tests.envs.driver import Driver
 from tests.envs.rest.served import Ledger, client, serving
 from tests.run.watching import wait_until
 
-from tidemill.core.errors import RemoteTimeout
+from tidemill.core.errors import RemoteFault, RemoteTimeout
 from tidemill.envs.rest.connections import AsyncConnection, Connection, _AsyncStream, _Stream
 from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
 from tidemill.envs.rest.wire import PREFIX
@@ -105,13 +105,13 @@ def test_a_reset_and_a_close_whose_network_fails_anywhere_do_what_they_should(mo
             await said(env.close())
         reached = network.count > at
         network.fail(-1)
-        left = server.sessions.counts().sessions  # a close is told once: where that is lost, the server closes the session as idle
+        left = server.sessions.counts().sessions
         assert left == 1 if call == "reset" else left <= reached
         if call == "close":
             assert (await said(env.reset(seed=2)))[1] == {"seed": 2}
         assert (await said(env.step(2)))[0].tolist()[1] == 1
         await said(env.close())
-        assert server.sessions.counts().sessions == (0 if call == "reset" else left)
+        assert server.sessions.counts().sessions == 0  # what could not be told then was told with the next
         return reached
 
     at = 0
@@ -123,6 +123,33 @@ def test_a_reset_and_a_close_whose_network_fails_anywhere_do_what_they_should(mo
             at += 1
             assert at < 100
     assert at >= (6 if call == "reset" else 3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sessions_that_ended_while_their_server_was_not_there_are_ended_once_it_is_back(form):
+    """It keeps sessions for ever, and takes no more than these."""
+
+    async def through_an_outage(server):
+        def envs(count):
+            return [FORMS[form](client(server, deadline=0.3).host()) for _ in range(count)]
+
+        before = envs(4)
+        for env in before:
+            await said(env.reset(seed=1))
+        server._hang_up()
+        for env in before:
+            with pytest.raises(RemoteFault):
+                await said(env.step(0))
+            await said(env.close())
+        del env, before  # and what they shared
+        server._listen()
+        (env,) = envs(1)
+        await said(env.reset(seed=2))
+        assert server.sessions.counts().sessions == 1
+        await said(env.close())
+
+    with serving(limit=4, idle_seconds=0, left_seconds=1000) as server:
+        play(through_an_outage, server)
 
 
 class Gated(Ledger):

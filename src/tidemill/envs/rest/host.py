@@ -4,7 +4,7 @@ import itertools
 import secrets
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -19,6 +19,7 @@ from tidemill.envs.rest.wire import PREFIX, PROTOCOL, VERSION, Description, Sess
 
 START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
 UNANSWERED = 5  # so many sessions in a row are told to be over without an answer before the others' are not waited for
+MOST_UNTOLD = 1000  # sessions that ended while their server was not there
 SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0  # seconds between two calls that keep sessions open, whatever a server says of its patience
 
 
@@ -33,6 +34,20 @@ class Settings:
     retries: float
 
 
+@dataclass
+class Known:
+    """What this process has learnt of a server, also while nobody has a session there.
+
+    answered  it said what it is
+    proven    a step was answered as the protocol asks
+    untold    sessions that ended, of which it could not be told
+    """
+
+    answered: bool = False
+    proven: bool = False
+    untold: list[str] = field(default_factory=list)
+
+
 class Host:
     """One environment server. Made at the start, when it must be up and say what it is; raises `ConfigError` otherwise."""
 
@@ -42,8 +57,7 @@ class Host:
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
         self.terms = Terms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
         self.paces = {kind: Pace() for kind in ("environment", "reset", "step")}
-        self.proven = False
-        """A step was answered as the protocol asks."""
+        self.known = _known.setdefault(settings, Known())
         self.unanswered = 0
         """How many sessions in a row were told to be over, and no answer came in time."""
         headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
@@ -109,6 +123,17 @@ class Host:
                 self._done.set()
                 self._done = None
 
+    def take_untold(self) -> list[str]:
+        """Return the sessions that the server is still to be told have ended: whoever takes them does so."""
+        with self._lock:
+            untold, self.known.untold = self.known.untold, []
+        return untold
+
+    def leave_untold(self, sessions: tuple[str, ...]) -> None:
+        """It could not be told of these: the next one to open or end a session tries again."""
+        with self._lock:
+            self.known.untold = [*self.known.untold, *sessions][-MOST_UNTOLD:]
+
     def keep(self, connection: Connection) -> None:
         """Tell the server of the sessions that wait."""
         since = monotonic() - self.description.idle_seconds / 4
@@ -125,7 +150,7 @@ class Host:
             while True:
                 said = connection.send(Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline))
                 # One that answered before is starting anew; one that never did is named at once.
-                busy = said.status in (429, 502, 503, 504) if isinstance(said, Answer) else said.sent or self.settings in _answered
+                busy = said.status in (429, 502, 503, 504) if isinstance(said, Answer) else said.sent or self.known.answered
                 if not busy or monotonic() > until:
                     break
                 threading.Event().wait(0.2)
@@ -141,7 +166,7 @@ class Host:
                 f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill serve-env ENV_ID), or mend the url'
             )
         described = _read_description(self.url, said)
-        _answered.add(self.settings)
+        self.known.answered = True
         return described
 
 
@@ -179,7 +204,7 @@ def _keep(host: "weakref.ref[Host]", done: threading.Event, every: float) -> Non
         connection.hang_up()
 
 
-_answered: set[Settings] = set()
+_known: dict[Settings, Known] = {}
 _hosts: "weakref.WeakValueDictionary[Settings, Host]" = weakref.WeakValueDictionary()
 _hosts_lock = threading.Lock()
 

@@ -39,6 +39,7 @@ class Session:
             yield from self.close()
         if not self.name:
             yield from self.host.describe()
+            yield from self._tell_ended()
             self.name, self.episode, self.broken = self.host.session_name(), -1, False
             if seed is None and self._seed is not None:
                 seed = derive_seed(self._seed, "session", self._opened)
@@ -65,7 +66,7 @@ class Session:
         self._last = StepCall(session=self.name, episode=self.episode, step=self.step, action=self.host.actions.write(action))
         result = yield from self._call("step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats])
         step = self._told(result)
-        self.host.proven, self.broken = True, False
+        self.host.known.proven, self.broken = True, False
         return step
 
     def _told(self, result: Result) -> Step:
@@ -95,27 +96,37 @@ class Session:
         return step
 
     def close(self) -> Plan[None]:
-        """Plan the end of the session: told once, whatever comes of it, since the server closes idle ones by itself."""
+        """Plan the end of the session. Where the server is not there, it is told with the next session that is opened or ends."""
         name, self.name, self.broken = self.name, "", False
-        if not name:
-            return
-        self.host.forget(name)
+        if name:
+            self.host.forget(name)
+            yield from self._tell_ended(name)
+
+    def _tell_ended(self, *names: str) -> Plan[None]:
+        """Plan telling the server of sessions that ended: of `names`, and of those of which it could not be told."""
         host, breaker = self.host, self.host.breaker
-        if breaker.wait() == 0:
-            body = encode(SessionsCall(sessions=(name,)), host.content_type)
-            said = None
-            try:
-                seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
-                said = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
-            finally:
-                if isinstance(said, Answer):
-                    host.unanswered = 0
-                    breaker.succeeded()
-                elif isinstance(said, Lost) and not said.late:
-                    breaker.failed()
-                else:
-                    host.unanswered += 1
-                    breaker.gave_up()
+        ended = (*host.take_untold(), *names)
+        if not ended:
+            return
+        if breaker.wait() > 0:
+            host.leave_untold(ended)
+            return
+        body = encode(SessionsCall(sessions=ended), host.content_type)
+        said = None
+        try:
+            seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
+            said = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
+        finally:
+            if said is None or not said.settles:
+                host.leave_untold(ended)
+            if isinstance(said, Answer):
+                host.unanswered = 0
+                breaker.succeeded()
+            elif isinstance(said, Lost) and not said.late:
+                breaker.failed()
+            else:
+                host.unanswered += 1
+                breaker.gave_up()
 
     def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: Again) -> Plan[Result]:
         host = self.host
@@ -124,7 +135,7 @@ class Session:
         try:
             result: Result = yield from call(host.terms, what, request, Result, again, host.paces[path], self._stale, self._applied)
         except ProtocolFault as error:
-            error.first = not host.proven
+            error.first = not host.known.proven
             raise
         host.unanswered = 0
         host.heard(self.name)
@@ -152,7 +163,7 @@ class Session:
 
     def _wrong(self, what: str, why: str) -> ProtocolFault:
         error = ProtocolFault(f"{self.host.url}: {what} ({self._key()}): {why}")
-        error.first = not self.host.proven
+        error.first = not self.host.known.proven
         return error
 
 
