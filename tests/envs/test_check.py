@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.envs import games
 
+from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.check import _determinism, check_environment, sample_actions
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.scripted import Free, Scripted
@@ -11,6 +12,14 @@ from tidemill.envs.spaces import from_gymnasium, to_gymnasium
 from tidemill.envs.vector import GymnasiumVector
 
 GAMES = str(Path(games.__file__))
+
+
+class Prompt(games.Counter):
+    async def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)
+
+    async def step(self, action):
+        return super().step(action)
 
 
 def levels(config):
@@ -58,6 +67,15 @@ def test_an_environment_that_never_ends_is_warned_of():
 
 def test_numbers_drawn_elsewhere_are_noticed():
     assert levels(Gymnasium(make=f"{GAMES}:Unseeded"))["determinism"] == "warn"
+
+
+@pytest.mark.parametrize("config", [Asynchronous(make=f"{__file__}:Prompt"), Gymnasium(make=f"{GAMES}:Counter", threads=2)])
+def test_speed_is_what_the_environment_takes_and_not_how_often_somebody_looks(config, monkeypatch):
+    def sleep(_):
+        raise AssertionError("who sleeps is not woken by the answer")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert levels(config)["play"] == "ok" and "speed" in levels(config)
 
 
 def test_determinism_is_looked_at_however_long_building_takes():

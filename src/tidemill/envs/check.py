@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import Arrays, poison
 from tidemill.envs.lanes import Gymnasium
+from tidemill.transports.local import LocalBell
 
 LONG_EPISODE = 100_000  # steps; longer ones rarely end within a run, and then there is nothing to learn from
 SECONDS = 2.0  # at most, for each of the checks that play
@@ -75,6 +77,8 @@ class Play:
             else:
                 self.groups.append([index])
         environment.bind(self.groups)
+        self._bell = LocalBell()
+        environment.on_ready(self._bell.ring)
         lanes = environment.lanes
         self.spaces = [environment.agents[group[0]].spaces for group in self.groups]
         self.ticks = [
@@ -103,11 +107,11 @@ class Play:
             poison({**tick.observation, "reward": tick.reward})
         began = time.perf_counter()
         self.environment.send(actions, self.reset)
-        deadline = time.monotonic() + 60
+        deadline = awake() + 60
         while not self.environment.ready():
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 raise EnvironmentFault("a tick was not ready after 60 s; the environment hangs, or nothing answers it")
-            time.sleep(0.0005)
+            self._bell.wait(0.1)
         self.environment.recv(self.ticks)
         self.spent += time.perf_counter() - began
         if self.environment.independent:
