@@ -1,6 +1,6 @@
 """Three agents are to cover three landmarks without bumping into each other (simple_spread of MPE2, Lowe et al. 2017).
 
-pip install "tidemill[pettingzoo]" mpe2
+pip install "tidemill[pettingzoo]"
 tidemill train examples/simple_spread.py:experiment     # one policy plays all three
 tidemill train examples/simple_spread.py:separate       # each has a policy of its own
 tidemill train examples/simple_spread.py:centralised    # one policy, whose critic sees what all three see (MAPPO)
