@@ -7,3 +7,9 @@ import pytest
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.envs.rest.calls.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 20.0)
+
+
+@pytest.fixture(autouse=True)
+def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of a server from one of an earlier test, which may have had the same port."""
+    monkeypatch.setattr("tidemill.envs.rest.host._known", {})
