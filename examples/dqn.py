@@ -19,13 +19,14 @@ def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, st
 
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
-GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.01, epsilon_end=0.01, epsilon_updates=4_000)
+GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.01)
+EXPLORING = GENTLY.replace(epsilon_end=0.01, epsilon_updates=4_000)
 REPLAY = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)  # β stays as it is
 
 
 def experiment() -> Experiment:
     network = QNetwork(hidden=(128, 128), duelling=False)
-    return of("dqn", CARTPOLE, network, Trainer(algorithm=GENTLY, buffer=REPLAY, batch_size=64, ratio="1/2"), 100_000)
+    return of("dqn", CARTPOLE, network, Trainer(algorithm=EXPLORING, buffer=REPLAY, batch_size=64, ratio="1/2"), 100_000)
 
 
 def rainbow() -> Experiment:

@@ -69,6 +69,7 @@ def dqn(
     max_episode_steps: int = 0,
     **trainer: Any,
 ) -> Experiment:
+    exploration: dict[str, Any] = {} if network.noise else {"epsilon_updates": 30}
     return Experiment(
         name="exact",
         policies={"policy": network},
@@ -78,7 +79,7 @@ def dqn(
                 agents=(AgentSpec(mode="stepwise", frame_stack=frame_stack),),
             ),
             "trainer": Trainer(
-                algorithm=DQN(target_every=5, epsilon_updates=30), buffer=buffer, batch_size=4, database_seconds=None, exact=True,
+                algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4, database_seconds=None, exact=True,
                 **{"ratio": "1/2", "journal": True, **trainer},
             ),
         },

@@ -102,7 +102,7 @@ def test_agent_specs_that_share_a_policy_have_one_each_besides_the_policys(tmp_p
     workers = {**made.workers, "trainer": Trainer(algorithm=experiments.Recorder(seconds=0.0), policy="red", samples="winner")}
     actor = made.workers["actor"]
     assert isinstance(actor, Actors)
-    specs = tuple(spec if spec.match == "winner" else spec.replace(samples=None) for spec in actor.agents)
+    specs = tuple(spec if spec.match == "winner" else spec.replace(samples=None, sample_steps=AgentSpec().sample_steps) for spec in actor.agents)
     result = run(tmp_path / "run", made.replace(workers={**workers, "actor": actor.replace(agents=specs)}))
     assert told(tmp_path / "run") == {
         "return/mean": -2.5, "length/mean": 5.0, "win_rate": 0.5,

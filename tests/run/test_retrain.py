@@ -175,7 +175,7 @@ def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
         ({"schema": {"obs": [True, "float32"]}}, "True is no shape"),
         ({"leads": [[1, -1]]}, "is no shape"),
         ({"leads": [[1]]}, "not enough values"),
-        ({"leads": [[1, 1 << 40]]}, "it has arrays above"),
+        ({"leads": [[1, 1 << 40]]}, "it has arrivals above"),
     ],
 )
 def test_a_journal_of_what_are_no_rows_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -188,7 +188,7 @@ def test_a_journal_of_what_are_no_rows_is_refused(tmp_path: Path, changes: dict[
 
 def test_a_journal_whose_rows_are_longer_than_it_is_ends_there(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
-    header = {"format": FORMAT, "schema": {"obs": [[1 << 30], "float64"]}, "leads": [[1, 1]], "facts": {}}
+    header = {"format": FORMAT, "schema": {"obs": [[1 << 20], "float64"]}, "leads": [[1, 1]], "facts": {}}
     path.write_bytes(json.dumps(header).encode() + b"\nA\0\0\1\0" + b"\0" * 100)
     assert list(JournalReader(path).records()) == []
 

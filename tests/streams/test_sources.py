@@ -173,7 +173,7 @@ def test_fixed_parameters_are_a_file_s_or_the_untrained_ones(arena: Arena, tmp_p
 
 def test_a_file_that_holds_no_weights_is_refused_when_the_worker_is_built(arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
-    for name, message in (("none", "No such file"), ("text", "holds no weights of a policy"), (".", "Is a directory")):
+    for name, message in (("none", "No such file"), ("text", "holds no weights of a policy"), (".", "it is a folder")):
         with pytest.raises(ConfigError, match=f"{message}.*written by tidemill params RUN export"):
             subscription(arena, Fixed(file=str(tmp_path / name)))
 

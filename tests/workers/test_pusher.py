@@ -42,7 +42,7 @@ def test_the_first_version_is_there_before_anything_is_trained(tmp_path: Path) -
     database = ParameterDatabase(tmp_path / PARAMETERS)
     assert database.tags("policy") == {LATEST: 0}
     config, spaces = read_label(unpack(database.read("policy", 0)[0])[1])
-    assert type(config).__name__ == "KnownPolicy" and spaces.action.n == 4  # type: ignore[union-attr]
+    assert config["kind"] == "KnownPolicy" and spaces.action.n == 4  # type: ignore[union-attr]
 
 
 def test_a_version_is_pushed_when_it_is_time_and_at_the_end(tmp_path: Path) -> None:

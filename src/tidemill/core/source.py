@@ -298,10 +298,14 @@ def is_installed(file: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(file.is_relative_to(place) for place in places)
 
 
+_parsing = threading.Lock()  # Python's own parser counts how deep it is for all threads together
+
+
 def _imported(file: Path, data: bytes) -> Iterator[Path]:
     """Where the modules that `file`, which holds `data`, imports may lie: beside it, where relative imports say, or anywhere on the path."""
     try:
-        tree = ast.parse(data)
+        with _parsing:
+            tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep for the parser
         return
     for node in ast.walk(tree):

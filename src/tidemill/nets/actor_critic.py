@@ -76,7 +76,7 @@ class ActorCritic(PolicyConfig):
         check_deviation(self, spaces)
         if not encoder.images:
             self.refuse_idle("convolutions", "on an observation without images")
-        if not encoder.normalised.any():
+        if not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
             names = ", ".join(encoder.critic_only)

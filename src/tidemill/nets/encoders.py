@@ -111,6 +111,11 @@ class ObservationEncoder:
         if not self.images and not self.seen:
             raise ConfigError(f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; take some out of critic_only")
 
+    @property
+    def boxes(self) -> bool:
+        """Whether a normaliser applies to any column."""
+        return any(isinstance(leaf, Box) for _, leaf, _ in self._parts)
+
     @cached_property
     def normalised(self) -> NDArray[np.bool_]:
         """Which columns a normaliser applies to: those of Boxes."""

@@ -152,13 +152,13 @@ class Actors(WorkerConfig):
     slots: int = acting(2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
+        super().__post_init__()
         streams = [stream for spec in self.agents for stream in spec.streams]
         if len(set(streams)) < len(streams):
             raise ConfigError(f"two agent specs use one sample stream ({', '.join(streams)}); give each its own")
