@@ -2,9 +2,11 @@
 
 import io
 import os
+import select
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tidemill.core.output import forgiving_output
+from tidemill.core.output import forgiving_output, unawaited_output
 
 FULL = Path("/dev/full")
 
@@ -109,6 +111,88 @@ def test_the_last_of_several_threads_gives_the_stream_back() -> None:
     leave.set()
     thread.join()
     assert sys.stdout is own
+
+
+def full_pipe() -> tuple[int, TextIO]:
+    reader, writer = os.pipe()
+    return reader, open(writer, "w")
+
+
+def held_terminal() -> tuple[int, TextIO]:
+    ours, theirs = os.openpty()
+    os.write(ours, b"\x13")  # Ctrl-S
+    return ours, open(theirs, "w")
+
+
+def unread_terminal() -> tuple[int, TextIO]:
+    ours, theirs = os.openpty()
+    return ours, open(theirs, "w")
+
+
+def drain(descriptor: int) -> bytes:
+    seen = b""
+    while select.select([descriptor], [], [], 0.2)[0]:
+        seen += os.read(descriptor, 1 << 16)
+    return seen
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("make", [full_pipe, held_terminal, unread_terminal])
+def test_nobody_waits_for_a_reader_who_does_not_read(make: Callable[[], tuple[int, TextIO]]) -> None:
+    reader, stream = make()
+    sys.stdout = sys.stderr = stream
+    with forgiving_output():
+        with unawaited_output(), unawaited_output():
+            for number in range(3000):  # far more than is held for a reader
+                print("x" * 100, number)
+            if make is held_terminal:
+                os.write(reader, b"\x11")  # Ctrl-Q
+            seen = drain(reader)
+            assert (b"x 0" in seen) == (make is not held_terminal) and b"x 2999" not in seen
+            print("again", file=sys.stderr)
+            assert b"again" in drain(reader)
+        print("after", flush=True)
+        assert drain(reader).strip() == b"after"
+    assert sys.stdout is sys.stderr is stream
+    stream.close()
+    os.close(reader)
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_is_read_at_once_is_whole_and_in_order_and_files_stay_as_they_are(tmp_path: Path) -> None:
+    reader, sys.stdout = full_pipe()
+    with (tmp_path / "log").open("w") as sys.stderr:
+        seen: list[bytes] = []
+        thread = threading.Thread(target=lambda: seen.extend(iter(lambda: os.read(reader, 1 << 16), b"")))
+        thread.start()
+        lines = [f"{number} {'–' * 100}\n" for number in range(2000)]
+        with forgiving_output(), unawaited_output():
+            for line in lines:
+                sys.stdout.write(line)
+                sys.stderr.write(line)
+        sys.stdout.close()
+        thread.join(10)
+    os.close(reader)
+    assert b"".join(seen).decode() == (tmp_path / "log").read_text() == "".join(lines)
+
+
+CLOSED = """
+import os, sys
+from tidemill.core.output import forgiving_output
+
+print("to nobody")
+with forgiving_output():
+    opened = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY, 0o600)
+    print("to nobody")
+    os.write(opened, str(opened > 2).encode())
+"""
+
+
+def test_a_process_without_standard_streams_gives_their_place_to_nothing_else(tmp_path: Path) -> None:
+    words = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED, str(tmp_path / "file")]
+    assert subprocess.run(words).returncode == 0
+    assert (tmp_path / "file").read_text() == "True"
 
 
 PROGRAM = """

@@ -34,8 +34,10 @@ from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
 from tidemill.run import life
+from tidemill.run.folder import RunFolder
 from tidemill.run.live import make_view, picture
 from tidemill.run.metrics import read_metrics
+from tidemill.run.past import Past
 from tidemill.run.session import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
@@ -222,6 +224,13 @@ def test_a_resumed_run_goes_on_in_its_stage(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 2.0 and returns(tmp_path)[-1] == 10.0
     resume(tmp_path, launch="inline", limits={"steps": 900}, quiet=True)
     assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 3.0 and returns(tmp_path)[-1] == 15.0
+
+
+def test_a_stage_that_a_checkpoints_own_update_has_begun_is_where_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, paying(curriculum=(Stage(options={"pay": 1.0}, until="update >= 5"), Stage(options={"pay": 2.0}))), updates=5)
+    assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 1.0  # it was told before anybody looked whether that ends
+    folder = RunFolder(tmp_path)
+    assert Past.of(folder, folder.experiment().experiment).progress.stage == 1
 
 
 def test_evaluation_is_in_the_last_stage(tmp_path: Path) -> None:

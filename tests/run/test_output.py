@@ -57,6 +57,15 @@ def test_a_reader_that_has_seen_enough_a_full_disk_and_a_poor_encoding_end_no_ru
     ended_well(tmp_path / "run", "completed", "10 updates")
 
 
+def test_help_and_errors_of_usage_end_quietly_too() -> None:
+    words = [sys.executable, "-m", "tidemill.cli.main"]
+    with open("/dev/full", "wb") as full:
+        helped = subprocess.run([*words, "--help"], stdout=full, stderr=subprocess.PIPE)
+        assert (helped.returncode, helped.stderr) == (0, b"")
+        refused = subprocess.run([*words, "trian"], stdout=subprocess.PIPE, stderr=full)
+        assert (refused.returncode, refused.stdout) == (2, b"")
+
+
 def on_terminal(begin: Callable[..., "subprocess.Popen[bytes]"], folder: Path, words: list[str]) -> tuple["subprocess.Popen[bytes]", int]:
     """Start it in the foreground of a terminal of its own, and return it and the terminal's other end."""
     ours, theirs = pty.openpty()
@@ -80,10 +89,16 @@ def read_until_updates(run: "subprocess.Popen[bytes]", folder: Path, terminal: i
     return seen
 
 
-def test_a_terminal_that_closes_ends_the_run_with_a_final_checkpoint(tmp_path: Path, begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
+def test_a_terminal_that_is_held_is_nothing_and_one_that_closes_ends_the_run_with_a_final_checkpoint(
+    tmp_path: Path, begin: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
     run, terminal = on_terminal(begin, tmp_path, tidemill(tmp_path, "cartpole", "processes", ENDLESS))
     seen = read_until_updates(run, tmp_path, terminal)
     assert "█".encode() in seen, "no live view"
+    os.write(terminal, b"\x13")  # Ctrl-S: nothing is shown any more, and the run goes on
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    size = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > 2 * size, 30, "it goes on")
     os.close(terminal)
     assert run.wait(60) == 128 + signal.SIGHUP
     ended_well(tmp_path / "run", "interrupted", "SIGHUP")

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from tidemill.api.control import Statistics
-from tidemill.run.progress import Member, Progress
+from tidemill.run.progress import Member, Progress, how_merged
 
 
 def beat(seconds: float, **shares: float) -> Statistics:
@@ -55,6 +55,11 @@ def test_an_update_that_stands_for_several_weighs_as_much_and_what_was_waited_is
     )
     assert (record["loss"], record["limiter/training_waited"], record["limiter/debt_min"]) == ((30 * 1.0 + 10 * 5.0) / 40, 0.875, -4.0)
     assert recorded(progress, members, told(50, loss=5.0))["loss"] == 5.0  # nothing was trained since
+
+
+def test_what_becomes_of_a_name_follows_from_its_last_word() -> None:
+    names = ("lag/max", "max", "kl_min", "loss/softmax", "admin", "time_waited", "max_entropy")
+    assert [how_merged(name) for name in names] == ["largest", "largest", "smallest", "average", "average", "sum", "average"]
 
 
 def test_of_two_trainers_one_record_has_both() -> None:

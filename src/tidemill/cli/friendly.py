@@ -4,11 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError
 from tidemill.core.output import forgiving_output
@@ -17,27 +18,35 @@ from tidemill.run.trust import Trust
 P = ParamSpec("P")
 
 
+class Commands(TyperGroup):
+    """The command line as a whole. Whatever becomes of its output, help and errors of usage included, nothing is raised."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what the words say, and exit."""
+        with forgiving_output():
+            return super().main(*args, **kwargs)
+
+
 def friendly(function: Callable[P, None]) -> Callable[P, None]:
     """Turn errors that users can mend into one message and status 1."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        with forgiving_output():
-            try:
-                function(*args, **kwargs)
-            except Interrupted as error:
-                from tidemill.run.interrupts import exit_status
+        try:
+            function(*args, **kwargs)
+        except Interrupted as error:
+            from tidemill.run.interrupts import exit_status
 
-                print(error, file=sys.stderr)
-                raise typer.Exit(exit_status(error.reason)) from None
-            except TidemillError as error:
-                print(f"error: {error}", file=sys.stderr)
-                raise typer.Exit(1) from None
-            except FileNotFoundError:
-                if _here():
-                    raise
-                print("error: the working directory was removed; go to another one", file=sys.stderr)
-                raise typer.Exit(1) from None
+            print(error, file=sys.stderr)
+            raise typer.Exit(exit_status(error.reason)) from None
+        except TidemillError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        except FileNotFoundError:
+            if _here():
+                raise
+            print("error: the working directory was removed; go to another one", file=sys.stderr)
+            raise typer.Exit(1) from None
 
     return wrapped
 

@@ -9,13 +9,14 @@ from rich.table import Table
 
 from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.examples import examples
-from tidemill.cli.friendly import friendly, print_table, width, word
+from tidemill.cli.friendly import Commands, friendly, print_table, width, word
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.named import EnvArg, Lay, Set, Trained, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
 
 app = typer.Typer(
     name="tidemill",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,13 +1,18 @@
-"""Standard output and standard error that end nothing: where nobody reads any more, or the disk is full, what is written is lost and whoever wrote
-it goes on."""
+"""Standard output and standard error that end nothing, and hold nobody up: where nobody reads any more, or the disk is full, what is written is lost
+and whoever wrote it goes on."""
 
+import io
 import os
+import select
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, TextIO, cast
 
+PATIENCE = 0.5  # seconds that a reader who has read so far may leave what is written, where nobody is to wait for it
 _PLAIN = str.maketrans({"–": "-", "−": "-", "─": "-", "━": "=", "█": "#", "·": ".", "…": "...", "→": "->", "×": "x", "µ": "u"})
 
 
@@ -57,8 +62,52 @@ class _Forgiving:
                 os.close(nowhere)
 
 
+class _Unawaited(io.RawIOBase):
+    """A pipe or a terminal of which nobody waits for the reader: what it does not take within `PATIENCE` is lost, and so is at once what comes after,
+    until it takes something again. `descriptor` must not block, and is closed with this."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._patience = descriptor, PATIENCE
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        """Write what is taken, and say that it was all."""
+        left, deadline = memoryview(data), monotonic() + self._patience
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                if (wait := deadline - monotonic()) <= 0 or not self._poll.poll(wait * 1000):
+                    self._patience = 0.0
+                    return len(data)
+        if not self._patience and self._poll.poll(0):  # a letter may find room where no line does
+            self._patience = PATIENCE
+        return len(data)
+
+    def close(self) -> None:
+        """Close it. May be called twice."""
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
 _lock = threading.Lock()
 _entered = 0  # how often, by any thread
+_unawaited: list[tuple[_Forgiving, TextIO]] = []  # streams that nobody waits for now, and what they write to else
+_hurried = 0  # how often, by any thread
 
 
 @contextmanager
@@ -68,6 +117,7 @@ def forgiving_output() -> Iterator[None]:
     with _lock:
         _entered += 1
         if _entered == 1:
+            _occupy()
             _replace(lambda stream: stream if stream is None else cast(TextIO, _Forgiving(stream)))
     try:
         yield
@@ -76,6 +126,51 @@ def forgiving_output() -> Iterator[None]:
             _entered -= 1
             if not _entered:
                 _replace(_bare)
+
+
+def _occupy() -> None:
+    """Have nothing else become standard input, output or error of a process that was started without: files of ours would be written into, and what
+    workers are to inherit would not reach them."""
+    with suppress(OSError):
+        while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(taken)
+
+
+@contextmanager
+def unawaited_output() -> Iterator[None]:
+    """Within `forgiving_output`: have nobody wait for who reads ``sys.stdout`` and ``sys.stderr``, a terminal that is held (Ctrl-S) or a pipe that is
+    full, until the last who entered this has left it."""
+    global _hurried
+    with _lock:
+        _hurried += 1
+        if _hurried == 1:
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, _Forgiving) and (own := _without_waiting(stream)) is not None:
+                    _unawaited.append((stream, stream.stream))
+                    stream.stream = own
+    try:
+        yield
+    finally:
+        with _lock:
+            _hurried -= 1
+            while not _hurried and _unawaited:
+                stream, before = _unawaited.pop()
+                own, stream.stream = stream.stream, before
+                with suppress(OSError):
+                    own.close()
+
+
+def _without_waiting(stream: _Forgiving) -> TextIO | None:
+    """Return a stream into the same pipe or terminal that does not wait, opened anew: the old one is others', too. None where it cannot be had, and
+    for anything else: a file has no reader."""
+    stream.flush()
+    with suppress(OSError, ValueError, AttributeError):
+        descriptor = stream.fileno()
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor):
+            again = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            return io.TextIOWrapper(cast(Any, _Unawaited(again)), stream.encoding, stream.errors, line_buffering=True, write_through=True)
+    return None
 
 
 def _replace(by: Any) -> None:

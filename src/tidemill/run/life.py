@@ -10,6 +10,7 @@ from rich.text import Text
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.output import unawaited_output
 from tidemill.core.private import private
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
@@ -49,7 +50,7 @@ class Life:
             controller.notices += _told_of_returns(job.experiment)
             error: BaseException | None = None
             try:
-                with view or nullcontext():
+                with unawaited_output(), view or nullcontext():
                     controller.run()
                     if view is not None and controller.began:
                         view.show(snapshot(controller))  # what was told last
@@ -71,15 +72,16 @@ class Life:
             controller.notices.append(
                 "nothing was trained: the run ended before an update had enough to begin with (batch_size, or the memory's warm_up)"
             )
-        self._show_notices(controller)
-        if isinstance(error, TidemillError):
-            raise type(error)(f"{error}{self._cure(controller)}") from error
-        if error is not None:
-            raise error
-        if self._lost:
-            never_began(controller.reason)
-        elif view is not None:
-            view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
+        with unawaited_output() if controller.interrupted else nullcontext():  # whoever wants the end waits for no reader
+            self._show_notices(controller)
+            if isinstance(error, TidemillError):
+                raise type(error)(f"{error}{self._cure(controller)}") from error
+            if error is not None:
+                raise error
+            if self._lost:
+                never_began(controller.reason)
+            elif view is not None:
+                view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
 
     # ---- on the way --------------------------------------------------------------------------------------------------------------------------

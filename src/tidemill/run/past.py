@@ -54,13 +54,13 @@ class Past:
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
             name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
+        stage = max((point.stage + 1 for points in progress.kept.values() for point in points), default=1)  # begun by an update that has its line
         with suppress(RunError):  # no metrics: the run ended before its first update
-            stage = 1
             for record in each_record(folder.path):
                 if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:
                     progress.episodes = max(progress.episodes, _whole(record.get("episodes", 0)))
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
-            progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
+        progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
         return cls(name, progress, unfinished)
 
     def refuse_reached(self, folder: Path, limits: Limits) -> None:

@@ -18,11 +18,10 @@ NEWEST = {"step", "update", *COUNTED, *(f"limiter/{name}" for name in ("started"
 
 
 def how_merged(name: str) -> How:
-    """Return how what several updates tell under this name becomes one number of a row: what was waited is summed, of names that end in min and max
-    it is the smallest and the largest, of counters the newest; all else is the mean of the updates."""
-    if name in NEWEST:
-        return "most_recent"
-    return "smallest" if name.endswith("min") else "largest" if name.endswith("max") else "sum" if name.endswith("_waited") else "average"
+    """Return how what several updates tell under this name becomes one number of a row: what was waited is summed, of names whose last word is min or
+    max it is the smallest or the largest, of counters the newest; all else is the mean of the updates."""
+    last: dict[str, How] = {"min": "smallest", "max": "largest", "waited": "sum"}
+    return "most_recent" if name in NEWEST else last.get(name.replace("_", "/").rpartition("/")[2], "average")
 
 
 @dataclass

@@ -237,7 +237,6 @@ class LimitedTrainerWorker(TrainerWorker):
         """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
         limit = self._config.max_no_progress_s
         if awake() - self._progress_at > limit and self.limiter.in_flight:
-            self._summarise()
             try:
                 self._save(final=True)
             except CheckpointError as error:  # the cause is another
@@ -272,6 +271,10 @@ class LimitedTrainerWorker(TrainerWorker):
             self._report_update(told)
 
     # ---- checkpoints: between two tasks, while slots step on -----------------------------------------------------------------------------------
+
+    def _save(self, final: bool = False) -> None:
+        self._summarise()  # a run that goes on from here drops what is told later
+        super()._save(final)
 
     def _kept(self) -> Kept:
         return self._intake.kept(self.counters.steps)
