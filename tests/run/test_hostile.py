@@ -23,7 +23,7 @@ from tidemill.api.label import LABEL, read_label, read_spaces, write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core import packed
 from tidemill.core.checkpoint import MANIFEST, read_checkpoint
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, TidemillError
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, TidemillError, VersionGone
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.plot import plot
 
@@ -204,6 +204,69 @@ def test_an_index_of_anything_is_one_error(run: Path) -> None:
         (run / PARAMETERS / "index.sqlite").write_bytes(before)
     with pytest.raises(ConfigError, match="is not a name"):
         database.read("../../elsewhere", 1)
+    with pytest.raises(VersionGone, match="was never pushed"):
+        database.read("policy", "9" * 30)
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 'policy' AS policy, x AS version, '' AS sha256 FROM c"
+
+
+@pytest.mark.parametrize(
+    "change_it",
+    [
+        ["UPDATE tags SET tag = '[/bold]'"],
+        ["UPDATE tags SET tag = x'ff'"],
+        ["UPDATE versions SET policy = '[/x]' || char(27) || '[31m'"],
+        ["UPDATE tags SET version = '../../elsewhere'"],
+        ["DROP TABLE tags", "DROP TABLE means", "DROP TABLE versions", f"CREATE VIEW versions AS {ENDLESS}"],
+        ["CREATE TRIGGER more AFTER INSERT ON tags BEGIN DELETE FROM versions; END"],
+    ],
+)
+def test_what_an_index_says_is_looked_at_before_it_is_used(change_it: list[str], run: Path) -> None:
+    import sqlite3
+
+    database = ParameterDatabase(run / PARAMETERS)
+    db = sqlite3.connect(run / PARAMETERS / "index.sqlite", isolation_level=None)
+    for statement in change_it:
+        db.execute(statement)
+    db.close()
+    told = []
+    for use in (lambda: [database.versions(name) for name in database.policies()], lambda: database.read("policy", "latest")):
+        try:
+            use()
+        except (DatabaseError, VersionGone) as error:
+            told.append(str(error))
+    assert any("index.sqlite is damaged" in text for text in told)
+
+
+def test_a_journal_of_several_databases_removes_no_file(run: Path, tmp_path: Path) -> None:
+    import sqlite3
+
+    index, other = run / PARAMETERS / "index.sqlite", tmp_path / "precious"
+    other.write_text("precious")
+    db = sqlite3.connect(index, isolation_level=None)
+    db.execute("BEGIN")
+    db.execute("UPDATE versions SET pushed = 5")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(other)
+    journal = magic + bytes(4) + Path(f"{index}-journal").read_bytes()[12:]  # as of a commit that was begun
+    db.execute("ROLLBACK")
+    db.close()
+    last = (2**30 // 4096 + 1).to_bytes(4, "big") + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + magic
+    Path(f"{index}-journal").write_bytes(journal + last)
+    with pytest.raises(DatabaseError, match=r"index.sqlite-journal is of several databases"):
+        ParameterDatabase(run / PARAMETERS).versions("policy")
+    assert other.exists()
+
+
+@pytest.mark.parametrize("name", ["index.sqlite", "index.sqlite-journal", "index.sqlite-wal"])
+def test_an_index_is_plain_files(name: str, run: Path, tmp_path: Path) -> None:
+    (run / PARAMETERS / name).unlink(missing_ok=True)
+    (run / PARAMETERS / "index.sqlite").touch()
+    (run / PARAMETERS / name).unlink(missing_ok=True)
+    (run / PARAMETERS / name).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").touch()
+    with pytest.raises(DatabaseError, match=rf"{name} is a link, and not a plain file"):
+        ParameterDatabase(run / PARAMETERS).versions("policy")
 
 
 # ---- exported policies -----------------------------------------------------------------------------------------------------------------------

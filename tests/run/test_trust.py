@@ -1,5 +1,6 @@
 """A folder that somebody else made has nothing done that the user has not had done before, or given the word for."""
 
+import importlib
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib._bootstrap_external import _code_to_timestamp_pyc  # type: ignore[import-not-found]
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from tidemill.core.packed import pack
 from tidemill.core.source import expect, file_digest, load_file
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder
 from tidemill.run.presets import experiment_for
-from tidemill.run.trust import MOST, named
+from tidemill.run.trust import MOST, allow, named
 
 ENVIRONMENT = """
 import gymnasium, numpy
@@ -214,6 +216,54 @@ def test_bytecode_beside_a_file_is_never_run(tmp_path: Path) -> None:
         (tmp_path / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
     foreign(tmp_path / "run", None, tmp_path / "shown.py").experiment(trust=True)
     assert sys.modules.pop("imported").__file__ == str(tmp_path / "imported.py")
+
+
+@pytest.mark.parametrize("change", ["two.py", f"two{EXTENSION_SUFFIXES[0]}", "two/__init__.py", "three.pyc"])
+def test_all_that_a_file_imports_counts_wherever_python_would_find_it(change: str, tmp_path: Path) -> None:
+    """Neither packages without an __init__.py nor imports from the top, inside of a package, hide anything; nor do compiled modules."""
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    (tmp_path / "own.py").write_text("import pack.inner.one")
+    (tmp_path / "pack" / "inner" / "one.py").write_text("from pack.two import what\nimport pack.three")
+    (tmp_path / "pack" / "two.py").write_text("what = 1")
+    config = encode(experiment(Scripted()))
+    allow(tmp_path, named(config, tmp_path / "own.py"), True)
+    allow(tmp_path, named(config, tmp_path / "own.py"), False)
+    (tmp_path / "pack" / change).parent.mkdir(exist_ok=True)
+    (tmp_path / "pack" / change).write_text("what = 2")
+    with pytest.raises(Untrusted, match=rf'runs the code in ".*/pack/{change}"'):
+        allow(tmp_path, named(config, tmp_path / "own.py"), False)
+
+
+def test_the_file_of_a_module_in_a_package_without_an_init_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "place.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = named(encode(experiment(Gymnasium(make="wide.place:Own"))))
+    assert str(tmp_path / "wide" / "place.py") in found.files
+
+
+def test_an_extension_module_that_has_changed_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / f"tides_native{EXTENSION_SUFFIXES[0]}"
+    module.write_text("once")
+    monkeypatch.syspath_prepend(tmp_path)
+    expect({str(module): file_digest(module)})
+    module.write_text("now")
+    with pytest.raises(ImportError, match=r"tides_native.* is not what it was when it was allowed to run"):
+        importlib.import_module("tides_native")
+
+
+def test_what_cannot_be_read_is_not_waited_for(tmp_path: Path) -> None:
+    for path in ("/proc/self/mem", "/proc/kmsg"):  # plain files, as they say
+        if os.path.isfile(path):
+            folder = foreign(tmp_path / Path(path).name, {"kind": "SimulatorEnvironment", "path": path}, Path(path))
+            with pytest.raises(Untrusted, match=r"runs the code in(.|\n)*|starts "):
+                folder.experiment()
+
+
+@pytest.mark.parametrize("channels", [5, "os:abort", {"a": 1}])
+def test_settings_of_a_wrong_type_are_one_error(channels: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"channels must be a list"):
+        foreign(tmp_path / "run", {"kind": "SimulatorEnvironment", "channels": channels}).experiment()
 
 
 def test_what_was_looked_at_is_what_workers_run(tmp_path: Path) -> None:

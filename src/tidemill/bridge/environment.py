@@ -84,9 +84,9 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        path, arguments = settings.get("path"), settings.get("arguments")
+        path, arguments, channels = settings.get("path"), settings.get("arguments"), settings.get("channels")
         started = [] if path is None else [Outside(f"starts {quoted(path)}" + (f" with {quoted(arguments)}" if arguments else ""), program=str(path))]
-        return [*started, *(called(channel, None) for channel in settings.get("channels") or ())]
+        return [*started, *(called(channel, None) for channel in (channels if isinstance(channels, list) else ()))]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
         """Start `lanes` simulators and return them as an environment. Lane i is told ``seed + i`` as the environment parameter ``seed``."""

@@ -40,7 +40,7 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             print(error, file=sys.stderr)
             raise typer.Exit(exit_status(error.reason)) from None
         except TidemillError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_printable(str(error))}", file=sys.stderr)
             raise typer.Exit(1) from None
         except FileNotFoundError:
             if _here():
@@ -49,6 +49,11 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
 
     return wrapped
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal would obey: it may tell what stands in a file of somebody else's."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
 
 
 def word(trust: bool) -> Trust:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.core.memory import available, size
 
+_OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal of a commit to several databases
 DEPTH = 64
 """How deep the JSON that is read here may be nested."""
 
@@ -36,6 +37,23 @@ def read_plain(path: Path, links: bool = False) -> bytes:
         if length > most:
             raise OSError(errno.EFBIG, f"it says that it has {size(length)}, and {size(most)} of memory are free", str(path))
         return file.read(length)
+
+
+def check_database(path: Path) -> None:
+    """Raise `ValueError` unless SQLite may open the database at `path`: its files are plain ones, and no journal has it remove another
+    file, as it does once the last database of several was brought back that a commit was to."""
+    for place in (Path(f"{path}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")):
+        try:
+            mode = place.lstat().st_mode
+            if not stat.S_ISREG(mode):
+                raise ValueError(f"{place} is {_kind(mode)}, and not a plain file")
+            if place.name.endswith("-journal"):
+                with open_plain(place) as file:
+                    file.seek(-len(_OF_SEVERAL), os.SEEK_END)
+                    if file.read() == _OF_SEVERAL:
+                        raise ValueError(f"{place} is of several databases")
+        except OSError:
+            continue  # it is not there, or has nothing yet; what cannot be read, SQLite tells
 
 
 def read_json(data: bytes | str) -> Any:

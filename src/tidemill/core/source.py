@@ -1,6 +1,7 @@
 """Code that the user names: ``module:NAME`` and ``FILE.py:NAME``. Only names that a user typed get here, never those of a checkpoint."""
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -8,10 +9,10 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.reading import open_plain, read_plain
 
 
 def load_attribute(name: str, setting: str) -> Any:
@@ -196,9 +198,13 @@ class _Source(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
         if not is_expected(Path(self.path), sha256(data).hexdigest()):
-            raise ImportError(f"{self.path} is not what it was when it was allowed to run; see what has changed it, and start again")
+            raise ImportError(_changed(self.path))
         code: CodeType = self.source_to_code(data, self.path)
         return code
+
+
+def _changed(path: str) -> str:
+    return f"{path} is not what it was when it was allowed to run; see what has changed it, and start again"
 
 
 class _Files(MetaPathFinder):
@@ -215,7 +221,10 @@ class _Files(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target) if self.digests else None
         if spec is None or spec.origin is None or os.path.realpath(spec.origin) not in self.digests:
             return None
-        spec.loader = _Source(fullname, spec.origin)
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Source(fullname, spec.origin)
+        elif not is_expected(Path(spec.origin)):
+            raise ImportError(_changed(spec.origin))
         return spec
 
 
@@ -269,26 +278,36 @@ def module_file(name: str) -> list[str]:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         spec = None
-    if spec is None or spec.origin is None:
+    if spec is None:
         return []
-    inner = Path(spec.origin).parent.joinpath(*rest.split(".")) if rest else None
-    places = [Path(spec.origin)] if inner is None else [inner.with_suffix(".py"), inner / "__init__.py", Path(spec.origin)]
-    return [str(place) for place in places if place.is_file()][:1]
+    folders = (spec.submodule_search_locations or ()) if rest else ()  # several where a package has no __init__.py
+    places = [place for folder in folders for place in module_places(Path(folder, *rest.split(".")))]
+    return [str(place) for place in (*places, Path(spec.origin or "")) if place.is_file()][:1]
+
+
+def module_places(place: Path) -> list[Path]:
+    """Return the files that Python may find for a module at `place`, in its order: a package's, and its own by their suffixes."""
+    suffixes = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
+    return [place / "__init__.py", *(Path(f"{place}{suffix}") for suffix in suffixes)]
 
 
 def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
     """Return the Python files that are there, and those of the user's own that they import, and these in turn, each with its digest; nothing is run.
 
-    What is installed, in Python or beside it, is not the user's own, and what is imported by other means than an import statement is not seen.
+    What is installed, in Python or beside it, is not the user's own, and what is imported by other means than an import statement is not seen. A file
+    that cannot be read has a digest that no file has.
     """
     found: dict[Path, str] = {}
-    waiting = list(map(Path, files))
+    waiting = [Path(file).resolve() for file in files]
+    folders = {file.parent for file in waiting}  # which are looked into once these files run
     while waiting:
         file = waiting.pop().resolve()
         if file not in found and os.path.isfile(file) and os.access(file, os.R_OK):  # folders that may not be entered are passed over
-            data = file.read_bytes()
-            found[file] = sha256(data).hexdigest()
-            waiting += [] if is_installed(file) else [place for place in _imported(file, data) if not is_installed(place)]
+            data, found[file] = b"", ""
+            with suppress(OSError):
+                data = read_plain(file, links=True)
+                found[file] = sha256(data).hexdigest()
+            waiting += [] if is_installed(file) else [place for place in _imported(file, data, folders) if not is_installed(place)]
     return found
 
 
@@ -301,8 +320,9 @@ def is_installed(file: Path) -> bool:
 _parsing = threading.Lock()  # Python's own parser counts how deep it is for all threads together
 
 
-def _imported(file: Path, data: bytes) -> Iterator[Path]:
-    """Where the modules that `file`, which holds `data`, imports may lie: beside it, where relative imports say, or anywhere on the path."""
+def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path]:
+    """Where the modules that `file`, which holds `data`, imports may lie: beside it, where relative imports say, in `folders`, or anywhere on the
+    path."""
     try:
         with _parsing:
             tree = ast.parse(data)
@@ -318,11 +338,15 @@ def _imported(file: Path, data: bytes) -> Iterator[Path]:
         else:
             continue
         for name in {prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)}:
-            place = file.parents[min(max(level, 1), len(file.parents)) - 1].joinpath(*name.split("."))
-            yield from (place.with_suffix(".py"), place / "__init__.py")
+            above_it = file.parents[min(max(level, 1), len(file.parents)) - 1]
+            for folder in {above_it} if level else {above_it, *folders}:
+                yield from filter(os.path.isfile, module_places(folder.joinpath(*name.split("."))))
             yield from map(Path, module_file(name) if not level else ())
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex digits."""
-    return sha256(path.read_bytes()).hexdigest()
+    """Return the SHA-256 of a file, as hex digits; "" of what is empty, cannot be read, or is no plain file."""
+    with suppress(OSError, ValueError), open_plain(path, links=True) as file:
+        if os.fstat(file.fileno()).st_size:  # what the system makes up may have no end
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""

@@ -23,7 +23,7 @@ from hashlib import sha256
 from math import isfinite, sqrt
 from pathlib import Path
 from time import monotonic, sleep, time
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone, did_you_mean
 from tidemill.core.packed import pack, unpack
 from tidemill.core.query import Query, check_field
-from tidemill.core.reading import read_json, read_plain
+from tidemill.core.reading import check_database, read_json, read_plain
 from tidemill.core.schema import Array, Arrays, check_finite
 
 PARAMETERS = "parameters"
@@ -44,6 +44,7 @@ BUSY = 5.0  # seconds that a call waits for another process's lock
 INDEX, SUFFIX = "index.sqlite", ".safetensors"
 RESERVED = ("version", "age")  # fields that every version has
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_NAMES = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of policies, tags and means
 _OURS = re.compile(r"\.?\d+\.safetensors")
 _FORMAT = 1
 _TABLES = (
@@ -208,7 +209,7 @@ class ParameterDatabase:
         """Return the policies that have versions."""
         try:
             with self._transaction("read") as db:
-                return [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")]
+                return [_name(name) for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")]
         except VersionGone:
             return []
 
@@ -218,10 +219,10 @@ class ParameterDatabase:
             with self._transaction("read") as db:
                 tags: dict[int, list[str]] = {}
                 for tag, version in db.execute("SELECT tag, version FROM tags WHERE policy = ? ORDER BY tag", (policy,)):
-                    tags.setdefault(version, []).append(tag)
+                    tags.setdefault(version, []).append(_name(tag))
                 means: dict[int, dict[str, Mean]] = {}
                 for version, name, *mean in db.execute("SELECT version, name, count, mean, squares FROM means WHERE policy = ?", (policy,)):
-                    means.setdefault(version, {})[name] = Mean(int(mean[0]), float(mean[1]), float(mean[2]))
+                    means.setdefault(version, {})[_name(name)] = Mean(int(mean[0]), float(mean[1]), float(mean[2]))
                 return [
                     Version(policy, int(version), float(pushed), _numbers(counters), tuple(tags.get(version, ())), means.get(version, {}))
                     for version, pushed, counters in db.execute(
@@ -230,8 +231,6 @@ class ParameterDatabase:
                 ]
         except VersionGone:
             return []
-        except (ValueError, TypeError) as error:
-            raise DatabaseError(f"{self._index} is damaged ({error}); move {self.folder} away to go on without its versions") from None
 
     # ---- tags and metadata -------------------------------------------------------------------------------------------------------------------
 
@@ -370,6 +369,7 @@ class ParameterDatabase:
             raise VersionGone(f"{self.folder} holds no versions yet")
         mode = "rwc" if kind == "create" else "rw"
         try:
+            check_database(self._index)
             with closing(sqlite3.connect(f"{self._index.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True)) as db:
                 db.execute("PRAGMA foreign_keys = ON")
                 db.execute("PRAGMA synchronous = FULL")
@@ -383,24 +383,32 @@ class ParameterDatabase:
                 db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._explain(error) from None
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._damaged(error) from None
 
     def _check_format(self, db: sqlite3.Connection, create: bool) -> None:
         (number,) = db.execute("PRAGMA user_version").fetchone()
-        if number == 0 and create:
+        if number not in (0, _FORMAT):
+            raise DatabaseError(f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}")
+        found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'")}
+        if found != (set(_TABLES) if number else set()):  # a view may never end, a trigger does something else
+            raise self._damaged("its tables are not those of a parameter database")
+        if not number and not create:
+            raise VersionGone(f"{self.folder} holds no versions yet")
+        if not number:
             for table in _TABLES:
                 db.execute(table)
             db.execute(f"PRAGMA user_version = {_FORMAT}")
-        elif number == 0:
-            raise VersionGone(f"{self.folder} holds no versions yet")
-        elif number != _FORMAT:
-            raise DatabaseError(f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}")
+
+    def _damaged(self, how: object) -> DatabaseError:
+        return DatabaseError(f"{self._index} is damaged ({how}); move {self.folder} away to go on without its versions")
 
     def _explain(self, error: sqlite3.Error) -> Exception:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # Python's own errors, of text that is none, have no code
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return _held(self._index)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return DatabaseError(f"{self._index} is damaged ({error}); move {self.folder} away to go on without its versions")
+            return self._damaged(error)
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             return DatabaseError(f"{self._index} cannot be read or written: {error}; free space or make it writable")
         return error  # a mistake of ours
@@ -418,12 +426,12 @@ def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, s
     """Return number and checksum of the version that `which` means. Raises `VersionGone`."""
     version = which
     if isinstance(which, str) and which.isascii() and which.isdigit():
-        version = int(which)
+        version = min(int(which[:4000]), 2**63 - 1)  # more is no number that SQLite takes
     elif isinstance(which, str):
         tags: dict[str, int] = dict(db.execute("SELECT tag, version FROM tags WHERE policy = ?", (policy,)))
         if which not in tags:
             raise _no_such(db, policy) or VersionGone(f'policy "{policy}" has no tag "{which}"; {did_you_mean(which, tags)}')
-        version = tags[which]
+        version = int(tags[which])
     found = db.execute("SELECT version, sha256 FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
     if found is None:
         kept = [number for (number,) in db.execute("SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8", (policy,))]
@@ -433,13 +441,20 @@ def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, s
             + ("was never pushed" if never else "was collected, or never pushed; tag a version to keep it")
             + f". The newest that are kept: {', '.join(map(str, kept))}"
         )
-    return found[0], found[1]
+    return int(found[0]), str(found[1])
 
 
 def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
     """Return the error for a policy without any version, None when it has some."""
     known = [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions")]
     return None if policy in known else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
+
+
+def _name(value: Any) -> str:
+    """Return a name that stands in an index. Raises `ValueError` or `TypeError` for what is none."""
+    if not _NAMES.fullmatch(value):
+        raise ValueError(f"{value!a} is no name")
+    return str(value)
 
 
 def _numbers(text: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tidemill.api.outside import Outside, names_nothing, quoted
 from tidemill.core.config import Config
 from tidemill.core.errors import Untrusted
 from tidemill.core.secrets import references
-from tidemill.core.source import is_installed, module_file, own_code
+from tidemill.core.source import file_digest, is_installed, module_file, module_places, own_code
 
 Trust = bool | Callable[[str], bool]
 """The user's word for all that a folder names: given, not given, or asked for with the text that says what it is."""
@@ -58,7 +58,7 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
         parts = [json.dumps(table, sort_keys=True), outside.does]
         if outside.program:
             path = _real(outside.program)
-            found.files[path] = _digest_of(path)
+            found.files[path] = file_digest(Path(path))
             parts += [path, found.files[path]]
             files |= {path: None} if path.endswith(".py") else {}
         found.things.append(Thing(outside.does, _digest("settings", *parts)))
@@ -148,7 +148,7 @@ def _files(code: str, source: Path | None) -> Sequence[str]:
         files += module_file(name)
         if source is not None:  # what lies beside it can be imported once it runs
             beside = source.resolve().parent.joinpath(*name.split("."))
-            files += [str(path) for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
+            files += [str(path) for path in module_places(beside) if os.path.isfile(path)]
     return [_real(file) for file in files if not is_installed(Path(file))]
 
 
@@ -158,13 +158,6 @@ def _real(path: str) -> str:
         return os.path.realpath(path)
     except ValueError:
         return path
-
-
-def _digest_of(path: str) -> str:
-    if not os.path.isfile(path):
-        return ""
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _digest(*parts: str) -> str:
