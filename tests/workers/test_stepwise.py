@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.workers.world import Known, Marked, Seat, World
 
+from tidemill.core import clock
 from tidemill.workers.actor import Actors, AgentSpec
 
 
@@ -146,9 +147,12 @@ def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch:
     assert calls == ["second sent", "first received"]
 
 
-def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("tidemill.workers.gang.monotonic", lambda: now)
+def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_step_or_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used, stops = 100.0, 0.0, clock._Stops()
+    stops.noticing, stops.seen = 1, now
+    monkeypatch.setattr(clock, "_stops", stops)
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    monkeypatch.setattr(clock, "process_time", lambda: used)
     made = World(Actors(environment=Marked(), lanes=1, ring=2, agents=(AgentSpec(mode="stepwise"),)))
     made.begin()
     gang, purse = made.actor._gang, Purse()
@@ -156,21 +160,23 @@ def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_st
     monkeypatch.setattr(gang, "_credits", purse)
     first, second = Marked.built
     made.poll()  # both are reset
-    now += 4  # and wait for credits
+    now, used = now + 4, used + 4  # and wait for credits
     assert gang.waited == 4
+    now += 3600 + clock.TICK  # stopped
+    assert gang.waited == pytest.approx(4 + clock.TICK)
     first.stalled = second.stalled = True
     purse.steps = 2
     made.poll()
-    now += 7  # both step, and no credit is left
+    now, used = now + 7, used + 7  # both step, and no credit is left
     made.poll()
     made.drain()
-    assert gang.waited == 4
+    assert gang.waited == pytest.approx(4 + clock.TICK)
     first.stalled = False
     first.bell()
     made.poll()
-    now += 2  # the first has come, and waits; the second steps
+    now, used = now + 2, used + 2  # the first has come, and waits; the second steps
     made.poll()
-    assert gang.waited == made.actor._stats()["slots/waited"] == 5
+    assert gang.waited == made.actor._stats()["slots/waited"] == pytest.approx(5 + clock.TICK)
 
 
 def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.loops import turn
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
@@ -66,7 +66,7 @@ class Gang:
         self._idle = dict.fromkeys(range(len(environments)), 0)  # received, in that order; how many credits each needs to go on
         self._asked: dict[int, list[int]] = {}  # request → who goes on when it is answered
         self._leaving: list[int] = []  # they go on now: nobody acts in them
-        self._looked_at = self._since = monotonic()
+        self._looked_at, self._since = monotonic(), awake()
         self._held = 0  # lanes that could step, and have no credit
         self._waited = 0.0
         self.steps = 0
@@ -150,13 +150,13 @@ class Gang:
     @property
     def waited(self) -> float:
         """Seconds so far that lanes could have stepped and had no credit, on average over all of them."""
-        return (self._waited + self._held * (monotonic() - self._since)) / (len(self._members) * self._lanes)
+        return (self._waited + self._held * (awake() - self._since)) / (len(self._members) * self._lanes)
 
     # ---- from credits to actions -------------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
         """Let those go on that may: ask for their actions. False when nobody may."""
-        now = monotonic()
+        now = awake()
         self._waited, self._since, self._held = self._waited + self._held * (now - self._since), now, 0
         if not self._idle:
             return False

@@ -263,6 +263,9 @@ def test_the_retry_budget_bounds_what_a_failing_server_is_asked():
         with pytest.raises((RemoteUnavailable, RemoteTimeout)):
             env.reset()
         assert server.faults.calls < 20
+        server.faults.calls = 1
+        with pytest.raises(RemoteUnavailable, match=r"failed in 1 try \("):
+            env.reset()
         environment.close()
 
 

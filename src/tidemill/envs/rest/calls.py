@@ -195,7 +195,8 @@ def call(
             )
         if not terms.budget.spend(cost):
             raise RemoteUnavailable(
-                f"{where}: failed in {tries} tries ({why}), and the host's retry budget is used up; see what the server says, or raise retries"
+                f"{where}: failed in {tries} tr{'y' if tries == 1 else 'ies'} ({why}), and the host's retry budget is used up; "
+                "see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
         yield Pause(max(0.0, min(pause, until - awake())))
