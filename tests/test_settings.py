@@ -15,14 +15,16 @@ import pytest
 
 import tidemill
 from tidemill.algorithms.dqn import DQN
+from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.sac import SAC
+from tidemill.api.environment import AgentInfo
 from tidemill.api.experiment import Experiment, Limits
-from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.config import WHEN, Config
 from tidemill.core.errors import ConfigError
 from tidemill.envs.rest.faults import Faults
-from tidemill.envs.scripted import Scripted
+from tidemill.envs.scripted import Scripted, ScriptedEnvironment
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.torch_network import TorchNetwork
@@ -31,12 +33,14 @@ from tidemill.replay.replay import Replay
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.buffers import Buffers
+from tidemill.workers.frames import stack_frames
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer
 
 ROOT = Path(__file__).parent.parent
 CHOICES = Spaces(Discrete(3), Discrete(2))
 PLAIN = Spaces(Box((4,), "float32"), Discrete(2))
+IMAGE = Spaces(Box((4, 84, 84), "uint8"), Discrete(2))
 PUSHED = Spaces(Box((4,), "float32"), Box((1,), "float32", (-1.0,), (1.0,)))
 
 
@@ -50,6 +54,20 @@ def endless(algorithm):
     Experiment(name="endless", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(seconds=1)).check()
 
 
+def advised(algorithm, **workers):
+    """Rows have advantages by `GAE`, and so the algorithm computes none."""
+    gathered = "gathered" if workers else "samples"
+    actors = Actors(environment=Scripted(), agents=(AgentSpec(mode="full", samples=gathered, post=(tidemill.GAE(gamma=0.9),)),))
+    workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm), **workers}
+    Experiment(name="advised", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=1)).check()
+
+
+class Seeing(ScriptedEnvironment):
+    def __init__(self, spaces):
+        super().__init__(Scripted(), 1)
+        self.agents = (AgentInfo("one", spaces),)
+
+
 class Own(TorchNetwork):
     def network(self, spaces, outputs):
         raise AssertionError("not asked")
@@ -61,7 +79,7 @@ ALWAYS = {
     "Stage": "options until",
     "WorkerConfig": "count one_core math_threads",
     "Actors": "environment agents lanes ring max_episode_steps",
-    "AgentSpec": "match policy inference samples deterministic frame_stack",
+    "AgentSpec": "match policy inference samples deterministic",
     "Trainer": "algorithm policy samples buffer max_policy_lag checkpoint_seconds checkpoints database_seconds ratio device",
     "PolicyWorkers": "stream policies most_rows threaded device",
     "Buffers": "samples into process",
@@ -77,12 +95,12 @@ ALWAYS = {
     "Returns": "gamma",
     "GAE": "gamma gae_lambda",
     "RandomShift": "pixels",
-    "PolicyGradient": "gamma minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient max_gradient_norm normalise_returns",
-    "PPO": "gae_lambda clip epochs normalise_advantages clip_value target_kl correct_off_policy",
+    "PolicyGradient": "minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient max_gradient_norm normalise_returns",
+    "PPO": "clip epochs normalise_advantages clip_value target_kl correct_off_policy",
     "Impala": "trace_lambda rho_clip c_clip",
     "DQN": "gamma double learning_rate adam_epsilon max_gradient_norm target_every target_rate epsilon_start",
     "SAC": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate temperature learn_temperature",
-    "ActorCritic": "hidden activation encoder shared_critic action_mask critic_only",
+    "ActorCritic": "encoder shared_critic action_mask critic_only",
     "RecurrentActorCritic": "cell width",
     "QNetwork": "hidden duelling noise atoms action_mask",
     "SquashedGaussian": "hidden",
@@ -114,6 +132,7 @@ IDLE = {
     "AgentSpec.bootstrap": lambda: AgentSpec(samples=None, bootstrap=2),
     "AgentSpec.padded": lambda: AgentSpec(padded=True),
     "AgentSpec.post": lambda: AgentSpec(post=(tidemill.GAE(),)),
+    "AgentSpec.frame_stack": lambda: stack_frames(Seeing(CHOICES), (AgentSpec(frame_stack=4),)),
     "Trainer.batch_size": lambda: trainer(batch_size=64, max_policy_lag=0),
     "Trainer.database_versions": lambda: trainer(database_seconds=None, database_versions=3),
     "Trainer.slack": lambda: trainer(slack=3),
@@ -130,12 +149,16 @@ IDLE = {
     "Drawn.metric": lambda: Drawn(metric="evaluation/return"),
     "PrioritisedReplay.beta": lambda: PrioritisedReplay(capacity=10_000, alpha=0, beta=0.5),
     "PrioritisedReplay.beta_updates": lambda: PrioritisedReplay(capacity=10_000, beta=1, beta_updates=5),
+    "PolicyGradient.gamma": lambda: advised(PPO(gamma=0.9)),
+    "PPO.gae_lambda": lambda: advised(PPO(gae_lambda=0.9)),
     "PolicyGradient.learning_rate_schedule": lambda: endless(PPO(learning_rate_schedule="linear")),
     "PolicyGradient.chunk_steps": lambda: PPO(chunk_steps=8).build(ActorCritic().build(PLAIN, 0), 0),
     "DQN.learning_rate_schedule": lambda: endless(DQN(learning_rate_schedule="linear")),
     "DQN.epsilon_end": lambda: DQN(epsilon_end=0.5).build(QNetwork(noise=0.5).build(PLAIN, 0), 0),
     "DQN.epsilon_updates": lambda: DQN(epsilon_start=0.1, epsilon_end=0.1, epsilon_updates=7),
     "SAC.target_entropy": lambda: SAC(learn_temperature=False, target_entropy=-3),
+    "ActorCritic.hidden": lambda: ActorCritic(hidden=(512,)).weights(IMAGE),
+    "ActorCritic.activation": lambda: ActorCritic(activation="relu").weights(IMAGE),
     "ActorCritic.convolutions": lambda: ActorCritic(convolutions="bfloat16").build(PLAIN, 0),
     "ActorCritic.normalise_observations": lambda: ActorCritic(normalise_observations=True).build(CHOICES, 0),
     "ActorCritic.log_std_init": lambda: ActorCritic(log_std_init=-1.0).build(PLAIN, 0),
@@ -192,6 +215,24 @@ REFUSED = "no effect|leave it out|leave out|set both|set iteration_steps|does no
 def test_a_setting_without_effect_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=rf"{name.partition('.')[2]}\b.*({REFUSED})"):
         IDLE[name]()
+
+
+def test_settings_act_where_the_rows_the_policy_or_the_image_lets_them():
+    advised(PPO())
+    advised(PPO(gamma=0.9, gae_lambda=0.9, correct_off_policy=True))
+    advised(Impala(gamma=0.9))
+    both = Spaces(Dict({"image": IMAGE.observation, "position": PLAIN.observation}), Discrete(2))
+    ActorCritic(hidden=(8,), activation="relu").weights(both)
+    ActorCritic(hidden=(8,), activation="relu", encoder="mlp").weights(Spaces(Box((36, 36), "uint8"), Discrete(2)))
+    stack_frames(Seeing(Spaces(Dict({"position": PLAIN.observation, "choice": CHOICES.observation}), Discrete(2))), (AgentSpec(frame_stack=4),))
+    with pytest.raises(ConfigError, match="activation = 'relu' has no effect without hidden layers"):
+        ActorCritic(hidden=(), activation="relu").weights(PLAIN)
+
+
+def test_what_rows_have_is_known_through_buffer_workers():
+    through = {"first": Buffers(process=(), samples="gathered", into="between"), "second": Buffers(process=(), samples="between")}
+    with pytest.raises(ConfigError, match=r"PPO: gamma = 0.9 has no effect on rows that have their advantages"):
+        advised(PPO(gamma=0.9), **through)
 
 
 def test_every_setting_is_read_somewhere_and_set_in_some_test_or_example():

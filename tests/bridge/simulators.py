@@ -252,6 +252,15 @@ class One(Simulator):
         (self.world.end_episode if t % 3 == 2 else self.world.request_decision)(0).set_reward(1).set_observation(0, [t % 3])
 
 
+class Telling(One):
+    """Tells a score in every exchange, twice: 10 times its number, and 2 more."""
+
+    def tick(self, t):
+        super().tick(t)
+        self.statistics.add("score", 10 * t)
+        self.statistics.add("score", 10 * t + 2)
+
+
 class Statistical(Simulator):
     """Sends a statistic with every exchange."""
 
@@ -387,7 +396,7 @@ if __name__ == "__main__":
         kind.__name__.lower(): kind
         for kind in (
             *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
-            *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Again, Cutting),
+            *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Again, Cutting, Telling),
         )
     }
     kinds[KIND]().run()

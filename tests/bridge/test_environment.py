@@ -275,6 +275,17 @@ def test_statistics_are_kept_until_they_are_taken():
         assert played.environment.statistics() == {}
 
 
+def test_statistics_that_come_with_an_episode_s_end_are_what_was_said_of_it():
+    with Played(simulator("telling"), 2) as played:
+        said = []
+        for t in range(9):
+            (tick,) = played.tick()
+            assert tick.done.tolist() == [t % 3 == 2] * 2
+            said += played.environment.said(0, [0, 1]) if tick.done.any() else []
+        assert said == [{"score": 10 * t + 1} for t in (2, 5, 8) for _ in range(2)]
+        assert played.environment.statistics()["score"][2] >= 2 * 2 * 9  # and all of them are metrics
+
+
 def test_agent_specs_may_share_out_and_join_groups_as_they_like():
     with Played(simulator("rich"), 2, groups=[[1], [0]]) as played:
         ticks = played.tick()

@@ -1,5 +1,6 @@
 """Environments that answer one wrong value in one lane, of every kind there is, and such as share memory; found by name, as a user's would be."""
 
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -48,6 +49,7 @@ OBSERVATIONS: dict[str, tuple[spaces.Space[Any], Any, str]] = {
     "int64": (SMALL, np.array([0, 1, -129]), r"obs of agent \w+\[2\] is -129 \(int64\); it is stored as int8"),
     "float64": (WIDE, np.array([0, 1e39]), r"obs of agent \w+\[1\] is 1e\+39 \(float64\); it is stored as float32"),
     "complex": (FLAT, np.zeros(4, np.complex128), r"obs of agent \w+ has dtype complex128"),
+    "ragged": (FLAT, [[0.0], [0.0, 0.0], [0.0], [0.0]], r"obs of agent \w+ is no array: .*inhomogeneous"),
     "nothing": (FLAT, None, r"obs of agent \w+ has (shape \(\)|dtype object)"),
 }
 REWARDS: dict[str, tuple[Any, str]] = {
@@ -203,18 +205,20 @@ class Vector:
 
 class Sharing(gymnasium.Env[Any, Any]):
     """Every copy writes [its number, steps] into one array of the class. `view`: what it returns is a new view of it each time. `parts`: it lies in
-    a dict of the class, of which only the parts are new. `still`: it writes nothing."""
+    a dict of the class, of which only the parts are new; `mapping`: in a new mapping that is no dict. `buffer`: what is returned is a new array over
+    one bytearray. `still`: it writes nothing."""
 
     observation_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
     array = np.zeros(2, np.float32)
     dict: Any = {}  # noqa: RUF012
+    memory = bytearray(8)
     made = 0
 
     def __init__(self, kind: str = "") -> None:
         self.kind, self.number = kind, Sharing.made
         Sharing.made += 1
-        if kind == "parts":
+        if kind in ("parts", "mapping"):
             self.observation_space = spaces.Dict({"a": Sharing.observation_space})
 
     def see(self) -> Any:
@@ -223,6 +227,11 @@ class Sharing(gymnasium.Env[Any, Any]):
         if self.kind == "parts":
             self.dict["a"] = self.array.copy()
             return self.dict
+        if self.kind == "mapping":
+            return MappingProxyType({"a": self.array})
+        if self.kind == "buffer":
+            np.frombuffer(self.memory, np.float32)[:] = self.array
+            return np.frombuffer(self.memory, np.float32)
         if self.kind == "list":
             Sharing.numbers[:] = self.array.tolist()
             return Sharing.numbers

@@ -113,6 +113,10 @@ def test_of_an_episode_that_a_lost_life_ends_no_score_is_said():
     found = heard(Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252)
     lost = [said for _, _, said in found if said["lives"] == 2]
     assert lost and all("score" not in said for said in lost)
+    lives = Atari(id="ms_pacman", episodic_life=True)
+    assert (
+        lives.rewarded == "rewards clipped to -1, 0 and 1 and of one life" and lives.replace(reward_clipping=False).rewarded == "rewards of one life"
+    )
 
 
 def test_one_game_for_a_server_says_its_score_too():

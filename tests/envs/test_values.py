@@ -67,6 +67,7 @@ def test_a_wrong_value_is_named(kind, name):
         "reward: array",
         "terminated: array",
         "observation: nothing",
+        "observation: ragged",
     }:
         pytest.skip("no array has such rows")
     environment = KINDS[kind]([odd.One(space, good, good), odd.One(space, good, bad)])
@@ -137,7 +138,7 @@ def test_check_env_fails_with_the_value(name):
 # ---- shared memory -------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["", "view", "parts", "list"])
+@pytest.mark.parametrize("kind", ["", "view", "parts", "mapping", "buffer", "list"])
 @pytest.mark.parametrize("lanes", ["lanes", "threads=1", "async", "parallel", "turns"])
 def test_lanes_that_share_an_array_are_told_what_each_of_them_saw(lanes, kind):
     envs = [odd.Sharing(kind) for _ in range(3)]
@@ -195,6 +196,54 @@ def test_an_array_of_each_lane_s_own_is_not_copied_and_what_is_told_stays():
         tick(driver, begin=step == 0)
         assert driver.ticks[0].observation["obs"].tolist() == [[env.number, step] for env in envs]
     assert not environment.shared and not environment._sharing.active
+
+
+def test_lists_of_each_lane_s_own_are_no_shared_array():
+    answer = ([0.0, 1.0, 2.0, 3.0], 0.0, False)
+    environment = LaneLoop([odd.One(odd.FLAT, (list(answer[0]), 0.0, False), answer) for _ in range(2)], "Lists", 0)
+    driver = Driver(environment)
+    tick(driver, begin=True)
+    assert driver.ticks[0].observation["obs"].tolist() == [answer[0]] * 2
+    assert not environment.shared
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_agents_that_are_told_at_once_may_see_one_array_and_the_usual_mask_is_nobody_s(masked):
+    class Own(odd.Sharing):
+        def __init__(self):
+            super().__init__()
+            self.array = np.zeros(2, np.float32)
+
+    envs = [odd.Together(Own()) for _ in range(2)]
+    space, action = Box((2,), "float32"), Discrete(2)
+    sight = Sight(space, Box((2,), "int8", (0.0,), (1.0,)) if masked else None)
+    environment = ParallelLanes(envs, "Own", 0, ["x", "y"], [sight] * 2, [action] * 2, False, 0, False)
+    driver = Driver(environment)
+    for step in range(TICKS + 2):
+        tick(driver, begin=step == 0)
+        seen = driver.ticks[0].observation["obs.observation" if masked else "obs"]
+        assert seen.tolist() == [[env.env.number, step] for env in envs for _ in range(2)]
+    assert not environment.shared and not environment._sharing.active
+
+
+def test_rewards_that_a_reset_of_some_lanes_overwrites_are_those_of_the_step():
+    class Reusing(odd.Vector):
+        paid = np.zeros(2)
+
+        def step(self, actions):
+            seen, _, ends, cuts, _ = super().step(actions)
+            self.paid[:] = 1, 2
+            return seen, self.paid, ends | (np.arange(2) == 1), cuts, {}
+
+        def reset(self, *, seed=None, options=None):
+            self.paid[:] = 0
+            return super().reset()
+
+    answer = (np.zeros(4, np.float32), 0.0, False)
+    driver = Driver(VectorLanes(Reusing([odd.One(odd.FLAT, answer, answer) for _ in range(2)]), "Reusing", None, "disabled"))
+    tick(driver, begin=True)
+    tick(driver)
+    assert driver.ticks[0].reward.tolist() == [1, 2]
 
 
 def test_check_env_says_that_copies_share_an_array():

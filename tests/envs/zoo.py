@@ -84,6 +84,8 @@ class Meadow(_Scripted, ParallelEnv):
                 observations[last][4] = np.nan
             case "reward":
                 rewards[last] = "much"
+            case "unpaid" | "endless" | "uncut":
+                del {"unpaid": rewards, "endless": ended, "uncut": cut}[self.fault][last]
             case "old":
                 return observations, rewards, ended, {}
             case "unknown":

@@ -107,7 +107,8 @@ NORMALISED = ("vector", "scalar", "matrix", "ram", "parts", "pixels and vector")
 @pytest.mark.parametrize(("observation", "normalise"), [*((name, False) for name in OBSERVATIONS), *((name, True) for name in NORMALISED)])
 def test_acting_and_evaluating_agree_for_every_observation_space(observation, normalise):
     space = OBSERVATIONS[observation]
-    spaces, config = Spaces(space, Discrete(3)), ActorCritic(hidden=(8,), normalise_observations=normalise)
+    layers = {} if observation in ("pixels", "frames", "grey") else {"hidden": (8,)}
+    spaces, config = Spaces(space, Discrete(3)), ActorCritic(normalise_observations=normalise, **layers)
     policy = config.build(spaces, 0)
     stir(policy)
     rows = draw(space, 5)

@@ -45,7 +45,7 @@ def test_declared_weights_are_those_that_are_built(config: PolicyConfig, observa
     ("config", "spaces"),
     [
         (ActorCritic(hidden=(10**6, 10**6)), Spaces(FLAT, TWO)),
-        (ActorCritic(hidden=(10**9,) * 3), Spaces(IMAGE, TWO)),
+        (ActorCritic(hidden=(10**9,) * 3, encoder="mlp"), Spaces(IMAGE, TWO)),
         (ActorCritic(), Spaces(Discrete(10**15), TWO)),
         (ActorCritic(), Spaces(FLAT, Discrete(10**15))),
         (RecurrentActorCritic(width=10**9), Spaces(FLAT, TWO)),

@@ -110,6 +110,14 @@ def test_a_layout_that_was_chosen_for_the_machine_is_no_setting(tmp_path: Path, 
     ]  # fmt: skip
 
 
+def test_a_limit_is_a_setting_where_a_schedule_runs_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(folder: str, steps: int, schedule: str) -> Path:
+        return run(tmp_path / folder, [1.0] * steps, "ppo", workers={"trainer": {"algorithm": {"learning_rate_schedule": schedule}}})
+
+    assert [*labels_of([of("a", 3, "constant"), of("b", 4, "constant")], tmp_path / "a.png", monkeypatch)] == ["ppo (mean of 2 runs)"]
+    assert [*labels_of([of("c", 3, "linear"), of("d", 4, "linear")], tmp_path / "b.png", monkeypatch)] == ["ppo: steps=300", "ppo: steps=400"]
+
+
 def test_runs_with_nothing_in_common_are_named(tmp_path: Path) -> None:
     runs = [run(tmp_path / "a", [1.0, 2.0], "ppo"), run(tmp_path / "b", [1.0, 2.0], "ppo", seed=500)]
     with pytest.raises(RunError, match='the runs of "ppo" have no environment steps in common'):

@@ -1,6 +1,6 @@
 """Proximal policy optimisation: the configuration. Imports no torch; the learner stands in `ppo_learner`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +37,11 @@ class PPO(PolicyGradient):
     correct_off_policy: bool = False
     """Whether traces are cut short where the policy at the start of the update has moved away from the behaviour (V-trace; one more forward
     pass). Of use when samples lag behind."""
+
+    def check_made(self, names: Collection[str]) -> None:
+        if "advantage" in names and not self.correct_off_policy:
+            for name in ("gamma", "gae_lambda"):
+                self.refuse_idle(name, "on rows that have their advantages already (AgentSpec.post), where it is set")
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be a `TrainablePolicy`. Minibatches are drawn from `seed`."""

@@ -7,7 +7,7 @@ while ...:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -153,6 +153,9 @@ class AlgorithmConfig(Config):
 
     def check_endless(self) -> None:
         """Raise `ConfigError` for what depends on how far the run is. Called where neither steps nor updates limit it, so that nobody knows."""
+
+    def check_made(self, names: Collection[str]) -> None:
+        """Raise `ConfigError` for settings that have no effect on rows to which post-processors have added ``post.NAME`` of these."""
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the algorithm that trains `policy`."""

@@ -216,6 +216,14 @@ class Experiment(Config):
         """Return the workers that hold `role` of `stream`, in order."""
         return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
 
+    def sources(self, stream: str) -> set[str]:
+        """Return sample `stream` and those that are sent on into it, from whomever."""
+        sent = [pair for config in self.workers.values() for pair in config.forwards().items()]
+        found = {stream}
+        for _ in sent:
+            found |= {taken for into, taken in sent if into in found}
+        return found
+
     def in_lockstep(self, stream: str) -> dict[str, str]:
         """Return who consumes sample `stream` in lockstep with its producers: worker → the policy that it trains."""
         ports = ((name, port) for name, config in self.members() for port in config.ports())

@@ -23,7 +23,7 @@ from tidemill.bridge.waiter import Waiter
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ImageError, SimulatorError, TidemillError
 from tidemill.core.schema import Arrays
-from tidemill.core.tally import Tally, Told
+from tidemill.core.tally import Tally, Told, summary
 
 PATIENCE = 0.002  # seconds that `ready` waits for an answer before a thread does: most come sooner, and a wait by thread costs more than they do
 CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
@@ -157,13 +157,14 @@ class Lane:
     resetting  the exchange under way begins episodes
     empty      exchanges in a row in which nobody asked for a decision
     known      how many groups it had when they were last looked at
+    said       the statistics that came with its last answer
     """
 
     def __init__(self, number: int, name: str, start: Start, channels: Sequence[SideChannel], framing: Framing, restarts: int) -> None:
         self.number, self.name, self._start, self._restarts = number, name, start, restarts
         self.engine, self.parameters, self.statistics = EngineSettings(), EnvironmentParameters(), Statistics()
         self._own, self._framing = channels, framing
-        self.tally = Tally()
+        self.tally, self.said = Tally(), dict[str, Told]()
         self.crowds: list[Crowd] = []
         self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
         self._simulator: Simulator | None = None
@@ -205,6 +206,8 @@ class Lane:
                 starting, self._starting = self._starting, None
                 self._simulator = starting.result()
             self.simulator.finish()
+            self.said = self.statistics.tally.take()
+            self.tally.merge(self.said)
             return True
         except (SimulatorError, DeadlineError) as error:
             self.revive(error)
@@ -218,7 +221,7 @@ class Lane:
         if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
             raise EnvironmentFault(f"{self.name}: {error}") from error
         self._restarts -= 1
-        self.known = 0
+        self.known, self.said = 0, {}
         self.tally.add("simulator/restarts", 1.0, "sum")
         self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
         self.resetting = True
@@ -271,6 +274,7 @@ class SimulatorLanes(Environment):
         self._waiter = Waiter("simulators")
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        self._widths = [len(group) for group in groups]
         home = np.full((2, len(self.agents)), -1, np.intp)  # which group, and where in it
         for number, group in enumerate(groups):
             for position, agent in enumerate(group):
@@ -363,6 +367,10 @@ class SimulatorLanes(Environment):
                 )
         lane.known = len(specs)
 
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        """Return the statistics that the seats' simulators told in the exchange that ended these episodes."""
+        return [summary(self._lanes[seat // self._widths[group]].said) for seat in seats]
+
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         for lane in self._lanes:
             for name, value in options.items():
@@ -381,7 +389,6 @@ class SimulatorLanes(Environment):
         tally = Tally()
         for lane in self._lanes:
             tally.merge(lane.tally.take())
-            tally.merge(lane.statistics.tally.take())
         return tally.take()
 
     def on_ready(self, wake: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,9 @@ class AgentLanes(Environment):
     An agent's episode is open from its first observation to its end; it may be absent meanwhile, and begin another one in the same game. A lane is
     over when no agent's episode is open; then it does nothing until it is reset.
     """
+
+    _at_once: ClassVar[bool]
+    """A lane tells all of its agents at one time, so that they may see one array; else by turns, and what one has seen is kept from the next."""
 
     def __init__(
         self,
@@ -243,7 +246,7 @@ class AgentLanes(Environment):
         self._present[seat] = True
         self._told[OWN][seat] = self._kept(observation, lane, agent)
         if self._masked:
-            self._told[MASK][seat] = self._kept(self._mask_of(agent, info), lane, agent)
+            self._told[MASK][seat] = self._mask_of(lane, agent, info)
         if not self._open[seat]:
             self._open[seat] = True
             self._living[lane] += 1
@@ -265,7 +268,9 @@ class AgentLanes(Environment):
 
     def _kept(self, value: Any, lane: int, agent: int) -> Any:
         """Return what a lane told of an agent as it is now, whatever others write where it lies."""
-        return self._sharing.copied(value, lane * self._count + agent) if self._sharing.active else value
+        if not self._sharing.active:
+            return value
+        return self._sharing.copied(value, lane if self._at_once else lane * self._count + agent)
 
     def _paid_equally(self, lane: int, rewards: Mapping[Any, Any], agents: Sequence[Any]) -> float:
         """Return the mean of what `agents` are paid."""
@@ -297,11 +302,13 @@ class AgentLanes(Environment):
                 "name all that may ever appear there"
             ) from None
 
-    def _mask_of(self, agent: int, info: Mapping[str, Any] | None) -> Any:
+    def _mask_of(self, lane: int, agent: int, info: Mapping[str, Any] | None) -> Any:
         mask = None if info is None or self._allowed[agent] is None else info.get("action_mask")
         if mask is None:
             return self._allowed[agent]
-        return np.concatenate(mask) if isinstance(mask, (tuple, list)) and np.ndim(mask[0]) else mask  # of a MultiDiscrete, one per branch
+        if isinstance(mask, (tuple, list)) and np.ndim(mask[0]):  # of a MultiDiscrete, one per branch
+            return np.concatenate(mask)
+        return self._kept(mask, lane, agent)
 
     # ---- the rest --------------------------------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.schema import Arrays
 from tidemill.envs.vector import VectorLanes
 
 FRAMES_PER_SECOND = 60  # of the console
@@ -31,7 +29,7 @@ class Atari(EnvironmentConfig):
     size                       height and width
     noop_max                   a game begins with up to this many idle frames, so that games differ
     repeat_action_probability  "sticky" actions; the games of id "ALE/…-v5" in Gymnasium use 0.25, published scores mostly 0
-    episodic_life              a lost life ends the episode (the game goes on all the same)
+    episodic_life              a lost life ends the episode, and the game with it: the library begins another one, and there is no score
     reward_clipping            rewards become −1, 0 or 1, so that returns of training are not scores: these are ``info/score``
     fire_reset                 press fire at the start of games that wait for it
     full_action_space          all 18 actions, not only those that the game knows
@@ -68,9 +66,9 @@ class Atari(EnvironmentConfig):
 
     @property
     def rewarded(self) -> str:
-        clipped = ["clipped to -1, 0 and 1"] if self.reward_clipping else []
-        parts = clipped + (["of one life"] if self.episodic_life else [])
-        return f"rewards {' and '.join(parts)}; the game's score is info/score" if parts else ""
+        parts = (["clipped to -1, 0 and 1"] if self.reward_clipping else []) + (["of one life"] if self.episodic_life else [])
+        score = "" if self.episodic_life else "; the game's score is info/score"
+        return f"rewards {' and '.join(parts)}{score}" if parts else ""
 
     def scored(self) -> "Atari":
         return self.replace(reward_clipping=False, episodic_life=False)
@@ -125,25 +123,20 @@ class Games(VectorLanes):
         super().__init__(env, name, seed, "next-step", partial_resets=True, halves=True, picture=picture)
         self._clip = clip
         self._score = np.zeros(self.lanes)
-        self._goes_on = np.zeros(self.lanes, np.bool_)  # the game of a lane whose episode ended with a life
-
-    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
-        if reset.all():  # the library begins new games then, whatever ended the episodes
-            self._goes_on.fill(False)
-        super().send(actions, reset)
+        self._left = np.zeros(self.lanes, np.bool_)  # lanes whose game ended with lives left
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         super().recv(ticks)
         (tick,) = ticks
-        self._score[self._began & ~self._goes_on] = 0
+        self._score[self._began] = 0
         self._score += tick.reward
         if self._clip:
             np.clip(tick.reward, -1, 1, out=tick.reward)
-        self._goes_on = tick.done & (self._result[4].get("lives", 0) > 0)
+        self._left = tick.done & (self._result[4].get("lives", 0) > 0)
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = super().said(group, seats)
-        return [info if self._goes_on[lane] else {**info, "score": self._score[lane]} for lane, info in zip(seats, infos, strict=True)]
+        return [info if self._left[lane] else {**info, "score": self._score[lane]} for lane, info in zip(seats, infos, strict=True)]
 
 
 def _newest_frame(observation: Any) -> Any:

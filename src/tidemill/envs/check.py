@@ -241,7 +241,7 @@ def _play(play: Play, seconds: float) -> list[Finding]:
             Finding(
                 "copies",
                 "warn",
-                "copies of the environment hand out one array; each observation is copied before the next copy steps",
+                "copies of the environment (or agents of one, by turns) hand out one array; each observation is copied before another is asked for",
                 "make the array in __init__ rather than in the class or the module, or return a fresh one: then copies can step in threads, too",
             )
         )

@@ -216,10 +216,15 @@ class LaneLoop(Environment):
             if not (NUMBERS.issuperset(map(type, rewards)) or all(map(is_number, rewards))):
                 raise TypeError("rewards")
             tick.reward[:] = rewards
-            for ends, flags in ((terminated, tick.done), (truncated, tick.truncated)):
-                if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
-                    raise TypeError("flags")
-                flags[:] = ends
+            ends = terminated + truncated
+            if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
+                raise TypeError("flags")
+            if ends.count(False) == len(ends):  # a tenth of what it takes to write them
+                tick.done.fill(False)
+                tick.truncated.fill(False)
+            else:
+                tick.done[:] = terminated
+                tick.truncated[:] = truncated
             self._check(tick)
         except Exception as error:
             self._explain(error)

@@ -1,7 +1,8 @@
 """One leaf of observations and actions, between what many copies of an environment in Python take and return, and arrays with a row for each."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class LeafReader:
         self.start = leaf.start if isinstance(leaf, Discrete) else 0
         self._length = self.field.shape[0] if self.field.shape else 0
         self._lengths = {self._length}
-        self._casting: Literal["same_kind", "safe"] = "same_kind" if np.dtype(self.field.dtype).kind == "f" else "safe"
+        self._join = np.concatenate if np.dtype(self.field.dtype).kind == "f" else partial(np.concatenate, casting="safe")
 
     def write(self, observations: Sequence[Any], out: Array) -> None:
         """Fill `out`; raises when anything has not the declared shape, or a value that `out` cannot hold."""
@@ -28,7 +29,7 @@ class LeafReader:
         # One call for all, without an array in between: their first axes laid end to end are the memory of `out`, if each has the right length.
         if self._length and out.flags.c_contiguous and {*map(len, observations)} == self._lengths:
             try:
-                np.concatenate(observations, out=out.reshape(-1, *out.shape[2:]), casting=self._casting)
+                self._join(observations, out=out.reshape(-1, *out.shape[2:]))
                 return
             except TypeError:  # whole numbers of a wider dtype, which may fit all the same
                 pass
@@ -79,10 +80,14 @@ def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> s
     """Return what is wrong with `value` as one of a leaf `space`, called `whose`: its shape, its dtype, or that it cannot be stored (as rows are, or
     as the dtype `stored`); "" when nothing.
     Bounds of a Box are no law, and NaN and infinity are told by `TickCheck`."""
-    declared, value = field_of(space), np.asarray(value)
+    declared = field_of(space)
     low: Any
     high: Any
     dtype = np.dtype(stored or declared.dtype)
+    try:
+        value = np.asarray(value)
+    except Exception as error:  # rows of different lengths, or what another library's arrays raise
+        return f" is no array: {error}"
     if value.shape != declared.shape:
         return f" has shape {value.shape}; {whose} says {declared.shape}"
     if not np.can_cast(value.dtype, dtype, "same_kind") and not (value.dtype.kind in "iu" and dtype.kind in "iu"):

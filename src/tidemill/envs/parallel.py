@@ -17,6 +17,8 @@ class ParallelLanes(AgentLanes):
     One that comes back after its end begins a new episode.
     """
 
+    _at_once = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._all, self._every = picker(self._ids), {*self._ids}
@@ -52,7 +54,7 @@ class ParallelLanes(AgentLanes):
                 for agent in ends:
                     self._over(lane, agent, terminated.get(agent, False), truncated.get(agent, False))
         self._infos[lane] = infos
-        usual = len(asked) == len(env.agents) == self._count and self._every <= observations.keys() and self._every <= rewards.keys()
+        usual = len(asked) == len(env.agents) == self._count and all(self._every <= part.keys() for part in answer[:4])
         if usual and not (last or any(terminated.values()) or any(truncated.values())):
             self._go_on(lane, observations, rewards, infos)
         else:
@@ -67,8 +69,7 @@ class ParallelLanes(AgentLanes):
             self._told[OWN][seats] = self._all(observations)
         self._rewards[seats] = [self._paid_equally(lane, rewards, self._ids)] * self._count if self._team else self._all(rewards)
         if self._masked:
-            masks = (self._mask_of(number, infos.get(agent)) for number, agent in enumerate(self._ids))
-            self._told[MASK][seats] = [self._kept(mask, lane, number) for number, mask in enumerate(masks)]
+            self._told[MASK][seats] = [self._mask_of(lane, number, infos.get(agent)) for number, agent in enumerate(self._ids)]
         self._present[seats] = True
         self._see_state(lane)
 
@@ -82,6 +83,8 @@ class ParallelLanes(AgentLanes):
         over = [agent for agent in self._ids if terminated.get(agent) or truncated.get(agent)]
         for number, agent in enumerate(self._ids):
             if self._open[first + number]:
+                if agent in observations and number in self._asked[lane]:
+                    self._check_whole(lane, agent, answer)
                 self._rewards[first + number] = rewards.get(agent, 0.0)
                 if agent in observations and (agent in living or agent in over or not living):
                     self._show(lane, number, observations[agent], infos.get(agent))
@@ -92,6 +95,14 @@ class ParallelLanes(AgentLanes):
         if not living:
             self._end_all(lane, done=not any(truncated.values()))
         self._settle(lane, () if last else [agent for agent in self.envs[lane].agents if agent not in over])
+
+    def _check_whole(self, lane: int, agent: Any, answer: tuple[Any, ...]) -> None:
+        """Raise `EnvironmentFault` where what a step returned lacks a part of an agent that was in it."""
+        for name, part in zip(("reward", "termination", "truncation"), answer[1:4], strict=True):
+            if agent not in part:
+                raise EnvironmentFault(
+                    f"{self.name}: lane {lane}: step returned an observation of agent {agent}, and no {name}; return one for every agent that acted"
+                )
 
     def _settle(self, lane: int, waiting: Any) -> None:
         """See who acts next. `waiting` are those that live on."""

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections.abc import Mapping
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -33,14 +34,15 @@ class Sharing:
         """`name` is what messages call the environment."""
         self._name, self._left = name, TICKS
         self.active, self.found = True, False
-        self._parts: dict[int, tuple[Any, int]] = {}  # of this tick: dicts that were handed out, by identity, and by whom
+        self._unseen = False  # something was handed out of which nobody can tell whether others hand it out, too: it is copied for good
+        self._parts: dict[int, tuple[Any, int]] = {}  # of this tick: what has no weak references, by where it lies, and who handed it out
         self._closed = False
 
     def next_tick(self) -> None:
         """A tick is received."""
         self._parts.clear()
         self._left -= 1
-        self.active = self.found or self._left > 0
+        self.active = self.found or self._unseen or self._left > 0
 
     def close(self) -> None:
         """Whatever it handed out, nobody is disturbed by it from now on."""
@@ -53,24 +55,29 @@ class Sharing:
             if self._left > 0:
                 self._look(value, held, lane)
             return held
-        if isinstance(value, dict):
-            _, other = self._parts.setdefault(id(value), (value, lane))
-            self.found |= other != lane
+        if isinstance(value, Mapping):
+            self._note(id(value), value, lane)
             return {key: self.copied(part, lane) for key, part in value.items()}
         if isinstance(value, tuple):
             return tuple([self.copied(part, lane) for part in value])
-        if isinstance(value, list):  # has no weak references, and is slow anyway
-            self.found = True
+        if isinstance(value, list):  # is slow anyway
+            self._note(id(value), value, lane)
+            self._unseen = True
             return copy.deepcopy(value)
         if hasattr(value, "__array__") and not isinstance(value, np.generic):  # another library's
-            self.found = True
+            self._unseen = True
             return np.array(value)
         return value
 
+    def _note(self, place: int, value: Any, lane: int) -> None:
+        """See whether another lane has handed out in this tick what lies at `place`: `value`, which is kept meanwhile, so that nothing else does."""
+        if self._parts.setdefault(place, (value, lane))[1] != lane:
+            self.found = True
+
     def _look(self, array: NDArray[Any], held: NDArray[Any], lane: int) -> None:
         root: Any = array
-        while isinstance(root, np.ndarray) and root.base is not None:
-            root = root.base
+        while (inner := _memory_of(root)) is not None:
+            root = inner
         key, thread = array.__array_interface__["data"][0], threading.get_ident()
         known = _owners.get(key)
         if known is not None and known[0]() is root:
@@ -88,6 +95,13 @@ class Sharing:
             return
         try:
             weak = ref(root, lambda _: _owners.pop(key, None))
-        except TypeError:  # bytes, say: nobody writes them again
+        except TypeError:  # a bytearray, say
+            if not isinstance(root, bytes):  # which nobody writes again
+                self._note(key, array, lane)
             return
         _owners[key] = (weak, ref(self), lane, thread, held)
+
+
+def _memory_of(view: Any) -> Any:
+    """Return whose memory an array or a memoryview shows, None where it is its own, or of something else."""
+    return view.base if isinstance(view, np.ndarray) else view.obj if isinstance(view, memoryview) else None

@@ -15,6 +15,8 @@ class TurnLanes(AgentLanes):
     (``env.step(None)``) within the tick. One whose first selection finds it finished never had a turn, and no row.
     """
 
+    _at_once = False
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._turn = [0] * self.lanes  # the agent that acts next

@@ -304,7 +304,7 @@ class VectorLanes(Environment):
             what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"this {type(result).__name__}"
             raise EnvironmentFault(f"{self.name}: step must return (observations, rewards, terminated, truncated, infos), not {what}")
         observation, reward, terminated, truncated, infos = result
-        reward = self._array(reward, "reward")
+        reward = np.array(self._array(reward, "reward"))  # copies: what is reset may write where they lie
         terminated, truncated = np.array(self._array(terminated, "terminated"), np.bool_), np.array(self._array(truncated, "truncated"), np.bool_)
         if forced is not None:  # what their last step led to is of an episode that is over
             terminated[forced] = truncated[forced] = False

@@ -76,6 +76,10 @@ class ActorCritic(PolicyConfig):
         check_deviation(self, spaces)
         if not encoder.images:
             self.refuse_idle("convolutions", "on an observation without images")
+        if encoder.images and not encoder.width:
+            self.refuse_idle("hidden", "on an observation that is images alone: their convolutions lead to the heads")
+        if not self._layers(encoder):
+            self.refuse_idle("activation", "without hidden layers")
         if not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
@@ -99,8 +103,11 @@ class ActorCritic(PolicyConfig):
 
     def shapes(self, encoder: ObservationEncoder, distribution: Distribution) -> dict[str, tuple[tuple[int, ...], float]]:
         """Return the shape and the orthogonal gain of each weight (see `weight_shapes`)."""
-        hidden = () if encoder.images and not encoder.width else self.hidden
-        return weight_shapes(encoder, self.towers(encoder), hidden, distribution.size, distribution.deviations, self.memory)
+        return weight_shapes(encoder, self.towers(encoder), self._layers(encoder), distribution.size, distribution.deviations, self.memory)
+
+    def _layers(self, encoder: ObservationEncoder) -> tuple[int, ...]:
+        """Return the widths of the hidden layers that there are."""
+        return () if encoder.images and not encoder.width else self.hidden
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         encoder = self.observation_encoder(spaces)

@@ -17,6 +17,7 @@ from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.envs.rest.config import Rest
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.encoders import SMALLEST_IMAGE
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.replay.prioritised import PrioritisedReplay
@@ -96,10 +97,10 @@ def half_cheetah(environment: EnvironmentConfig) -> Experiment:
     return ppo("HalfCheetah-v5", environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=1_000_000)
 
 
-def atari(environment: EnvironmentConfig) -> Experiment:
+def atari(environment: Atari) -> Experiment:
     """Atari games: Nature CNN; 16 lanes x 129 rows of 4 x 84 x 84 bytes keep a sample slot under 60 MB."""
     algorithm = PPO(learning_rate=5e-4, minibatch_size=256, epochs=2, clip=0.1, entropy_coefficient=0.01)
-    policy = ActorCritic(convolutions="bfloat16")
+    policy = ActorCritic(convolutions="bfloat16") if environment.size >= SMALLEST_IMAGE else ActorCritic()
     return ppo("atari", environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=10_000_000)
 
 

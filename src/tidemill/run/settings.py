@@ -12,15 +12,18 @@ from tidemill.run.folder import CONFIG
 Settings = Mapping[str, Any]
 """Path of a setting → its value, plain data; {} of a run whose configuration cannot be read."""
 
-_BESIDES = ("seed", "name", "limits")  # what a run of the same settings may have of its own: another seed, and how far it went
+_BESIDES = ("seed", "name", "limits")  # what a run of the same settings may have of its own: another seed, and how far it went,
+_SCHEDULED = ("limits.steps", "limits.updates")  # unless a schedule runs over that
 _LAID_OUT = re.compile(r"together(\..*)?|workers\.[^.]+\.(count|one_core|lanes|ring|slots|environment\.threads|agents\.\d+\.sample_steps)")
 _SHOWN = 4  # differences in a line's name
 
 
 def settings_of(run: Path) -> Settings:
-    """Return a run's settings, but for its seed, its name, its limits, and the layout where that was chosen for its machine."""
-    found = _flat(_read(run / CONFIG))
-    found = {path: value for path, value in found.items() if path.partition(".")[0] not in _BESIDES}
+    """Return a run's settings, but for its seed, its name, its limits where no schedule depends on them, and the layout where that was chosen for its
+    machine."""
+    every = _flat(_read(run / CONFIG))
+    kept = _SCHEDULED if any(path.endswith("_schedule") and value != "constant" for path, value in every.items()) else ()
+    found = {path: value for path, value in every.items() if path.partition(".")[0] not in _BESIDES or path in kept}
     laid_out = _read(run / LAYOUT)
     if laid_out.get("layout") and laid_out.get("costs"):
         found = {path: value for path, value in found.items() if not _LAID_OUT.fullmatch(path)}

@@ -52,6 +52,9 @@ def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Enviro
         return environment
     counts = [1] * len(environment.agents)
     for spec, group in zip(specs, match_agents(environment.agents, specs), strict=True):
+        space = environment.agents[group[0]].spaces.observation
+        if stacked(space, 2) == space:
+            spec.refuse_idle("frame_stack", "on observations without a Box: Discrete and binary parts are not stacked")
         for index in group:
             counts[index] = spec.frame_stack
     return Stacking(environment, counts)

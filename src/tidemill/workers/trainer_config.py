@@ -12,6 +12,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
 from tidemill.replay.limiter import check_slack, parse_ratio
 from tidemill.replay.queue import Queue
+from tidemill.workers.actor_config import Actors
 from tidemill.workers.records import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
@@ -154,6 +155,11 @@ class Trainer(WorkerConfig):
             )
         if experiment.limits.steps is None and experiment.limits.updates is None:
             self.algorithm.check_endless()
+        streams = experiment.sources(self.samples)
+        for config in experiment.workers.values():
+            for spec in config.agents if isinstance(config, Actors) else ():
+                if not streams.isdisjoint(spec.streams):
+                    self.algorithm.check_made([name for post in spec.post for name in post.fields()])
 
     def ports(self) -> tuple[Port, ...]:
         ports = [
