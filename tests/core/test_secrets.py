@@ -16,7 +16,8 @@ from tidemill.workers.said import Listener
 
 SECRETS = (
     "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password", "client_secret", "secretKey", "key",
-    "authorization", "Authorization-Header", "proxy_authorization", "token_value", "passphrase", "credentials", "--token", "TOKEN2",
+    "authorization", "Authorization-Header", "proxy_authorization", "token_value", "passphrase", "credentials", "--token", "TOKEN2", "api_keys",
+    "auth_tokens", "pwd",
 )  # fmt: skip
 OTHERS = (
     "keyboard", "monkey", "key_frames", "keys", "tokens", "max_tokens", "token_dim", "observation_key", "obs_key", "pad_token", "tokenizer",

@@ -124,6 +124,12 @@ def test_runs_with_nothing_in_common_are_named(tmp_path: Path) -> None:
         plot(runs, tmp_path / "a.png")
 
 
+def test_what_runs_are_called_is_no_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot([run(tmp_path / "a", [1.0, 2.0], name=r"a$\frac$"), run(tmp_path / "b$1$", [1.0, 2.0])], tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0
+
+
 def test_one_point_alone_is_seen(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("matplotlib.image")

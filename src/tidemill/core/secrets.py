@@ -18,9 +18,10 @@ from tidemill.core.errors import ConfigError
 
 HIDDEN = "<secret>"
 _SECRETS = {
-    "token", "authtoken", "accesstoken", "password", "passwords", "passwd", "passphrase", "secret", "secrets", "authorization", "auth", "apikey",
-    "credential", "credentials", "key",
+    "token", "authtoken", "accesstoken", "password", "passwords", "passwd", "pwd", "passphrase", "secret", "secrets", "authorization", "auth",
+    "apikey", "credential", "credentials", "key",
 }  # fmt: skip
+_OF_SECRETS = {"access", "api", "auth", "private", "secret"}  # before "keys" and "tokens", which by themselves are of dicts and texts
 _ADDED = {"value", "header", "string", "text", "literal", "hex", "base64"}  # words behind: an authorization header
 _HARMLESS = {
     "action",
@@ -90,6 +91,8 @@ def says_secret(name: str) -> bool:
     """True of a name whose last word says that the value is a secret: ``api_key``, ``X-Api-Key``, ``accessToken``, ``password``; and not ``monkey``,
     ``key_frames``, ``max_tokens``, ``observation_key`` or ``pad_token``."""
     words = _words(name) if _NAME.fullmatch(name) else []
+    if words[-1:] in (["keys"], ["tokens"]) and words[-2:-1] and words[-2] in _OF_SECRETS:
+        words[-1] = words[-1][:-1]
     if not words or words[-1] not in _SECRETS:
         return False
     return words[-1] not in ("key", "token") or words[-2:-1] == [] or words[-2] not in _HARMLESS

@@ -46,13 +46,13 @@ def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean
     groups = _groups(runs, x, y)
     for label, curves in groups.items():
         if len(curves) == 1:
-            axes.plot(*curves[0], label=label, marker=_marker(curves[0][0]))
+            axes.plot(*curves[0], label=_literal(label), marker=_marker(curves[0][0]))
             continue
         if max(where[0] for where, _ in curves) > min(where[-1] for where, _ in curves):
             raise RunError(f'the runs of "{label}" have no {AXES.get(x, x)} in common; draw them one by one, or leave out the shortest')
         places, mean, low, high = over_seeds(curves)
         what = "interquartile mean" if len(curves) >= QUARTILES else "mean"
-        (line,) = axes.plot(places, mean, label=f"{label} ({what} of {len(curves)} runs)", marker=_marker(places))
+        (line,) = axes.plot(places, mean, label=_literal(f"{label} ({what} of {len(curves)} runs)"), marker=_marker(places))
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if any(len(curves) > 1 for curves in groups.values()):
         axes.set_title("bands: 95 % bootstrap intervals; a line ends where the first of its runs ends", fontsize="small", color="0.4", loc="left")
@@ -98,6 +98,11 @@ def middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if not cut:
         return np.asarray(values.mean(axis=-2))
     return np.asarray(np.sort(values, axis=-2)[..., cut : seeds - cut, :].mean(axis=-2))
+
+
+def _literal(label: str) -> str:
+    """Return a label as matplotlib shows it as it is: what stands between dollars it takes for a formula."""
+    return label.replace("$", r"\$")
 
 
 def _marker(places: NDArray[np.float64]) -> str:
