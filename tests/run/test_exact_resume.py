@@ -58,6 +58,8 @@ EVERYTHING: dict[str, Any] = {
     "frame_stack": 2,
 }
 
+UNNAMED = shutil.ignore_patterns(".*")  # what another thread is about to rename
+
 
 def dqn(
     environment: EnvironmentConfig = CARTPOLE,
@@ -128,7 +130,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
         worker._saved = -1, -1
         worker._save()
         images.append(folder.with_name(f"{folder.name}-{row}"))
-        shutil.copytree(folder, images[-1])
+        shutil.copytree(folder, images[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
         at_every_row(patch, save)
@@ -196,7 +198,7 @@ def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: 
         if worker.limiter.owed and worker._reason is None:
             worker._save()
             images.append(tmp_path / str(worker.counters.updates))
-            shutil.copytree(tmp_path / "run", images[-1])
+            shutil.copytree(tmp_path / "run", images[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LimitedTrainerWorker, "_look_round", save)
@@ -248,7 +250,7 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
         save(worker, final)
         if isinstance(worker, LimitedTrainerWorker) and worker._phases.iteration_end is None:
             evaluated.append(tmp_path / f"evaluated-{worker.counters.steps}")
-            shutil.copytree(tmp_path / "run", evaluated[-1])
+            shutil.copytree(tmp_path / "run", evaluated[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainerWorker, "_save", save_and_copy)
