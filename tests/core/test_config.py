@@ -130,6 +130,7 @@ def test_a_configuration_cannot_be_changed_and_its_copy_is_checked_again() -> No
         ({"name": "a", "by_name": [1]}, "experiment.by_name must be a table, not [1]"),
         ({"name": "a", "brains": {}}, "experiment.brains must be a list, not {}"),
         ({"name": "a", "limit": "3"}, "experiment.limit = '3': expected `int`, got `str`"),
+        ({"name": "a", "limit": "\ud800"}, r"experiment.limit = '\ud800': "),
         ({"name": "a", "limit": True}, "experiment.limit = True: expected `int`, got `bool`"),
         ({"name": "a", "fast": 1}, "experiment.fast = 1: expected `bool`, got `int`"),
         ({"name": "a", "pace": "quik"}, "experiment.pace = 'quik'; did you mean \"quick\"?"),

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import tidemill
 from tidemill import ActorCritic, Actors, Experiment, Limits, Scripted, Trainer
 from tidemill.api.control import Status, pack, unpack_down, unpack_up
 from tidemill.api.label import LABEL, read_label, read_spaces, write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.cli.main import app
 from tidemill.core import packed
 from tidemill.core.checkpoint import MANIFEST, read_checkpoint
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, TidemillError, VersionGone
@@ -299,6 +301,12 @@ def test_a_small_file_allocates_little(config: Any, spaces: Spaces, text: dict[s
     exported(tmp_path / "p", config, spaces, **text)
     with pytest.raises(DatabaseError, match=r"/p is no exported policy"):
         small(lambda: tidemill.load(tmp_path / "p"))
+
+
+def test_an_error_tells_a_terminal_nothing_that_it_obeys(run: Path) -> None:
+    change(run / "config.json", lambda config: config.update({"\x1b]0;mine\x07": 1}))
+    told = CliRunner().invoke(app, ["eval", str(run)])
+    assert told.exit_code == 1 and r'no setting "\x1b]0;mine\x07"' in told.output and "\x1b" not in told.output
 
 
 # ---- anything at all -------------------------------------------------------------------------------------------------------------------------

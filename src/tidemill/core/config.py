@@ -191,7 +191,7 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
         return tuple(_decode_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
     try:
         return msgspec.convert(value, hint, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half of a letter, as JSON can have it
         raise ConfigError(f"{path} = {shown(path, value)}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
