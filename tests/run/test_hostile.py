@@ -287,7 +287,7 @@ def exported(path: Path, config: Any, spaces: Spaces, arrays: Any = None, **text
         (POLICY, Spaces(Box((50_000_000,), "float32"), Discrete(2)), {}),
         (POLICY, Spaces(Discrete(5 * 10**9), Discrete(2)), {}),
         (POLICY, Spaces(Box((2,), "float32"), Box((3 * 10**9,), "float32", (-1.0,), (1.0,))), {}),
-        (POLICY, Spaces(Box((3, 4000, 4000), "uint8"), Discrete(2)), {}),
+        (ActorCritic(), Spaces(Box((3, 4000, 4000), "uint8"), Discrete(2)), {}),
         (POLICY, Spaces(Box((2,), "object"), Discrete(2)), {}),
         (POLICY, Spaces(Box((2,), "float32", (0.0, 0.0, 0.0)), Discrete(2)), {}),
         (POLICY, SPACES, {LABEL: DEEP}),
