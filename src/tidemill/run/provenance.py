@@ -88,7 +88,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
+            done = subprocess.run(["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
