@@ -313,18 +313,18 @@ def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: Algorith
 
 
 @pytest.mark.parametrize(
-    ("environment", "critic", "network"),
+    ("environment", "policy", "network"),
     [
-        (GymnasiumVector(id="CartPole-v1"), None, "mlp 8 tanh"),
-        (GymnasiumVector(id="CartPole-v1"), True, "mlp 8 tanh, shared"),
-        (Gymnasium(make=f"{__file__}:Camera"), None, "nature cnn float32"),
-        (Gymnasium(make=f"{__file__}:Camera"), False, "own"),
+        (GymnasiumVector(id="CartPole-v1"), ActorCritic(hidden=(8,)), "mlp 8 tanh"),
+        (GymnasiumVector(id="CartPole-v1"), ActorCritic(hidden=(8,), shared_critic=True), "mlp 8 tanh, shared"),
+        (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(), "nature cnn float32"),
+        (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(shared_critic=False), "own"),
     ],
 )
 def test_the_network_that_is_measured_shares_as_many_layers_as_the_policy_s(
-    environment: EnvironmentConfig, critic: bool | None, network: str
+    environment: EnvironmentConfig, policy: ActorCritic, network: str
 ) -> None:
-    made = experiment(environment, lanes=2).replace(policies={"policy": ActorCritic(hidden=(8,), shared_critic=critic)})
+    made = experiment(environment, lanes=2).replace(policies={"policy": policy})
     facts, parts = parts_of(made)
     assert facts["network"] == network
     for name, part in parts.items():
