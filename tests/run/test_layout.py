@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -718,13 +719,22 @@ def test_the_probe_survives_what_hangs(tmp_path: Path, monkeypatch: pytest.Monke
         arranging.probe(made, tmp_path / "made.py")
 
 
+def probes_of(main: int) -> list[psutil.Process]:
+    """Of the children, which may be others for a moment (git)."""
+    found = []
+    for child in psutil.Process(main).children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if "tidemill.run.probe" in child.cmdline() else []
+    return found
+
+
 def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     main = subprocess.Popen(
         [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"], cwd=tmp_path, stdout=subprocess.DEVNULL
     )
-    wait_until(lambda: psutil.Process(main.pid).children(), 30, "the probe has begun")
-    (probe,) = psutil.Process(main.pid).children()
+    wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
+    (probe,) = probes_of(main.pid)
     wait_until(probe.children, 30, "the one that measures policies and learner has begun")
     both = [probe, *probe.children()]
     main.kill()
@@ -744,8 +754,8 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(tmp_path
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
     )
-    wait_until(lambda: psutil.Process(main.pid).children(), 30, "the probe has begun")
-    (probe,) = psutil.Process(main.pid).children()
+    wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
+    (probe,) = probes_of(main.pid)
     main.send_signal(number)
     _, said = main.communicate(timeout=10)
     assert main.returncode == 128 + number
