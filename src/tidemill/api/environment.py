@@ -96,6 +96,7 @@ class Environment(ABC):
     voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
     timed         episodes are cut by the clock, too: no exact run can have them
     resting       it failed often, and is tried again after pauses that grow (those who void only)
+    rests         how often it began to rest
     shared        seen when it was played: lanes hand out one array, which is copied before the next lane is stepped
     faults        what went wrong since somebody took these texts away (those who void only)
     """
@@ -113,6 +114,7 @@ class Environment(ABC):
     voids: bool = False
     timed: bool = False
     resting: bool = False
+    rests: int = 0
     shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 

@@ -253,6 +253,7 @@ class SlotEnvironment(Environment):
         self.faults.append(f"a {what} is lost: {text}")
         self._lately.append(True)
         if sum(self._lately) >= config.failures:
+            self.rests += not self.resting
             self.resting, self._doubled = True, self._doubled + 1
         lost, self._inner = self._inner, None
         self._lost = [other for other in self._lost if not other.wait_closed(0)] + ([] if lost is None else [lost])

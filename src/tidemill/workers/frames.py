@@ -81,6 +81,11 @@ class Stacking(Environment):
         """See `Environment`."""
         return self._inner.resting
 
+    @property
+    def rests(self) -> int:  # type: ignore[override]
+        """See `Environment.rests`."""
+        return self._inner.rests
+
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._inner.bind(groups)
         counts = [self._counts[group[0]] for group in groups]

@@ -30,11 +30,11 @@ class Health:
 
     def look(self) -> None:
         """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, where an exact run has a slot that rests."""
-        if not self._slots or (now := monotonic()) - self._looked_at < LOOK:
+        if not self._slots or ((now := monotonic()) - self._looked_at < LOOK and not self._exact):
             return
         self._looked_at = now
         self._collect()
-        failed = [number for number, slot in self._slots if slot.resting] if self._exact else []
+        failed = [number for number, slot in self._slots if slot.rests] if self._exact else []
         if now - self._told_at >= TELL or failed:
             self._tell_untold()
         if failed:
