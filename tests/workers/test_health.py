@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def slots(count: int) -> Any:
-    return [SimpleNamespace(voids=True, resting=False, faults=[]) for _ in range(count)]
+    return [SimpleNamespace(voids=True, resting=False, rests=0, faults=[]) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_las
         health.look()
         slot.faults.append(text)
         clock.now += 2 * LOOK
-    several[1].resting = True
+    several[1].rests = 1  # and steps again by now
     with pytest.raises(EnvironmentFault, match=f"^slot 1 fails again and again, and an exact run goes on with all of its slots or none; {told}"):
         health.look()
 
@@ -104,7 +104,7 @@ def test_a_run_that_fails_tells_what_was_kept_back_before(clock: Any) -> None:
         slot.faults.append("it was lost")
         clock.now += 2 * LOOK
         if slot is several[2]:
-            slot.resting = True
+            slot.resting, slot.rests = True, 1
             with pytest.raises(EnvironmentFault):
                 health.look()
         else:
