@@ -10,7 +10,7 @@ PINS := pyproject.toml requirements.lock install.sh
 train: .venv/ready-to-train
 	$(BIN)/tidemill train CartPole-v1 --stop-at-return 475
 
-# What can be told without whole runs: under two minutes.
+# What can be told without whole runs.
 check: static
 	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
 
