@@ -2,8 +2,10 @@
 
     python benchmarks/actor.py
 
-Free environments (they return zeros), a policy that answers zeros, a consumer that releases at once; one process, local transport. Per tick: the
-clock's share of "python" and "copy" in the actor worker, with everything that an actor does (agents, ring, rows, samples, requests).
+Free environments (they return zeros), a policy that answers zeros, a consumer that
+releases at once; one process, local transport. Per tick: the clock's share of "python"
+and "copy" in the actor worker, with everything that an actor does (agents, ring, rows,
+samples, requests).
 """
 
 import argparse
@@ -39,7 +41,11 @@ class Zero(PolicyConfig):
     """Answers whatever is in the answer buffer."""
 
     def answer(self, spaces):
-        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        return {
+            **schema_of_space(spaces.action, "action"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def build(self, spaces, seed):
         return _Zero()
@@ -53,10 +59,15 @@ class _Stopwatch(Clock):
 
 
 def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
-    """Return (µs per tick besides environment and inference, µs per tick of the environment), medians."""
+    """Return (µs per tick besides environment and inference, µs per tick of the
+    environment), medians."""
     trainer = tidemill.Trainer(algorithm=tidemill.PPO())
-    actors = Actors(environment=environment, lanes=lanes, max_episode_steps=limit, agents=(AgentSpec(**spec),))
-    experiment = tidemill.Experiment(name="free", policies={"policy": Zero()}, workers={"actor": actors, "trainer": trainer})
+    actors = Actors(
+        environment=environment, lanes=lanes, max_episode_steps=limit, agents=(AgentSpec(**spec),)
+    )
+    experiment = tidemill.Experiment(
+        name="free", policies={"policy": Zero()}, workers={"actor": actors, "trainer": trainer}
+    )
     ends = local_endpoints(["actor-0", "trainer-0"], experiment.edges())
     endpoints, link = ends["actor-0"]
     worker = actors.build(Context(experiment, "actor-0", actors, endpoints))
@@ -91,7 +102,9 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
 
 def main():
     """Print the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(f"{'environment':46} {'seats':>6} {'actor µs/tick':>14} {'allowed':>9} {'environment µs/tick':>20}")
     dying = Free(agents=1024, death_rate=0.01)
     by_turns = Scripted(agents=1024, turns=4, shortest=1024, longest=1024)

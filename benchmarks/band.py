@@ -1,9 +1,12 @@
-"""Draws where training tasks K stand against committed steps C, in bounded, exact and free-running mode: docs/async-band.png.
+"""Draws where training tasks K stand against committed steps C, in bounded, exact and
+free-running mode: docs/async-band.png.
 
     python benchmarks/band.py [docs/async-band.png]
 
-A simulation of events in the limiter's own counters, with 8 slots whose steps take lognormal times (median 1, sigma 1), and tasks that take 0.1, but
-for a stretch in which they take 3 times as long, as when others want the machine; ratio 1. Free-running: nobody waits for anybody.
+A simulation of events in the limiter's own counters, with 8 slots whose steps take
+lognormal times (median 1, sigma 1), and tasks that take 0.1, but for a stretch in which
+they take 3 times as long, as when others want the machine; ratio 1. Free-running: nobody
+waits for anybody.
 """
 
 import heapq
@@ -47,7 +50,8 @@ def bounded(sigma=1.0, task=task_seconds):
 
 
 def exact(sigma=1.0, task=task_seconds):
-    """The same, where the answers are taken in the order in which the steps began, each with all of its training before the next step of its slot."""
+    """The same, where the answers are taken in the order in which the steps began, each
+    with all of its training before the next step of its slot."""
     limiter, rng, now = Limiter(RATIO, SLOTS), np.random.default_rng(1), 0.0
     due = [rng.lognormal(0, sigma) for _ in range(limiter.start(SLOTS))]
     points = [(0, 0)]
@@ -92,7 +96,9 @@ def main():
     figure = Figure((11, 3.6), layout="constrained")
     axes = figure.subplots(1, 3, sharex=True)
     queue = Limiter(RATIO, SLOTS).queue
-    for axis, (name, run) in zip(axes, (("bounded", bounded), ("exact", exact), ("free-running", free)), strict=True):
+    for axis, (name, run) in zip(
+        axes, (("bounded", bounded), ("exact", exact), ("free-running", free)), strict=True
+    ):
         points, seconds, waived = run()
         steps = np.arange(STEPS + 1)
         owed = np.maximum(0, steps - waived) * float(RATIO)
@@ -101,10 +107,16 @@ def main():
         axis.plot(points[:, 0], below, linewidth=0.8, label="D(C) - K")
         axis.set_title(f"{name}: {STEPS / seconds:.1f} steps per unit of time")
         axis.set_xlabel("committed steps C")
-        print(f"{name}: debt {below.min()} to {below.max()}, band 0 to {queue}, {STEPS / seconds:.2f} steps per unit of time")
+        print(
+            f"{name}: debt {below.min()} to {below.max()}, band 0 to {queue}, {STEPS / seconds:.2f} steps "
+            "per unit of time"
+        )
     for sigma in (0.0, 0.25, 0.5, 1.0):
         rates = [STEPS / run(sigma, lambda committed: 1e-6)[1] for run in (bounded, exact)]
-        print(f"exact at sigma {sigma}, tasks that take no time: {1 - rates[1] / rates[0]:.0%} less throughput than bounded")
+        print(
+            f"exact at sigma {sigma}, tasks that take no time: {1 - rates[1] / rates[0]:.0%} less throughput "
+            "than bounded"
+        )
     axes[0].set_ylabel("tasks that are owed, D(C) - K")
     axes[0].legend(loc="upper left")
     figure.savefig(out, dpi=110)

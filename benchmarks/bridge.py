@@ -1,10 +1,12 @@
-"""Exchanges per second over the simulator bridge: turns alone, and the trainer's loop of read, set actions, step.
+"""Exchanges per second over the simulator bridge: turns alone, and the trainer's loop of
+read, set actions, step.
 
     python benchmarks/bridge.py [--seconds 2] [--layouts 0,0.3.2] [--python] [--csharp]
 
-The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python and --csharp the same in these, too). Both sides are pinned:
-to one core together, or to a core each. A figure is the best of five runs of so many seconds, since other programs only make it slower, beside the
-median.
+The simulator does nothing (`native/trivial.c`, compiled here with cc; with --python and
+--csharp the same in these, too). Both sides are pinned: to one core together, or to a
+core each. A figure is the best of five runs of so many seconds, since other programs only
+make it slower, beside the median.
 """
 
 import argparse
@@ -42,14 +44,31 @@ def programs(folder, with_python, with_csharp):
     if compiler is not None:
         native = Path(bridge.__file__).parent / "native"
         program = folder / "trivial"
-        subprocess.run([compiler, "-std=c99", "-O2", "-pthread", str(native / "trivial.c"), "-o", str(program), "-lm"], check=True)
+        subprocess.run(
+            [compiler, "-std=c99", "-O2", "-pthread", str(native / "trivial.c"), "-o", str(program), "-lm"],
+            check=True,
+        )
         yield "C", program, lambda agents, size: ["--agents", str(agents), "--size", str(size)]
     if with_csharp:
-        subprocess.run(["sh", str(Path(bridge.__file__).parent / "csharp" / "Build~" / "build.sh"), str(folder / "csharp")], check=True)
-        yield "C# (Mono)", folder / "csharp" / "trivial", lambda agents, size: ["--agents", str(agents), "--size", str(size)]
+        subprocess.run(
+            [
+                "sh",
+                str(Path(bridge.__file__).parent / "csharp" / "Build~" / "build.sh"),
+                str(folder / "csharp"),
+            ],
+            check=True,
+        )
+        yield (
+            "C# (Mono)",
+            folder / "csharp" / "trivial",
+            lambda agents, size: ["--agents", str(agents), "--size", str(size)],
+        )
     if with_python or compiler is None:
         script = folder / "trivial.py"
-        script.write_text(f"#!{sys.executable}\nimport runpy, sys\nsys.argv[0] = {__file__!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
+        script.write_text(
+            f"#!{sys.executable}\nimport runpy, sys\nsys.argv[0] = {__file__!r}\nrunpy.run_path(sys.argv[0], "
+            "run_name='__main__')\n"
+        )
         script.chmod(0o700)
         yield "Python", script, lambda agents, size: ["--trivial", str(agents), str(size)]
 
@@ -78,7 +97,8 @@ def loop(simulator, seconds):
 
 
 def turns(simulator, seconds):
-    """Return exchanges per second where the trainer neither reads nor writes: handing over and waiting alone."""
+    """Return exchanges per second where the trainer neither reads nor writes: handing
+    over and waiting alone."""
     memory, done, begun = simulator._memory, 0, time.perf_counter()
     while (now := time.perf_counter()) < begun + seconds:
         for _ in range(100):
@@ -95,7 +115,10 @@ def row(name, program, arguments, layout, size, cores, seconds):
         alone = max(turns(simulator, seconds / 2) for _ in range(RUNS))
     where = "one each" if len(cores) > 1 else "one together"
     agents, floats = size
-    return f"| {name} | {layout} | {agents:,} × {floats} | {where} | {alone:,.0f} | {max(rates):,.0f} | {statistics.median(rates):,.0f} |"
+    return (
+        f"| {name} | {layout} | {agents:,} × {floats} | {where} | {alone:,.0f} | {max(rates):,.0f} | "
+        f"{statistics.median(rates):,.0f} |"
+    )
 
 
 def main():
@@ -111,7 +134,10 @@ def main():
         trivial(*given.trivial)
         return
     cores = sorted(os.sched_getaffinity(0))
-    print("| simulator | layout | agents × floats | cores | turns alone /s | read, set actions, step /s | median |")
+    print(
+        "| simulator | layout | agents × floats | cores | turns alone /s | read, set actions, step /s | "
+        "median |"
+    )
     print("|---|---|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         for name, program, arguments in programs(Path(folder), given.python, given.csharp):

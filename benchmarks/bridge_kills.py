@@ -1,10 +1,13 @@
-"""Eight simulators that are killed at random while they are trained on: does training go on, and does anything leak?
+"""Eight simulators that are killed at random while they are trained on: does training go
+on, and does anything leak?
 
     python benchmarks/bridge_kills.py [--minutes 10] [--every 5] [--world PATH]
 
-One actor with eight simulators of the world "reach" (ten agents each; the Python one by default), restarted when they die, and a trainer, on
-processes. Every few seconds one of the simulators, chosen at random, gets SIGKILL. At the end: steps trained in each quarter of the time, restarts,
-the actor's memory, open files and threads early and late, and what was left behind (processes, and folders of the bridge).
+One actor with eight simulators of the world "reach" (ten agents each; the Python one by
+default), restarted when they die, and a trainer, on processes. Every few seconds one of
+the simulators, chosen at random, gets SIGKILL. At the end: steps trained in each quarter
+of the time, restarts, the actor's memory, open files and threads early and late, and what
+was left behind (processes, and folders of the bridge).
 """
 
 import argparse
@@ -86,10 +89,13 @@ class Killer(threading.Thread):
 
 def main():
     """Print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between kills, on average")
-    parser.add_argument("--world", default=reach.__file__, type=lambda path: str(Path(path).resolve()))  # as its command line has it
+    # as its command line has it
+    parser.add_argument("--world", default=reach.__file__, type=lambda path: str(Path(path).resolve()))
     given = parser.parse_args()
     seconds = 60 * given.minutes
     environment = SimulatorEnvironment(path=given.world, restarts=1_000_000)
@@ -109,10 +115,19 @@ def main():
         result = tidemill.train(experiment, run_dir=Path(folder) / "run", quiet=True, layout="given")
         records = read_metrics(result.folder)
     last = records[-1]
-    marks = [max((r["step"] for r in records if r["time/seconds"] <= seconds * part / 4), default=0) for part in range(5)]
+    marks = [
+        max((r["step"] for r in records if r["time/seconds"] <= seconds * part / 4), default=0)
+        for part in range(5)
+    ]
     restarts = sum(r.get("environment/simulator/restarts", 0) for r in records)
-    print(f"{result.summary['status']}: {last['step']:,.0f} env steps in {last['time/seconds']:.0f} s, mean return {last['return/mean']:.2f}")
-    print(f"steps by quarters of the time: {', '.join(f'{after - early:,.0f}' for early, after in pairwise(marks))}")
+    print(
+        f"{result.summary['status']}: {last['step']:,.0f} env steps in {last['time/seconds']:.0f} s, mean "
+        f"return {last['return/mean']:.2f}"
+    )
+    print(
+        "steps by quarters of the time: "
+        f"{', '.join(f'{after - early:,.0f}' for early, after in pairwise(marks))}"
+    )
     print(f"{killer.kills} simulators killed, {restarts:.0f} started again")
     if killer.looks:
         for name, unit, column in (("memory", 1e6, 0), ("open files", 1, 1), ("threads", 1, 2)):
@@ -121,7 +136,10 @@ def main():
             early, late = sorted(values[:quarter])[quarter // 2], sorted(values[-quarter:])[quarter // 2]
             print(f"the actor's {name}: {early:,.0f} in the first quarter, {late:,.0f} in the last (medians)")
     time.sleep(1.0)
-    print(f"left behind: {len(simulators(given.world))} processes, {len([path for path in folders() - before if not lives(path)])} folders")
+    print(
+        f"left behind: {len(simulators(given.world))} processes, "
+        f"{len([path for path in folders() - before if not lives(path)])} folders"
+    )
 
 
 if __name__ == "__main__":

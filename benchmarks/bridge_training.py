@@ -1,14 +1,20 @@
-"""Training a world of ten agents: what does it cost that it is a simulator behind the bridge?
+"""Training a world of ten agents: what does it cost that it is a simulator behind the
+bridge?
 
     python benchmarks/bridge_training.py [--runs 5] [--steps 400000]
 
-The same game ("reach", ten agents) is trained with the same settings: as a Python vector environment of ten lanes in the actor's own process, and as
-a simulator, a process of its own, in C (where there is a compiler) and in Python. One world, and four: as many simulators as `tidemill train
-simulator:PATH` starts, against four such vector environments in a ring. One actor beside one trainer, on processes, which is how a simulator is laid
-out by default on two cores (the vector environment's ten lanes become two actors of five, which train by turns, and are no quicker). All move their
-agents in one thread: the example in C shows by default how two share them, who wait for each other for longer than ten agents take. The figure is
-the time per trained step (a row of one agent) in the last two thirds of a run; runs alternate; medians. The aim is a ratio of at most 1.25. "CPU" is
-what all processes together computed per row, start-up taken off, spinning included.
+The same game ("reach", ten agents) is trained with the same settings: as a Python vector
+environment of ten lanes in the actor's own process, and as a simulator, a process of its
+own, in C (where there is a compiler) and in Python. One world, and four: as many
+simulators as `tidemill train simulator:PATH` starts, against four such vector
+environments in a ring. One actor beside one trainer, on processes, which is how a
+simulator is laid out by default on two cores (the vector environment's ten lanes become
+two actors of five, which train by turns, and are no quicker). All move their agents in
+one thread: the example in C shows by default how two share them, who wait for each other
+for longer than ten agents take. The figure is the time per trained step (a row of one
+agent) in the last two thirds of a run; runs alternate; medians. The aim is a ratio of at
+most 1.25. "CPU" is what all processes together computed per row, start-up taken off,
+spinning included.
 """
 
 import argparse
@@ -24,7 +30,18 @@ import gymnasium
 import numpy as np
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, GymnasiumVector, Limits, SimulatorEnvironment, Trainer, bridge
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    GymnasiumVector,
+    Limits,
+    SimulatorEnvironment,
+    Trainer,
+    bridge,
+)
 from tidemill.bridge.worlds import reach
 from tidemill.bridge.worlds.game import Randoms
 from tidemill.run.metrics import read_metrics
@@ -67,7 +84,9 @@ class ReachVector(gymnasium.vector.VectorEnv):
 
 def train(environment, lanes, ring, rows):
     """Train, and return the run's records, and the CPU seconds of all its processes."""
-    actors = Actors(environment=environment, lanes=lanes, ring=ring, agents=(AgentSpec(sample_steps=SAMPLE_STEPS),))
+    actors = Actors(
+        environment=environment, lanes=lanes, ring=ring, agents=(AgentSpec(sample_steps=SAMPLE_STEPS),)
+    )
     experiment = Experiment(
         name="bridge",
         policies={"policy": ActorCritic()},
@@ -86,8 +105,12 @@ def per_step(environment):
 
 
 def computed():
-    """Return the CPU seconds of this process and of all that it has started and that ended."""
-    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    """Return the CPU seconds of this process and of all that it has started and that
+    ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def cost(environment, lanes, ring, rows):
@@ -97,7 +120,10 @@ def cost(environment, lanes, ring, rows):
     records, spent = train(environment, lanes, ring, rows)
     last = records[-1]
     first = next(record for record in records if record["step"] >= STARTUP * last["step"])
-    shares = {place: last.get(f"time/actor-0/{place}", 0.0) for place in ("environment", "inference", "wait", "python")}
+    shares = {
+        place: last.get(f"time/actor-0/{place}", 0.0)
+        for place in ("environment", "inference", "wait", "python")
+    }
     told = ", ".join(f"{place} {share:.0%}" for place, share in shares.items())
     seconds = (last["time/seconds"] - first["time/seconds"]) / ((last["step"] - first["step"]) * rows_of)
     cpu = (spent - start_up) / ((last["step"] - few[-1]["step"]) * rows_of)
@@ -109,28 +135,51 @@ def simulators(folder):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is not None:
         native = Path(bridge.__file__).parent / "native"
-        subprocess.run([compiler, "-std=c99", "-O2", "-pthread", str(native / "reach.c"), "-o", str(folder / "reach"), "-lm"], check=True)
+        subprocess.run(
+            [
+                compiler,
+                "-std=c99",
+                "-O2",
+                "-pthread",
+                str(native / "reach.c"),
+                "-o",
+                str(folder / "reach"),
+                "-lm",
+            ],
+            check=True,
+        )
         yield "C", SimulatorEnvironment(path=str(folder / "reach"), arguments=("--threads", "1"))
     yield "Python", SimulatorEnvironment(path=reach.__file__)
 
 
 def main():
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=400_000, help="rows to train in each run")
     given = parser.parse_args()
     vector = GymnasiumVector(make=f"{__file__}:ReachVector")
     with tempfile.TemporaryDirectory() as folder:
         built = dict(simulators(Path(folder)))
-        one = {"vector environment": (vector, AGENTS, 1), **{f"simulator in {name}": (built[name], 1, 1) for name in built}}
-        four = {"4 vector environments": (vector, AGENTS, 4), **{f"4 simulators in {name}": (built[name], 4, 1) for name in built}}
+        one = {
+            "vector environment": (vector, AGENTS, 1),
+            **{f"simulator in {name}": (built[name], 1, 1) for name in built},
+        }
+        four = {
+            "4 vector environments": (vector, AGENTS, 4),
+            **{f"4 simulators in {name}": (built[name], 4, 1) for name in built},
+        }
         found, began = {name: [] for name in one | four}, perf_counter()
         for run in range(given.runs):
             for name, kind in (one | four).items():
                 seconds, cpu, told = cost(*kind, given.steps)
                 found[name].append((seconds * 1e6, cpu * 1e6))
-                print(f"run {run}: {name}: {seconds * 1e6:.1f} µs per trained row, CPU {cpu * 1e6:.1f}; {told}", flush=True)
+                print(
+                    f"run {run}: {name}: {seconds * 1e6:.1f} µs per trained row, CPU {cpu * 1e6:.1f}; {told}",
+                    flush=True,
+                )
     print(f"\n{'':28} {'µs/row':>8} {'lowest':>8} {'highest':>8} {'ratio':>6} {'CPU':>8} {'ratio':>6}")
     for kinds in (one, four):
         report({name: found[name] for name in kinds})
@@ -143,7 +192,10 @@ def report(found):
     for name, values in found.items():
         times, cpus = zip(*values, strict=True)
         middle, cpu = statistics.median(times), statistics.median(cpus)
-        print(f"{name:28} {middle:8.1f} {min(times):8.1f} {max(times):8.1f} {middle / base:6.2f} {cpu:8.1f} {cpu / base_cpu:6.2f}")
+        print(
+            f"{name:28} {middle:8.1f} {min(times):8.1f} {max(times):8.1f} {middle / base:6.2f} {cpu:8.1f} "
+            f"{cpu / base_cpu:6.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""`make bench`: Tidemill beside other systems, on the same works, in alternating runs; then the other benchmark scripts.
+"""`make bench`: Tidemill beside other systems, on the same works, in alternating runs;
+then the other benchmark scripts.
 
     python benchmarks/compare.py                          # everything: hours on two cores
     python benchmarks/compare.py cartpole pong --runs 3   # some works
-    python benchmarks/compare.py --continue               # keeps what finished runs have written, does the rest
-    python benchmarks/compare.py --quick                  # does it run at all? CartPole, Tidemill alone, one run of 3 s
+    # keeps what finished runs have written, does the rest
+    python benchmarks/compare.py --continue
+    # does it run at all? CartPole, Tidemill alone, one run of 3 s
+    python benchmarks/compare.py --quick
 
-Each system is installed from its package into its own environment under `.bench/`. Each run is a process of its own with a deadline: `seconds` of
-training after a warm-up, steps/s over env steps that entered training. Results are written run by run to docs/results/bench/WORK.json, so that a
-bench that was stopped goes on with `--continue`; tables and plots come from these files (`--report` writes them anew, without a run). A run that
-fails is told in the table, and tried again by `--continue`. How long all of it will take is told first, from what runs have taken before.
+Each system is installed from its package into its own environment under `.bench/`. Each
+run is a process of its own with a deadline: `seconds` of training after a warm-up,
+steps/s over env steps that entered training. Results are written run by run to
+docs/results/bench/WORK.json, so that a bench that was stopped goes on with `--continue`;
+tables and plots come from these files (`--report` writes them anew, without a run). A run
+that fails is told in the table, and tried again by `--continue`. How long all of it will
+take is told first, from what runs have taken before.
 """
 
 import argparse
@@ -41,7 +47,8 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class System:
-    """One competitor: `peers/NAME.py`, run by the interpreter of the environment that `peers/requirements/NAME.txt` makes."""
+    """One competitor: `peers/NAME.py`, run by the interpreter of the environment that
+    `peers/requirements/NAME.txt` makes."""
 
     name: str
     title: str
@@ -50,7 +57,8 @@ class System:
 
 @dataclass(frozen=True)
 class Work:
-    """One row of the comparison: a function of `works.py` and an argument of the peers. Systems left out cannot do it without code of ours."""
+    """One row of the comparison: a function of `works.py` and an argument of the peers.
+    Systems left out cannot do it without code of ours."""
 
     name: str
     title: str
@@ -75,17 +83,39 @@ WORKS = {
     work.name: work
     for work in (
         Work("cartpole", "CartPole-v1, plain Gymnasium environments", ALL, target=True),
-        Work("cartpole_vector", "CartPole-v1, Gymnasium's native vector environment", (TIDEMILL, "cleanrl_style"), target=True),
+        Work(
+            "cartpole_vector",
+            "CartPole-v1, Gymnasium's native vector environment",
+            (TIDEMILL, "cleanrl_style"),
+            target=True,
+        ),
         Work("half_cheetah", "HalfCheetah-v5", ALL),
         Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
         Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
         Work("cartpole_served", "CartPole-v1 with policy workers", (TIDEMILL,), inline="cartpole"),
-        Work("dqn", "CartPole-v1, DQN, an update of 64 rows for every second step", (TIDEMILL, "stable_baselines3"), bound=False),
-        Work("sac", "HalfCheetah-v5, SAC, an update of 256 rows for every step", (TIDEMILL, "stable_baselines3"), bound=False),
-        Work("pong_served", "ALE/Pong-v5, 4 epochs, with policy workers", (TIDEMILL,), "agent steps/s", inline="pong"),
+        Work(
+            "dqn",
+            "CartPole-v1, DQN, an update of 64 rows for every second step",
+            (TIDEMILL, "stable_baselines3"),
+            bound=False,
+        ),
+        Work(
+            "sac",
+            "HalfCheetah-v5, SAC, an update of 256 rows for every step",
+            (TIDEMILL, "stable_baselines3"),
+            bound=False,
+        ),
+        Work(
+            "pong_served",
+            "ALE/Pong-v5, 4 epochs, with policy workers",
+            (TIDEMILL,),
+            "agent steps/s",
+            inline="pong",
+        ),
     )
 }
-SCRIPTS: dict[tuple[str, ...], float] = {  # the other benchmarks, each with its arguments, and the seconds that it takes, about
+# the other benchmarks, each with its arguments, and the seconds that it takes, about
+SCRIPTS: dict[tuple[str, ...], float] = {
     ("transports.py",): 60,
     ("actor.py",): 60,
     ("learner.py",): 60,
@@ -98,7 +128,9 @@ SCRIPTS: dict[tuple[str, ...], float] = {  # the other benchmarks, each with its
     ("scaling.py",): 900,
 }
 SCRIPT_DEADLINE = 3600.0
-AROUND = {True: 12.0, False: 10.0}  # seconds that a run of Tidemill, and one of another system, takes beside training, warm-up and bare costs
+# seconds that a run of Tidemill, and one of another system, takes beside training,
+# warm-up and bare costs
+AROUND = {True: 12.0, False: 10.0}
 INSTALLING = 120.0  # seconds for the environment of another system
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -110,11 +142,12 @@ class Failed(Exception):
 _refused: dict[str, Failed] = {}  # systems that could not be installed: once is enough
 
 
-# ---- set-up ------------------------------------------------------------------------------------------------------------------------------------
+# ---- set-up ----------------------------------------------------------------------------
 
 
 def prepare(name: str) -> Path:
-    """Return the interpreter of a peer's own environment, made anew when its requirements have changed."""
+    """Return the interpreter of a peer's own environment, made anew when its requirements
+    have changed."""
     folder, files = ENVIRONMENTS / name, sorted((HERE / "peers" / "requirements").glob(f"{name}.*"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     ready, python = folder / "ready", folder / "bin" / "python"
@@ -140,9 +173,14 @@ def prepare(name: str) -> Path:
 
 
 def command(words: list[str], deadline: float, **environment: str) -> str:
-    """Run a command in a session of its own and return its standard output. Raises `Failed`; at the deadline all its processes are killed."""
-    # What it leaves in its temporary folder when it is killed goes with ours; its last processes may still write there.
-    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile("w+") as errors:
+    """Run a command in a session of its own and return its standard output. Raises
+    `Failed`; at the deadline all its processes are killed."""
+    # What it leaves in its temporary folder when it is killed goes with ours; its last
+    # processes may still write there.
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
         child = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -167,7 +205,7 @@ def command(words: list[str], deadline: float, **environment: str) -> str:
     return output
 
 
-# ---- runs --------------------------------------------------------------------------------------------------------------------------------------
+# ---- runs ------------------------------------------------------------------------------
 
 
 def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
@@ -179,7 +217,10 @@ def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
     except Failed as failure:
         _refused[system] = Failed(f"it could not be installed: {failure}")
         raise _refused[system] from None
-    output = command([str(python), str(HERE / "peers" / f"{system}.py"), work, f"--seconds={seconds}", f"--seed={seed}"], 6 * seconds + 240)
+    output = command(
+        [str(python), str(HERE / "peers" / f"{system}.py"), work, f"--seconds={seconds}", f"--seed={seed}"],
+        6 * seconds + 240,
+    )
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise Failed("it printed no figures")
@@ -187,7 +228,8 @@ def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
 
 
 def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
-    """One run of Tidemill: its bench, and with a target the same experiment until it is reached."""
+    """One run of Tidemill: its bench, and with a target the same experiment until it is
+    reached."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         if not work.bound:
             return train_tidemill(work, seconds, seed, Path(folder))
@@ -204,13 +246,22 @@ def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
             "dropped": found["run"]["dropped"],
             "costs": {part: cost["core"] for part, cost in found["costs"].items()},
             "notes": found["notes"],
-            "settings": {"workers": ", ".join(worker["name"] for worker in found["run"]["workers"]), "lanes": found["facts"]["lanes"]},
+            "settings": {
+                "workers": ", ".join(worker["name"] for worker in found["run"]["workers"]),
+                "lanes": found["facts"]["lanes"],
+            },
             "versions": {"python": found["versions"]["python"], **found["versions"]["packages"]},
         }
         if work.target:
             started = time.perf_counter()
             own_command(
-                "train", work, seconds, f"--seed={seed}", "--stop-at-return=475", f"--run-dir={folder}/run", f"--set=limits.seconds={seconds}"
+                "train",
+                work,
+                seconds,
+                f"--seed={seed}",
+                "--stop-at-return=475",
+                f"--run-dir={folder}/run",
+                f"--set=limits.seconds={seconds}",
             )
             result["command_seconds"] = time.perf_counter() - started
             ended = json.loads((Path(folder) / "run" / "summary.json").read_text())
@@ -219,11 +270,23 @@ def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
 
 
 def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
-    """One run whose steps are those that its metrics tell of, behind the warm-up of the other systems."""
+    """One run whose steps are those that its metrics tell of, behind the warm-up of the
+    other systems."""
     warm = min(2.0, seconds / 5)
-    own_command("train", work, seconds, f"--seed={seed}", f"--run-dir={folder / 'run'}", f"--set=limits.seconds={warm + seconds}")
+    own_command(
+        "train",
+        work,
+        seconds,
+        f"--seed={seed}",
+        f"--run-dir={folder / 'run'}",
+        f"--set=limits.seconds={warm + seconds}",
+    )
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    told = [(record["time/seconds"], record["step"], record["update"]) for record in records if record.get("time/seconds", 0.0) >= warm]
+    told = [
+        (record["time/seconds"], record["step"], record["update"])
+        for record in records
+        if record.get("time/seconds", 0.0) >= warm
+    ]
     if len(told) < 2:
         raise Failed("fewer than two records behind the warm-up: give it more seconds")
     (began, first, before), (ended, last, after) = told[0], told[-1]
@@ -235,7 +298,10 @@ def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
         "steps_per_second": (last - first) / (ended - began),
         "updates": after - before,
         "notes": [],
-        "settings": {"workers": ("+" if experiment["together"] else ", ").join(workers), "lanes": workers["actor"]["lanes"]},
+        "settings": {
+            "workers": ("+" if experiment["together"] else ", ").join(workers),
+            "lanes": workers["actor"]["lanes"],
+        },
         "versions": {"python": platform.python_version(), "tidemill": importlib.metadata.version("tidemill")},
     }
 
@@ -248,7 +314,8 @@ def own_command(what: str, work: Work, seconds: float, *words: str) -> None:
 
 
 def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], store: "Store") -> None:
-    """Alternate: a run of each system, and again, until each has `runs`. What the store holds is not run again."""
+    """Alternate: a run of each system, and again, until each has `runs`. What the store
+    holds is not run again."""
     for number in range(1, runs + 1):
         for system in systems:
             if store.has(system, number):
@@ -260,21 +327,33 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
                 else:
                     found = run_peer(system, work.name, seconds, number)
                 found["took"] = time.perf_counter() - started
-                say(f"{work.name} {number}/{runs} {SYSTEMS[system].title}: {found['steps_per_second']:,.0f} {work.unit}")
-            except (Failed, OSError, ValueError, KeyError, TypeError) as failure:  # whatever it answered, the others are to be measured
-                found = {"failed": plain(str(failure) if isinstance(failure, Failed) else f"{type(failure).__name__}: {failure}")}
+                say(
+                    f"{work.name} {number}/{runs} {SYSTEMS[system].title}: {found['steps_per_second']:,.0f} "
+                    f"{work.unit}"
+                )
+            except (Failed, OSError, ValueError, KeyError, TypeError) as failure:
+                # whatever it answered, the others are to be measured
+                found = {
+                    "failed": plain(
+                        str(failure)
+                        if isinstance(failure, Failed)
+                        else f"{type(failure).__name__}: {failure}"
+                    )
+                }
                 say(f"{work.name} {number}/{runs} {SYSTEMS[system].title} failed: {found['failed']}")
             store.add(system, number, found)
 
 
 def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
-    """Return the seconds that the runs will take that the `store` of their work does not have yet."""
+    """Return the seconds that the runs will take that the `store` of their work does not
+    have yet."""
     seconds, total = store.data["seconds"], 0.0
     for system in systems:
         left = sum(not store.has(system, number) for number in range(1, runs + 1))
         known = [run["took"] for run in store.data["runs"].get(system, {}).values() if "took" in run]
         around = min(2.0, seconds / 5) + AROUND[system == TIDEMILL]
-        bare = 20 * min(seconds / 40, 1.0) if system == TIDEMILL else 0.0  # bare costs: three or five parts, in six rounds, beside starts
+        # bare costs: three or five parts, in six rounds, beside starts
+        bare = 20 * min(seconds / 40, 1.0) if system == TIDEMILL else 0.0
         total += left * (statistics.median(known) if known else seconds + around + bare)
     return total
 
@@ -290,8 +369,8 @@ def minutes(seconds: float) -> str:
 
 
 class Store:
-    """The runs of one work, in one JSON file that is written after each. Runs of other lengths, or of another machine, are not mixed: they are
-    dropped."""
+    """The runs of one work, in one JSON file that is written after each. Runs of other
+    lengths, or of another machine, are not mixed: they are dropped."""
 
     def __init__(self, file: Path, seconds: float, keep: bool) -> None:
         self.file = file
@@ -322,10 +401,14 @@ def machine() -> dict[str, Any]:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         names = []
-    return {"processor": names[0] if names else platform.processor(), "cores": cores, "gpu": shutil.which("nvidia-smi") is not None}
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": cores,
+        "gpu": shutil.which("nvidia-smi") is not None,
+    }
 
 
-# ---- report ------------------------------------------------------------------------------------------------------------------------------------
+# ---- report ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -349,30 +432,58 @@ def lines_of(data: dict[str, Any]) -> list[Line]:
     lines = []
     for name, runs in data["runs"].items():
         good = [run for run in runs.values() if "failed" not in run]
-        speeds, reached = [run["steps_per_second"] for run in good], [run.get("seconds_to_475") for run in good]
-        lines.append(Line(SYSTEMS[name], speeds, reached, good, [run["failed"] for run in runs.values() if "failed" in run]))
+        speeds = [run["steps_per_second"] for run in good]
+        reached = [run.get("seconds_to_475") for run in good]
+        lines.append(
+            Line(
+                SYSTEMS[name],
+                speeds,
+                reached,
+                good,
+                [run["failed"] for run in runs.values() if "failed" in run],
+            )
+        )
     return sorted(lines, key=lambda line: -line.median)
 
 
 def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 0.0) -> str:
-    """Return the text of a work: table, sentence, plot. `inline` is what it makes with inline inference."""
+    """Return the text of a work: table, sentence, plot. `inline` is what it makes with
+    inline inference."""
     lines, seconds = lines_of(data), data["seconds"]
     own = next((line for line in lines if line.system.name == TIDEMILL), None)
     best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
     head = ["system", "version", "layout", f"{work.unit}, median (lowest … highest)"]
-    head += ["Tidemill is"] * bool(own) + ["475 after, s of training: median (of how many runs)"] * work.target
+    head += ["Tidemill is"] * bool(own) + [
+        "475 after, s of training: median (of how many runs)"
+    ] * work.target
     runs = max((len(found) for found in data["runs"].values()), default=0)
     asked = f'`make bench ARGS="{work.name} --runs {runs} --seconds {seconds / times_as_long(work.name):g}"`'
-    text = [f"### {work.title}", "", f"{asked} · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.", ""]
+    text = [
+        f"### {work.title}",
+        "",
+        f"{asked} · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.",
+        "",
+    ]
     text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for line in lines:
         latest = line.good[-1] if line.good else {}
-        cells = [line.system.title, latest.get("versions", {}).get(line.system.package, "") if line.good else "", layout_text(latest.get("settings"))]
+        cells = [
+            line.system.title,
+            latest.get("versions", {}).get(line.system.package, "") if line.good else "",
+            layout_text(latest.get("settings")),
+        ]
         if line.system.package == "torch" and cells[1]:
             cells[1] = f"torch {cells[1]}"
-        cells.append(f"{figure(line.median)} ({figure(min(line.speeds))} … {figure(max(line.speeds))})" if line.speeds else "failed")
+        cells.append(
+            f"{figure(line.median)} ({figure(min(line.speeds))} … {figure(max(line.speeds))})"
+            if line.speeds
+            else "failed"
+        )
         if line.failures:
-            cells[-1] += f"; {len(line.failures)} of {len(line.failures) + len(line.good)} runs failed: {line.failures[-1]}"
+            cells[-1] += (
+                f"; {len(line.failures)} of {len(line.failures) + len(line.good)} runs failed: "
+                f"{line.failures[-1]}"
+            )
         if own:
             cells.append(f"{own.median / line.median:.2f} ×" if line.median and line is not own else "")
         if work.target:
@@ -382,11 +493,21 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
         text += ["", f"Best other system: {own.median / best:.2f} times slower."]
     if own and own.good and work.bound:
         bounds, parts = [run["bound"] for run in own.good], [run["efficiency"] for run in own.good]
-        text += ["", f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} ({min(parts):.2f} … {max(parts):.2f})."]
+        text += [
+            "",
+            f"Bound {figure(statistics.median(bounds))}; efficiency {statistics.median(parts):.2f} "
+            f"({min(parts):.2f} … {max(parts):.2f}).",
+        ]
         if beyond := sum(part > 1 for part in parts):
-            text[-1] += f" The bound did not hold in {beyond} of {len(parts)} runs: what is above 1 is no figure."
-        text[-1] += f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
-        text[-1] += f" {own.median / inline:.2f} of what inline inference makes ({work.inline})." if inline else ""
+            text[-1] += (
+                f" The bound did not hold in {beyond} of {len(parts)} runs: what is above 1 is no figure."
+            )
+        text[-1] += (
+            f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
+        )
+        text[-1] += (
+            f" {own.median / inline:.2f} of what inline inference makes ({work.inline})." if inline else ""
+        )
         if took := [run["command_seconds"] for run in own.good if run.get("seconds_to_475") is not None]:
             text[-1] += f" 475 by the whole command: {statistics.median(took):.1f} s."
         notes = dict.fromkeys(note for run in own.good for note in run["notes"])
@@ -395,7 +516,8 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
 
 
 def target_text(reached: list[float | None], seconds: float) -> str:
-    """Return the median of the seconds to 475 over the runs that reached it, and how many did."""
+    """Return the median of the seconds to 475 over the runs that reached it, and how many
+    did."""
     times = [value for value in reached if value is not None]
     if not times:
         return f"not in {seconds:g} s" if reached else ""
@@ -425,7 +547,8 @@ def plain(text: str) -> str:
 
 
 def draw(work: Work, data: dict[str, Any], file: Path) -> None:
-    """Draw steps/s per system: the median as a bar, each run as a dot, the bound as a line."""
+    """Draw steps/s per system: the median as a bar, each run as a dot, the bound as a
+    line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -437,9 +560,23 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
     places = range(len(lines))
     colours = ["#0b7285" if line.system.name == TIDEMILL else "#adb5bd" for line in lines]
     axes.barh(places, [line.median for line in lines], height=0.62, color=colours)
-    widest = max([line.median for line in lines] + [max(line.speeds) for line in lines if line.speeds] + bounds[:1] + [1.0])
+    widest = max(
+        [line.median for line in lines]
+        + [max(line.speeds) for line in lines if line.speeds]
+        + bounds[:1]
+        + [1.0]
+    )
     for place, line in zip(places, lines, strict=True):
-        axes.plot(line.speeds, [place] * len(line.speeds), "o", ms=3.2, mfc="white", mec="#343a40", mew=0.8, zorder=3)
+        axes.plot(
+            line.speeds,
+            [place] * len(line.speeds),
+            "o",
+            ms=3.2,
+            mfc="white",
+            mec="#343a40",
+            mew=0.8,
+            zorder=3,
+        )
         end = max([line.median, *line.speeds], default=0)
         axes.text(
             end + 0.012 * widest,
@@ -453,7 +590,15 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
     if bounds:
         bound = statistics.median(bounds)
         axes.axvline(bound, color="#c92a2a", lw=1.2, ls=(0, (4, 3)), zorder=1)
-        axes.text(bound, len(lines) - 0.5, f"bound {figure(bound)} ", color="#c92a2a", fontsize=8.5, ha="right", va="bottom")
+        axes.text(
+            bound,
+            len(lines) - 0.5,
+            f"bound {figure(bound)} ",
+            color="#c92a2a",
+            fontsize=8.5,
+            ha="right",
+            va="bottom",
+        )
     axes.set_yticks(list(places), [line.system.title for line in lines], fontsize=9.5)
     axes.set_xlim(0, 1.16 * widest)
     axes.set_ylim(-0.5, len(lines) - 0.5)
@@ -474,15 +619,18 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
 
 INTRODUCTION = """## Beside other systems
 
-Written by `make bench` ([compare.py](../benchmarks/compare.py), [peers](../benchmarks/peers)); edit nothing between its marks. PPO (Sample Factory:
-APPO) with the same network (MLP 64×64 tanh, actor and critic apart; Nature CNN), rollout 128, the same learning rate, γ, λ, clipping and
-coefficients, a quarter of a batch as minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages, with
-the best layout found for it on two cores. A run ends after the same seconds of training behind a warm-up; steps/s are env steps that entered
-training. Systems take turns: first run of each, second run of each; runs that `--continue` added came later. On Pong Tidemill's convolutions are
-bfloat16, the others' float32, which is all that they have. The reference behind "bound" keeps its buffers and cuts minibatches as equal trainers do
-since November 22nd; an efficiency above 1 is no figure (the bound did not hold), and older ones are too high. 475 is the mean of the last 100
-training episodes. DQN and SAC: uniform draws, MLP 64×64 and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or
-the better of one and two threads of torch."""
+Written by `make bench` ([compare.py](../benchmarks/compare.py), [peers](../benchmarks/peers)); edit nothing
+between its marks. PPO (Sample Factory: APPO) with the same network (MLP 64×64 tanh, actor and critic apart;
+Nature CNN), rollout 128, the same learning rate, γ, λ, clipping and coefficients, a quarter of a batch as
+minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages,
+with the best layout found for it on two cores. A run ends after the same seconds of training behind a
+warm-up; steps/s are env steps that entered training. Systems take turns: first run of each, second run of
+each; runs that `--continue` added came later. On Pong Tidemill's convolutions are bfloat16, the others'
+float32, which is all that they have. The reference behind "bound" keeps its buffers and cuts minibatches as
+equal trainers do since November 22nd; an efficiency above 1 is no figure (the bound did not hold), and older
+ones are too high. 475 is the mean of the last 100 training episodes. DQN and SAC: uniform draws, MLP 64×64
+and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or the better of one
+and two threads of torch."""
 
 
 def put(document: str, name: str, text: str) -> str:
@@ -490,7 +638,11 @@ def put(document: str, name: str, text: str) -> str:
     begin, end = f"<!-- make bench: {name} -->", f"<!-- end of {name} -->"
     block = f"{begin}\n{text}\n{end}"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    return pattern.sub(lambda _: block, document) if pattern.search(document) else document.rstrip() + "\n\n" + block + "\n"
+    return (
+        pattern.sub(lambda _: block, document)
+        if pattern.search(document)
+        else document.rstrip() + "\n\n" + block + "\n"
+    )
 
 
 def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
@@ -503,13 +655,25 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
             data = json.loads(file.read_text())
             draw(work, data, results / f"{work.name}.png")
             inline = results / f"{work.inline}.json"
-            own = [line.median for line in lines_of(json.loads(inline.read_text())) if line.system.name == TIDEMILL] if inline.exists() else []
+            own = (
+                [
+                    line.median
+                    for line in lines_of(json.loads(inline.read_text()))
+                    if line.system.name == TIDEMILL
+                ]
+                if inline.exists()
+                else []
+            )
             yield work.name, section_of(work, data, "results/bench", *own)
     file = results / "scripts.json"
     if file.exists():
         for words, found in json.loads(file.read_text()).items():
             text = found["output"] if "output" in found else f"failed: {found['failed']}"
-            yield words, f"### `python benchmarks/{words}`\n\n{found['date']}, {found['seconds']:.0f} s\n\n```\n{text.strip()}\n```"
+            yield (
+                words,
+                f"### `python benchmarks/{words}`\n\n{found['date']}, {found['seconds']:.0f} "
+                f"s\n\n```\n{text.strip()}\n```",
+            )
 
 
 def report(docs: Path) -> None:
@@ -539,7 +703,11 @@ def run_scripts(docs: Path, keep: bool) -> None:
         try:
             if not (HERE / words[0]).exists():
                 raise Failed("there is no such script")
-            entry: Run = {"output": plain(command([sys.executable, str(HERE / words[0]), *words[1:]], SCRIPT_DEADLINE, **ONE_THREAD))}
+            entry: Run = {
+                "output": plain(
+                    command([sys.executable, str(HERE / words[0]), *words[1:]], SCRIPT_DEADLINE, **ONE_THREAD)
+                )
+            }
         except (Failed, OSError) as failure:
             entry = {"failed": plain(str(failure))}
             say(f"  failed: {failure}")
@@ -551,16 +719,25 @@ def run_scripts(docs: Path, keep: bool) -> None:
         report(docs)
 
 
-def foretell(stores: dict[str, Store], chosen: dict[str, tuple[str, ...]], runs: int, docs: Path | None, keep: bool) -> None:
-    """Say how long all will take. `docs`: where the other benchmarks are written, None where they are not run."""
+def foretell(
+    stores: dict[str, Store], chosen: dict[str, tuple[str, ...]], runs: int, docs: Path | None, keep: bool
+) -> None:
+    """Say how long all will take. `docs`: where the other benchmarks are written, None
+    where they are not run."""
     works = sum(expected(store, runs, chosen[name]) for name, store in stores.items())
     others = {system for names in chosen.values() for system in names} - {TIDEMILL}
     installing = INSTALLING * sum(not (ENVIRONMENTS / system / "ready").exists() for system in others)
     scripts = 0.0
     if docs is not None:
         before, known = known_scripts(docs, True), known_scripts(docs, keep)
-        left = {words: seconds for words, seconds in SCRIPTS.items() if "output" not in known.get(" ".join(words), {})}
-        scripts = sum(before.get(" ".join(words), {}).get("seconds", seconds) for words, seconds in left.items())
+        left = {
+            words: seconds
+            for words, seconds in SCRIPTS.items()
+            if "output" not in known.get(" ".join(words), {})
+        }
+        scripts = sum(
+            before.get(" ".join(words), {}).get("seconds", seconds) for words, seconds in left.items()
+        )
     parts = {"runs": works, "other benchmarks": scripts, "installing other systems": installing}
     told = ", ".join(f"{name} {minutes(seconds)}" for name, seconds in parts.items() if seconds)
     say(f"this will take about {minutes(sum(parts.values()))} ({told or 'all is there'})")
@@ -573,30 +750,51 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Do what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "works", nargs="*", metavar="WORK", help=f"{', '.join(WORKS)}; all of them, and the other benchmark scripts, when none is named"
+        "works",
+        nargs="*",
+        metavar="WORK",
+        help=f"{', '.join(WORKS)}; all of them, and the other benchmark scripts, when none is named",
     )
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help="all of them by default")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of training in each run, after its warm-up; Pong has three times as many")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of training in each run, after its warm-up; Pong has three times as many",
+    )
     parser.add_argument("--continue", dest="keep", action="store_true", help="keep finished runs")
     parser.add_argument("--quick", action="store_true", help="CartPole, Tidemill alone, one run of 3 s")
     parser.add_argument("--report", action="store_true", help="only write tables and plots anew")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="FOLDER", help="where benchmarks.md and results/bench/ are written")
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        default=ROOT / "docs",
+        metavar="FOLDER",
+        help="where benchmarks.md and results/bench/ are written",
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.works if name not in WORKS]:
         parser.error(f"there is no work {', '.join(unknown)}: choose from {', '.join(WORKS)}")
     if given.runs < 1 or not 0 < given.seconds < 86400:
         parser.error("--runs and --seconds must be above 0, and a run shorter than a day")
-    works, systems, runs, seconds = given.works or list(WORKS), tuple(given.systems or SYSTEMS), given.runs, given.seconds
+    works = given.works or list(WORKS)
+    systems = tuple(given.systems or SYSTEMS)
+    runs = given.runs
+    seconds = given.seconds
     if given.quick:
         works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 3.0
     docs = given.docs.resolve()
     if not given.report:
         stores = {}
         for name in works:
-            stores[name] = Store(docs / "results" / "bench" / f"{name}.json", seconds * times_as_long(name), given.keep)
+            stores[name] = Store(
+                docs / "results" / "bench" / f"{name}.json", seconds * times_as_long(name), given.keep
+            )
         chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
         scripts = not given.works and not given.quick
         foretell(stores, chosen, runs, docs if scripts else None, given.keep)

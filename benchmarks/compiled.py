@@ -1,9 +1,12 @@
-"""What a row and epoch of PPO cost by torch's autograd, the same compiled (`torch.compile`, which needs a C++ compiler), and written out in numpy.
+"""What a row and epoch of PPO cost by torch's autograd, the same compiled
+(`torch.compile`, which needs a C++ compiler), and written out in numpy.
 
-    OMP_NUM_THREADS=1 python benchmarks/compiled.py [--rounds 15] [--minibatches 2048 512] [--images 256]
+    OMP_NUM_THREADS=1 python benchmarks/compiled.py
+        [--rounds 15] [--minibatches 2048 512] [--images 256]
 
-Networks, loss and ways are those of the reference of `tidemill bench`; compiled are forward, loss and backward at once. Processor µs, the best of
-alternating rounds; seconds of compiling apart.
+Networks, loss and ways are those of the reference of `tidemill bench`; compiled are
+forward, loss and backward at once. Processor µs, the best of alternating rounds; seconds
+of compiling apart.
 """
 
 import argparse
@@ -18,7 +21,15 @@ from torch import Tensor
 
 from tidemill import PPO, ActorCritic
 from tidemill.api.spaces import Box
-from tidemill.bench.reference import Columns, Network, log_prob_entropy, loss_of, plain_of, torch_step, train_part
+from tidemill.bench.reference import (
+    Columns,
+    Network,
+    log_prob_entropy,
+    loss_of,
+    plain_of,
+    torch_step,
+    train_part,
+)
 from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
@@ -31,19 +42,38 @@ def stepping(ppo: PPO, network: Network, compiled: bool) -> Callable[[Columns], 
         return *log_prob_entropy(head, network.log_std, part["action"]), value
 
     loss = loss_of(ppo, evaluate)
-    return torch_step(ppo, torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss, list(network.parameters()))
+    return torch_step(
+        ppo,
+        torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss,
+        list(network.parameters()),
+    )
 
 
-def measure(observation: Box, config: ActorCritic, actions: int, minibatch: int, count: int, rounds: int) -> dict[str, float]:
+def measure(
+    observation: Box, config: ActorCritic, actions: int, minibatch: int, count: int, rounds: int
+) -> dict[str, float]:
     """Return µs a row and epoch by way, of epochs of `count` minibatches."""
-    ppo, encoder, rows = PPO(minibatch_size=minibatch), ObservationEncoder(observation, "auto"), count * minibatch
+    ppo = PPO(minibatch_size=minibatch)
+    encoder = ObservationEncoder(observation, "auto")
+    rows = count * minibatch
     network = Network(config, encoder, actions)
     images = torch.randint(0, 256, (rows, *observation.shape), dtype=torch.uint8)
-    columns = {"input": images if encoder.images else torch.randn(rows, encoder.width), "action": torch.randint(0, actions, (rows,))}
-    columns |= {"log_prob": torch.full((rows,), -log(actions)), "advantage": torch.randn(rows), "target": torch.randn(rows)}
-    ways = {way: train_part(minibatch, columns, stepping(ppo, network, way == "compiled")) for way in ("autograd", "compiled")}
+    columns = {
+        "input": images if encoder.images else torch.randn(rows, encoder.width),
+        "action": torch.randint(0, actions, (rows,)),
+    }
+    columns |= {
+        "log_prob": torch.full((rows,), -log(actions)),
+        "advantage": torch.randn(rows),
+        "target": torch.randn(rows),
+    }
+    ways = {
+        way: train_part(minibatch, columns, stepping(ppo, network, way == "compiled"))
+        for way in ("autograd", "compiled")
+    }
     if not encoder.images:
-        plain, arrays = plain_of(network, config, ppo), {name: column.numpy() for name, column in columns.items()}
+        plain = plain_of(network, config, ppo)
+        arrays = {name: column.numpy() for name, column in columns.items()}
         ways["numpy"] = lambda: plain.epoch(minibatch, arrays)
     began, best = perf_counter(), dict.fromkeys(ways, float("inf"))
     ways["compiled"]()
@@ -58,21 +88,39 @@ def measure(observation: Box, config: ActorCritic, actions: int, minibatch: int,
 
 def main() -> None:
     """Print a line for each network and minibatch."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--minibatches", type=int, nargs="*", default=[2048, 512], help="of the MLPs of CartPole")
-    parser.add_argument("--images", type=int, nargs="*", default=[256], help="minibatches of Mnih et al.'s convolutions in bfloat16")
+    parser.add_argument(
+        "--minibatches", type=int, nargs="*", default=[2048, 512], help="of the MLPs of CartPole"
+    )
+    parser.add_argument(
+        "--images",
+        type=int,
+        nargs="*",
+        default=[256],
+        help="minibatches of Mnih et al.'s convolutions in bfloat16",
+    )
     given = parser.parse_args()
     limit_threads(1)
     torch.manual_seed(0)
     vector, screen = Box((4,), "float32"), Box((4, 84, 84), "uint8", (0.0,), (255.0,))
     works = [("MLP", vector, ActorCritic(), 2, size, 4) for size in given.minibatches]
-    works += [("Nature CNN, bfloat16", screen, ActorCritic(convolutions="bfloat16"), 6, size, 2) for size in given.images]
+    works += [
+        ("Nature CNN, bfloat16", screen, ActorCritic(convolutions="bfloat16"), 6, size, 2)
+        for size in given.images
+    ]
     with TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # nothing is taken from an earlier run, and nothing stays
+        # nothing is taken from an earlier run, and nothing stays
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         for name, observation, config, actions, minibatch, count in works:
             found = measure(observation, config, actions, minibatch, count, given.rounds)
-            print(f"{name}, minibatch {minibatch}: {', '.join(f'{way} {value:.2f}' for way, value in found.items())}", flush=True)
+            print(
+                f"{name}, minibatch {minibatch}: "
+                f"{', '.join(f'{way} {value:.2f}' for way, value in found.items())}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""What a GPU is worth beside the CPU: rows per second of training and acting, by network and device.
+"""What a GPU is worth beside the CPU: rows per second of training and acting, by network
+and device.
 
-OMP_NUM_THREADS=1 python benchmarks/device.py [--rows 8192] [--minibatch 2048] [--epochs 4] [--batch 1024] [--seconds 2] [--works mlp,cnn]
+OMP_NUM_THREADS=1 python benchmarks/device.py [--rows 8192] [--minibatch 2048] [--epochs
+4] [--batch 1024] [--seconds 2] [--works mlp,cnn]
 
-train: a whole PPO update (gather, all epochs), trained rows × epochs per second. act: batches one after the other. act, threaded: as many under way
-as a threaded policy worker has. All by the wall clock, the CPU with one thread. On a machine without a GPU the CPU's column stands alone.
+train: a whole PPO update (gather, all epochs), trained rows × epochs per second. act:
+batches one after the other. act, threaded: as many under way as a threaded policy worker
+has. All by the wall clock, the CPU with one thread. On a machine without a GPU the CPU's
+column stands alone.
 """
 
 import argparse
@@ -20,17 +24,23 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.device import choose_device
 
-VECTOR, WIDE, IMAGES = Box((4,), "float32"), Box((64,), "float32"), Box((4, 84, 84), "uint8", (0.0,), (255.0,))
+VECTOR = Box((4,), "float32")
+WIDE = Box((64,), "float32")
+IMAGES = Box((4, 84, 84), "uint8", (0.0,), (255.0,))
 WORKS = {
     "mlp 64×64 on 4": (Spaces(VECTOR, Discrete(2)), ActorCritic()),
-    "mlp 512×512 on 64": (Spaces(WIDE, Box((8,), "float32", (-1.0,), (1.0,))), ActorCritic(hidden=(512, 512))),
+    "mlp 512×512 on 64": (
+        Spaces(WIDE, Box((8,), "float32", (-1.0,), (1.0,))),
+        ActorCritic(hidden=(512, 512)),
+    ),
     "cnn float32": (Spaces(IMAGES, Discrete(6)), ActorCritic()),
     "cnn bfloat16": (Spaces(IMAGES, Discrete(6)), ActorCritic(convolutions="bfloat16")),
 }
 
 
 def per_second(call: Callable[[], int], seconds: float) -> float:
-    """Return what `call` counts, per second: the best of its calls within `seconds`, after two to warm up where there is time."""
+    """Return what `call` counts, per second: the best of its calls within `seconds`,
+    after two to warm up where there is time."""
     began, best, calls = time.perf_counter(), 0.0, 0
     while True:
         start = time.perf_counter()
@@ -43,14 +53,22 @@ def per_second(call: Callable[[], int], seconds: float) -> float:
             return best
 
 
-def measure(spaces: Spaces, config: ActorCritic, device: str, options: argparse.Namespace) -> dict[str, float]:
+def measure(
+    spaces: Spaces, config: ActorCritic, device: str, options: argparse.Namespace
+) -> dict[str, float]:
     """Return rows per second by part."""
     seats = min(64, options.rows)
     sample = make_sample(config, spaces, options.rows // seats, seats)
     policy = config.build_on(device, spaces, 0)
-    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(policy, 0)
+    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(
+        policy, 0
+    )
     rng = np.random.default_rng(0)
-    seen = {"obs": sample["obs"].reshape(-1, *sample["obs"].shape[2:])[rng.integers(0, sample["done"].size, options.batch)]}
+    seen = {
+        "obs": sample["obs"].reshape(-1, *sample["obs"].shape[2:])[
+            rng.integers(0, sample["done"].size, options.batch)
+        ]
+    }
     outs = [allocate(config.answer(spaces), (options.batch,)) for _ in range(2)]
 
     def train() -> int:
@@ -92,8 +110,15 @@ def main() -> None:
         import torch
 
         print(f"{gpu}: {torch.cuda.get_device_name(gpu)}")
-    print(f"{options.rows} rows, minibatches of {options.minibatch}, {options.epochs} epochs; acting in batches of {options.batch}; rows per second")
-    print(f"{'':20} {'':14}", *(f"{device:>12}" for device in devices), f"{'ratio':>8}" if len(devices) > 1 else "")
+    print(
+        f"{options.rows} rows, minibatches of {options.minibatch}, {options.epochs} epochs; acting in "
+        f"batches of {options.batch}; rows per second"
+    )
+    print(
+        f"{'':20} {'':14}",
+        *(f"{device:>12}" for device in devices),
+        f"{'ratio':>8}" if len(devices) > 1 else "",
+    )
     for name, (spaces, config) in WORKS.items():
         if not name.startswith(tuple(options.works.split(","))):
             continue

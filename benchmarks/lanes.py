@@ -1,4 +1,5 @@
-"""What the lane loop costs per tick beyond the environments' own steps: python benchmarks/lanes.py [lanes]"""
+"""What the lane loop costs per tick beyond the environments' own steps: python
+benchmarks/lanes.py [lanes]"""
 
 import sys
 import time
@@ -22,7 +23,9 @@ class Still(gymnasium.Env[Any, Any]):
         """Prepare the only answer."""
         self._answer = (np.zeros(4, np.float32), 1.0, False, False, {})
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Return zeros."""
         return self._answer[0], {}
 
@@ -32,7 +35,8 @@ class Still(gymnasium.Env[Any, Any]):
 
 
 def fastest(call: Callable[[], object], repeats: int = 7, number: int = 2000) -> float:
-    """Return the microseconds of one call, the best of several runs (others use the machine too)."""
+    """Return the microseconds of one call, the best of several runs (others use the
+    machine too)."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -62,7 +66,10 @@ def main(lanes: int) -> None:
 
     floor, cost = fastest(bare), fastest(whole)
     over = cost - floor
-    print(f"{lanes} lanes: bare loop {floor:.1f} µs, lane loop {cost:.1f} µs per tick, overhead {over:.1f} µs = {over / lanes:.2f} µs per lane")
+    print(
+        f"{lanes} lanes: bare loop {floor:.1f} µs, lane loop {cost:.1f} µs per tick, overhead {over:.1f} µs "
+        f"= {over / lanes:.2f} µs per lane"
+    )
 
 
 if __name__ == "__main__":

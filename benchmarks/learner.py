@@ -1,6 +1,7 @@
 """What a PPO update costs: microseconds per row, all epochs together, by part.
 
-OMP_NUM_THREADS=1 python benchmarks/learner.py [--rows 8192] [--epochs 4] [--minibatch 2048] [--images [--bfloat16]] [--repeats 10]
+OMP_NUM_THREADS=1 python benchmarks/learner.py [--rows 8192] [--epochs 4] [--minibatch
+2048] [--images [--bfloat16]] [--repeats 10]
 """
 
 import argparse
@@ -22,7 +23,8 @@ from tidemill.nets.actor_critic import ActorCritic
 
 
 def best(call: Callable[[], object], repeats: int) -> float:
-    """Return the processor seconds (other work on the machine counts less in them) of the fastest of `repeats` calls, after one to warm up."""
+    """Return the processor seconds (other work on the machine counts less in them) of the
+    fastest of `repeats` calls, after one to warm up."""
     call()
     times = []
     for _ in range(repeats):
@@ -33,18 +35,25 @@ def best(call: Callable[[], object], repeats: int) -> float:
 
 
 def make_sample(config: ActorCritic, spaces: Spaces, steps: int, seats: int) -> Sample:
-    """Return a sample of random observations with the policy's own answers; one row in 200 is final."""
+    """Return a sample of random observations with the policy's own answers; one row in
+    200 is final."""
     rng = np.random.default_rng(0)
     policy = config.build(spaces, 0)
     policy.version = 0
     fields = {**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **config.answer(spaces)}
     sample = Sample(allocate(fields, (steps + 1, seats)))
     for name in schema_of_space(spaces.observation, "obs"):
-        values = rng.standard_normal(sample[name].shape) if sample[name].dtype.kind == "f" else rng.integers(0, 256, sample[name].shape)
+        values = (
+            rng.standard_normal(sample[name].shape)
+            if sample[name].dtype.kind == "f"
+            else rng.integers(0, 256, sample[name].shape)
+        )
         sample[name][...] = values
     for t in range(steps + 1):
         out: Arrays = {name: sample[name][t] for name in config.answer(spaces)}
-        policy.act({name: sample[name][t] for name in schema_of_space(spaces.observation, "obs")}, {}, False, out)
+        policy.act(
+            {name: sample[name][t] for name in schema_of_space(spaces.observation, "obs")}, {}, False, out
+        )
     sample["done"][...] = rng.random((steps + 1, seats)) < 1 / 200
     sample["reward"][...] = np.where(sample["done"], 0, 1)
     sample["version"][...] = np.where(sample["done"], -1, 0)
@@ -57,7 +66,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--minibatch", type=int, default=2048)
     parser.add_argument("--bfloat16", action="store_true", help="convolutions in bfloat16")
-    parser.add_argument("--images", action="store_true", help="Nature CNN on [4, 84, 84] instead of an MLP on 4 numbers")
+    parser.add_argument(
+        "--images", action="store_true", help="Nature CNN on [4, 84, 84] instead of an MLP on 4 numbers"
+    )
     parser.add_argument("--repeats", type=int, default=10, help="the fastest counts (images: one)")
     options = parser.parse_args()
     limit_threads(1)
@@ -67,7 +78,9 @@ def main() -> None:
     config = ActorCritic(convolutions="bfloat16" if options.bfloat16 else "float32")
     seats = min(64, options.rows)
     sample = make_sample(config, spaces, options.rows // seats, seats)
-    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(config.build(spaces, 0), 0)
+    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(
+        config.build(spaces, 0), 0
+    )
     assert isinstance(learner, PPOLearner)
     batch = gather([sample], gae_of(0.99, 0.95))
     repeats = 1 if options.images else options.repeats
@@ -75,7 +88,10 @@ def main() -> None:
     size = min(options.minibatch, rows)
     source, columns = learner._source(batch, [sample]), learner._columns(batch, _whole(_sums(batch)))
     order = np.random.default_rng(0).permutation(rows)[:size]
-    inputs, action = ({k: v[:size] for k, v in part.items()} for part in (learner.policy.prepare(batch.observation), columns[0]))
+    inputs, action = (
+        {k: v[:size] for k, v in part.items()}
+        for part in (learner.policy.prepare(batch.observation), columns[0])
+    )
     if options.images:  # torch computes these
         from tidemill.nets.torch_device import tensors
 
@@ -88,10 +104,15 @@ def main() -> None:
         learner._step(parts, share, 1e-4)
 
     parts = {
-        "advantages (GAE)": best(lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats),
+        "advantages (GAE)": best(
+            lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats
+        ),
         "gather, GAE included": best(lambda: gather([sample], gae_of(0.99, 0.95)), repeats),
         "forward, all epochs": best(lambda: learner.policy.forward(inputs, action), repeats) * passes,
-        "minibatch's gradient, all epochs": best(lambda: learner._differentiate(source, columns, order, 1 / size), repeats) * passes,
+        "minibatch's gradient, all epochs": best(
+            lambda: learner._differentiate(source, columns, order, 1 / size), repeats
+        )
+        * passes,
         "the same and step, all epochs": best(minibatch, repeats) * passes,
         "update": best(lambda: learner.update([sample], 0.0), repeats),
     }

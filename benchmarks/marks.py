@@ -1,10 +1,13 @@
-"""Trains the tuned presets to their marks, over seeds, evaluates the final checkpoints, and writes docs/results/.
+"""Trains the tuned presets to their marks, over seeds, evaluates the final checkpoints,
+and writes docs/results/.
 
-    python benchmarks/marks.py                       # all of them: about 25 minutes on two cores
+    # all of them: about 25 minutes on two cores
+    python benchmarks/marks.py
     python benchmarks/marks.py CartPole-v1 --seeds 2
 
-Each run has the preset's whole step limit, on separate processes. "Reached at" is the first update after which the mean return of the last 100
-training episodes was at the mark; the evaluation plays 100 episodes of the final checkpoint, deterministically.
+Each run has the preset's whole step limit, on separate processes. "Reached at" is the
+first update after which the mean return of the last 100 training episodes was at the
+mark; the evaluation plays 100 episodes of the final checkpoint, deterministically.
 """
 
 import argparse
@@ -38,7 +41,9 @@ def run(name: str, mark: float, seed: int, runs: Path) -> dict[str, float | None
         train(experiment, run_dir=folder, quiet=True)
     summary = json.loads((folder / "summary.json").read_text())
     records = read_metrics(folder)
-    reached = next((r["step"] for r in records if r["episodes"] >= 100 and r.get("return/mean", mark - 1) >= mark), None)
+    reached = next(
+        (r["step"] for r in records if r["episodes"] >= 100 and r.get("return/mean", mark - 1) >= mark), None
+    )
     played = evaluate(folder, episodes=100, seed=1000 + seed).specs[0]
     return {
         "seed": seed,
@@ -54,7 +59,9 @@ def run(name: str, mark: float, seed: int, runs: Path) -> dict[str, float | None
 
 def main() -> None:
     """Run what was asked for and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("environments", nargs="*", default=list(MARKS))
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--runs", type=Path, default=Path("runs/marks"))
@@ -69,21 +76,30 @@ def main() -> None:
         lines = [
             f"# {name}",
             "",
-            f"Mark: mean return {mark:g} within {limit:,} env steps. Command: `python benchmarks/marks.py {name}`.",
+            f"Mark: mean return {mark:g} within {limit:,} env steps. Command: `python benchmarks/marks.py "
+            f"{name}`.",
             f"Python {facts['python']}, torch {facts['packages']['torch']}, {facts['cores']} cores.",
             "",
-            "| seed | mark reached at env step | last 100 training episodes | evaluation, 100 episodes (95 % interval) | seconds | steps/s |",
+            "| seed | mark reached at env step | last 100 training episodes | evaluation, 100 episodes (95 % "
+            "interval) | seconds | steps/s |",
             "|---|---|---|---|---|---|",
         ]
         for r in rows:
             reached = f"{r['reached']:,.0f}" if r["reached"] is not None else "not"
             lines.append(
-                f"| {r['seed']} | {reached} | {r['last']:.1f} | {r['evaluation']:.1f} ({r['low']:.1f} … {r['high']:.1f}) "
+                f"| {r['seed']} | {reached} | {r['last']:.1f} | {r['evaluation']:.1f} ({r['low']:.1f} … "
+                f"{r['high']:.1f}) "
                 f"| {r['seconds']:.1f} | {r['speed']:,.0f} |"
             )
         count = sum(r["reached"] is not None for r in rows)
         mean = statistics.mean(r["evaluation"] for r in rows)
-        lines += ["", f"Reached by {count} of {len(rows)} seeds; mean of the evaluations {mean:.1f}.", "", f"![curves]({name}.png)", ""]
+        lines += [
+            "",
+            f"Reached by {count} of {len(rows)} seeds; mean of the evaluations {mean:.1f}.",
+            "",
+            f"![curves]({name}.png)",
+            "",
+        ]
         (RESULTS / f"{name}.md").write_text("\n".join(lines))
         plot([arguments.runs / f"{name}-s{seed}" for seed in range(1, seeds + 1)], RESULTS / f"{name}.png")
         print("\n".join(lines), flush=True)

@@ -1,10 +1,12 @@
-"""Prints what each process of a run holds once it trains, beside the plan that was printed at its start.
+"""Prints what each process of a run holds once it trains, beside the plan that was
+printed at its start.
 
-    python benchmarks/memory.py                                             # three presets, with inline inference and with a policy worker
+    # three presets, with inline inference and with a policy worker
+    python benchmarks/memory.py
     python benchmarks/memory.py CartPole-v1 examples/policy_workers.py:experiment
 
-PSS is a process's own memory and its share of what it shares; `own` leaves out its share of the segments (samples, requests, parameters), which the
-plan counts. Linux.
+PSS is a process's own memory and its share of what it shares; `own` leaves out its share
+of the segments (samples, requests, parameters), which the plan counts. Linux.
 """
 
 import argparse
@@ -29,7 +31,13 @@ def served(name: str) -> Experiment:
     actor = made.workers["actor"]
     assert isinstance(actor, Actors)
     agents = (AgentSpec(inference="inference", sample_steps=actor.agents[0].sample_steps),)
-    return made.replace(workers={"actor": actor.replace(agents=agents), "policy": PolicyWorkers(), "trainer": made.workers["trainer"]})
+    return made.replace(
+        workers={
+            "actor": actor.replace(agents=agents),
+            "policy": PolicyWorkers(),
+            "trainer": made.workers["trainer"],
+        }
+    )
 
 
 def cartpole() -> Experiment:
@@ -44,7 +52,12 @@ def pong() -> Experiment:
     return served("ALE/Pong-v5")
 
 
-DEFAULT = ["CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5", *(f"{__file__}:{function.__name__}" for function in (cartpole, half_cheetah, pong))]
+DEFAULT = [
+    "CartPole-v1",
+    "HalfCheetah-v5",
+    "ALE/Pong-v5",
+    *(f"{__file__}:{function.__name__}" for function in (cartpole, half_cheetah, pong)),
+]
 
 
 def figures(pid: int) -> dict[str, float]:
@@ -54,7 +67,8 @@ def figures(pid: int) -> dict[str, float]:
 
 
 def measure(what: str, updates: int) -> tuple[dict[str, float], list[tuple[str, dict[str, float], bool]]]:
-    """Return the plan, and (process, figures, whether it has loaded torch) of the run after so many updates."""
+    """Return the plan, and (process, figures, whether it has loaded torch) of the run
+    after so many updates."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "tidemill.cli.main", "train", what, "--run-dir", str(run)]
@@ -68,9 +82,12 @@ def measure(what: str, updates: int) -> tuple[dict[str, float], list[tuple[str, 
             plan = json.loads((run / "memory.json").read_text())
             found = []
             for process in (psutil.Process(main.pid), *psutil.Process(main.pid).children(recursive=True)):
-                log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))  # a worker's output goes to the log of its name
+                # a worker's output goes to the log of its name
+                log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
                 name = "main" if process.pid == main.pid else log.stem
-                found.append((name, figures(process.pid), "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()))
+                found.append(
+                    (name, figures(process.pid), "libtorch" in Path(f"/proc/{process.pid}/maps").read_text())
+                )
             return plan["needs"], found
         finally:
             main.terminate()
@@ -78,7 +95,9 @@ def measure(what: str, updates: int) -> tuple[dict[str, float], list[tuple[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="*", default=DEFAULT, help="what to train, as for tidemill train")
     parser.add_argument("--updates", type=int, default=3)
     arguments = parser.parse_args()
@@ -88,7 +107,11 @@ def main() -> None:
         print("  plan: " + ", ".join(f"{name} {nbytes / 1e6:.1f} MB" for name, nbytes in needs.items()))
         print(f"  {'process':<16}{'PSS MB':>8}{'own MB':>8}{'RSS MB':>8}  torch")
         for name, mb, torch in found:
-            print(f"  {name:<16}{mb['Pss']:8.1f}{mb['Pss'] - mb['Pss_Shmem']:8.1f}{mb['Rss']:8.1f}  {'yes' if torch else 'no'}", flush=True)
+            print(
+                f"  {name:<16}{mb['Pss']:8.1f}{mb['Pss'] - mb['Pss_Shmem']:8.1f}{mb['Rss']:8.1f}  "
+                f"{'yes' if torch else 'no'}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What training from a replay memory costs: milliseconds of an arrival, of a batch that is drawn, and of an update, ours and plain torch's.
+"""What training from a replay memory costs: milliseconds of an arrival, of a batch that
+is drawn, and of an update, ours and plain torch's.
 
 OMP_NUM_THREADS=1 python benchmarks/off_policy.py [--repeats 200]
 """
@@ -27,7 +28,8 @@ CHEETAH = Spaces(Box((17,), "float32"), Box((6,), "float32", (-1.0,), (1.0,)))
 
 
 def median(call: Callable[[], object], repeats: int) -> float:
-    """Return the processor milliseconds (other work on the machine counts less in them) of a call."""
+    """Return the processor milliseconds (other work on the machine counts less in them)
+    of a call."""
     call()
     times = []
     for _ in range(repeats):
@@ -38,13 +40,19 @@ def median(call: Callable[[], object], repeats: int) -> float:
 
 
 def replay_of(config: Replay, seats: int, batch: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what sends a row of each seat and has it stored, and what draws a batch and gives it back with new priorities, of a replay that holds
-    some rows."""
+    """Return what sends a row of each seat and has it stored, and what draws a batch and
+    gives it back with new priorities, of a replay that holds some rows."""
     ends = local_endpoints(["actor", "trainer"], [Edge("rows", "channel", "actor", ("trainer",))])
     producer = ChannelSampleProducer([[ends["actor"][0].producer("rows")]])
-    fields = {**schema_of_space(CARTPOLE.observation, "obs"), **ARRIVAL_FIELDS, **schema_of_space(CARTPOLE.action, "action")}
+    fields = {
+        **schema_of_space(CARTPOLE.observation, "obs"),
+        **ARRIVAL_FIELDS,
+        **schema_of_space(CARTPOLE.action, "action"),
+    }
     producer.offer(fields, 1, seats, 2)
-    buffer: Any = config.build(ChannelSampleConsumer([ends["trainer"][0].consumer("rows")], 0, 0), Demand(rows=batch, samples=1))
+    buffer: Any = config.build(
+        ChannelSampleConsumer([ends["trainer"][0].consumer("rows")], 0, 0), Demand(rows=batch, samples=1)
+    )
     sent, priority = 0, np.random.default_rng(0).random(batch)
 
     def send() -> None:
@@ -73,21 +81,37 @@ def replay_of(config: Replay, seats: int, batch: int) -> tuple[Callable[[], None
 def sample_of(spaces: Spaces, batch: int) -> Sample:
     """Return a batch as a replay draws it."""
     rng = np.random.default_rng(0)
-    fields: dict[str, Any] = {"rewards": rng.standard_normal((batch, 1)).astype(np.float32), "steps": np.ones(batch, np.int32)}
+    fields: dict[str, Any] = {
+        "rewards": rng.standard_normal((batch, 1)).astype(np.float32),
+        "steps": np.ones(batch, np.int32),
+    }
     fields |= {"done": np.zeros(batch, bool), "weight": np.ones(batch, np.float32)}
     for name in ("obs", "next.obs"):
-        shape, dtype = schema_of_space(spaces.observation, "obs")["obs"].shape, schema_of_space(spaces.observation, "obs")["obs"].dtype
+        shape = schema_of_space(spaces.observation, "obs")["obs"].shape
+        dtype = schema_of_space(spaces.observation, "obs")["obs"].dtype
         fields[name] = (rng.standard_normal((batch, *shape)) > 0).astype(dtype)
     discrete = isinstance(spaces.action, Discrete)
-    fields["action"] = rng.integers(0, spaces.action.n, batch) if discrete else rng.uniform(-1, 1, (batch, 6)).astype(np.float32)  # type: ignore[union-attr]
+    fields["action"] = (
+        rng.integers(0, spaces.action.n, batch)  # type: ignore[union-attr]
+        if discrete
+        else rng.uniform(-1, 1, (batch, 6)).astype(np.float32)
+    )
     return Sample({name: array[np.newaxis] for name, array in fields.items()})
 
 
 def torch_dqn(batch: int, hidden: int) -> Callable[[], None]:
     """Return a double-DQN update of the same network in plain torch."""
-    online, target = (nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)) for _ in range(2))
+    online, target = (
+        nn.Sequential(
+            nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+        )
+        for _ in range(2)
+    )
     adam = torch.optim.Adam(online.parameters(), lr=1e-3, fused=True)
-    obs, then, action, reward = torch.randn(batch, 4), torch.randn(batch, 4), torch.randint(2, (batch, 1)), torch.randn(batch, 1)
+    obs = torch.randn(batch, 4)
+    then = torch.randn(batch, 4)
+    action = torch.randint(2, (batch, 1))
+    reward = torch.randn(batch, 1)
 
     def update() -> None:
         with torch.no_grad():
@@ -105,12 +129,22 @@ def torch_sac(batch: int) -> Callable[[], None]:
     """Return a SAC update of the same networks in plain torch."""
 
     def network(inputs: int, outputs: int) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+        return nn.Sequential(
+            nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs)
+        )
 
-    actor, critics, targets = network(17, 12), nn.ModuleList(network(23, 1) for _ in range(2)), nn.ModuleList(network(23, 1) for _ in range(2))
+    actor = network(17, 12)
+    critics = nn.ModuleList(network(23, 1) for _ in range(2))
+    targets = nn.ModuleList(network(23, 1) for _ in range(2))
     log_alpha = torch.zeros(1, requires_grad=True)
-    adams = [torch.optim.Adam(p, lr=3e-4, fused=True) for p in (critics.parameters(), actor.parameters(), [log_alpha])]
-    obs, then, taken, reward = torch.randn(batch, 17), torch.randn(batch, 17), torch.rand(batch, 6) * 2 - 1, torch.randn(batch)
+    adams = [
+        torch.optim.Adam(p, lr=3e-4, fused=True)
+        for p in (critics.parameters(), actor.parameters(), [log_alpha])
+    ]
+    obs = torch.randn(batch, 17)
+    then = torch.randn(batch, 17)
+    taken = torch.rand(batch, 6) * 2 - 1
+    reward = torch.randn(batch)
 
     def draw(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mean, log_std = actor(seen).chunk(2, 1)
@@ -151,7 +185,9 @@ def torch_sac(batch: int) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=200)
     repeats = parser.parse_args().repeats
     limit_threads(1)
@@ -160,7 +196,8 @@ def main() -> None:
         for seats in (1, 32):
             send, draw = replay_of(config, seats, 64)
             print(
-                f"{type(config).__name__:18} a row of {seats:2} seats {median(send, repeats):7.3f} ms   a batch of 64 {median(draw, repeats):7.3f} ms"
+                f"{type(config).__name__:18} a row of {seats:2} seats {median(send, repeats):7.3f} ms   a "
+                f"batch of 64 {median(draw, repeats):7.3f} ms"
             )
     updates: dict[str, tuple[Callable[[], object], Callable[[], object] | None]] = {}
     for name, network, spaces, batch, torchs in (

@@ -1,10 +1,12 @@
-"""Trains examples/population.py with and without its population manager, over seeds, evaluates every member, and writes docs/results/population.md.
+"""Trains examples/population.py with and without its population manager, over seeds,
+evaluates every member, and writes docs/results/population.md.
 
     python benchmarks/population.py                  # about five minutes on two cores
     python benchmarks/population.py --seeds 2 --runs runs/population
 
-Both runs of a seed have the same members, starts, seed and step limit; a run ends when its first member reaches the limit. The evaluation plays 50
-episodes of each member's final checkpoint, deterministically.
+Both runs of a seed have the same members, starts, seed and step limit; a run ends when
+its first member reaches the limit. The evaluation plays 50 episodes of each member's
+final checkpoint, deterministically.
 """
 
 import argparse
@@ -24,19 +26,23 @@ ROOT = Path(__file__).parent.parent
 EXAMPLE, RESULT = ROOT / "examples" / "population.py", ROOT / "docs" / "results" / "population.md"
 KINDS = {"experiment": "with the manager", "alone": "without"}
 EPISODES = 50
-TRIAL = """The example's settings were chosen after one trial on seeds 1 and 2 with 200,000 env steps and a probability of 0.25: seed 1 reached 301.9
-beside 103.6 without the manager (best member), seed 2 139.9 beside 116.0, since in nine decisions no learning rate was drawn anew."""
+TRIAL = """The example's settings were chosen after one trial on seeds 1 and 2 with 200,000 env steps and a
+probability of 0.25: seed 1 reached 301.9 beside 103.6 without the manager (best member), seed 2 139.9 beside
+116.0, since in nine decisions no learning rate was drawn anew."""
 
 
 def run(kind: str, seed: int, folder: Path) -> tuple[list[float], list[int], int]:
-    """Train one seed (or take the finished run that is there). Return what each member's final checkpoint reaches, the env steps that it has trained,
-    and how often a member went on from another."""
+    """Train one seed (or take the finished run that is there). Return what each member's
+    final checkpoint reaches, the env steps that it has trained, and how often a member
+    went on from another."""
     make: Callable[[], Experiment] = load_attribute(f"{EXAMPLE}:{kind}", "experiment")
     experiment = make().replace(seed=seed)
     if not (folder / "summary.json").exists():
         train(experiment, run_dir=folder, source=EXAMPLE, quiet=True)
     actors = [name for name in experiment.workers if name.startswith("actor-")]
-    played = [evaluate(folder, EPISODES, actor=actor, seed=1000 + seed, quiet=True).specs[0] for actor in actors]
+    played = [
+        evaluate(folder, EPISODES, actor=actor, seed=1000 + seed, quiet=True).specs[0] for actor in actors
+    ]
     adoptions = sum(any(name.endswith("/from") for name in record) for record in read_metrics(folder))
     return [spec.mean for spec in played], [spec.steps for spec in played], adoptions
 
@@ -45,16 +51,25 @@ def row(seed: int, kind: str, means: Sequence[float], steps: Sequence[int], adop
     """Return the table's line of one run."""
     of_members = ", ".join(f"{mean:.0f}" for mean in means)
     adopted = str(adoptions) if kind == "experiment" else "–"
-    return f"| {seed} | {KINDS[kind]} | {of_members} | {max(means):.1f} | {median(means):.1f} | {min(steps):,} … {max(steps):,} | {adopted} |"
+    return (
+        f"| {seed} | {KINDS[kind]} | {of_members} | {max(means):.1f} | {median(means):.1f} | {min(steps):,} "
+        f"… {max(steps):,} | {adopted} |"
+    )
 
 
 def main() -> None:
     """Run what was asked for and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=Path("runs/population"))
     arguments = parser.parse_args()
-    runs = [(seed, kind, *run(kind, seed, arguments.runs / f"{kind}-s{seed}")) for seed in range(1, arguments.seeds + 1) for kind in KINDS]
+    runs = [
+        (seed, kind, *run(kind, seed, arguments.runs / f"{kind}-s{seed}"))
+        for seed in range(1, arguments.seeds + 1)
+        for kind in KINDS
+    ]
     experiment: Experiment = load_attribute(f"{EXAMPLE}:experiment", "experiment")()
     starts: list[dict[str, float]] = load_attribute(f"{EXAMPLE}:STARTS", "list")
     manager, facts = experiment.workers["population"], versions()
@@ -62,16 +77,21 @@ def main() -> None:
     lines = [
         "# Population-based training: CartPole-v1 with bad starting learning rates",
         "",
-        f"Command: `python benchmarks/population.py` (`examples/population.py`: `experiment` and `alone`). {len(starts)} members that begin with the",
-        f"learning rates {', '.join(f'{value:g}' for start in starts for value in start.values())}, {experiment.limits.steps:,} env steps each;",
+        "Command: `python benchmarks/population.py` (`examples/population.py`: `experiment` and `alone`). "
+        f"{len(starts)} members that begin with the",
+        f"learning rates {', '.join(f'{value:g}' for start in starts for value in start.values())}, "
+        f"{experiment.limits.steps:,} env steps each;",
         "a run ends when its first member has trained them.",
-        f"The manager decides every {manager.steps:,} env steps: the worst quarter goes on from the best quarter's weights, its learning rate times "
+        f"The manager decides every {manager.steps:,} env steps: the worst quarter goes on from the best "
+        "quarter's weights, its learning rate times "
         f"{' or '.join(map(str, manager.factors))},",
-        f"or, with probability {manager.resample}, drawn anew from {' to '.join(map(str, manager.explore['learning_rate']))}.",
+        f"or, with probability {manager.resample}, drawn anew from "
+        f"{' to '.join(map(str, manager.explore['learning_rate']))}.",
         f"The evaluation plays {EPISODES} episodes of each member's final checkpoint, deterministically.",
         f"Python {facts['python']}, {facts['cores']} cores, at the lowest priority beside other work.",
         "",
-        f"| seed | run | evaluation of members 0 … {len(starts) - 1} | best member | median member | env steps of members | went on from another |",
+        f"| seed | run | evaluation of members 0 … {len(starts) - 1} | best member | median member | env "
+        "steps of members | went on from another |",
         "|---|---|---|---|---|---|---|",
         *(row(*values) for values in runs),
         "",

@@ -1,14 +1,21 @@
-"""CartPole over the reference server on loopback: what part of the bare client's and server's speed does a whole run reach?
+"""CartPole over the reference server on loopback: what part of the bare client's and
+server's speed does a whole run reach?
 
-    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop] [--kinds bare,httpx,slots,lanes] [--fault latency=0.002]
+    python benchmarks/rest.py [--slots 8] [--runs 3] [--seconds 6] [--forms threads,loop]
+        [--kinds bare,httpx,slots,lanes] [--fault latency=0.002]
 
-Bare: a process with as many sessions, each of which a thread (form "threads") or a task of one event loop ("loop") steps by `RemoteEnv` or
-`AsyncRemoteEnv` with fixed actions, and resets when it must. Httpx: the same by a plain script, which writes the protocol's messages itself, in
-MessagePack, all sessions on one `httpx.Client` or `httpx.AsyncClient`; it tries nothing again and checks nothing. Slots: a run of one actor of as
-many slots (`Slots(environment=Rest(...))`, stepwise) and a trainer (DQN, replay, ratio 1/16), on processes. Lanes: PPO on two targets that share the
-sessions as lanes, each tick waiting for all. All by the server's own count of applied steps over `seconds`, after the start. The server keeps to one
-core, bare clients and actors to another, the trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what the server
-did: where other programs share the cores they say more than the speed. They alternate; medians.
+Bare: a process with as many sessions, each of which a thread (form "threads") or a task
+of one event loop ("loop") steps by `RemoteEnv` or `AsyncRemoteEnv` with fixed actions,
+and resets when it must. Httpx: the same by a plain script, which writes the protocol's
+messages itself, in MessagePack, all sessions on one `httpx.Client` or
+`httpx.AsyncClient`; it tries nothing again and checks nothing. Slots: a run of one actor
+of as many slots (`Slots(environment=Rest(...))`, stepwise) and a trainer (DQN, replay,
+ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes,
+each tick waiting for all. All by the server's own count of applied steps over `seconds`,
+after the start. The server keeps to one core, bare clients and actors to another, the
+trainer to none. "cpu" is what client, actor and trainer computed per step, "server" what
+the server did: where other programs share the cores they say more than the speed. They
+alternate; medians.
 """
 
 import argparse
@@ -29,7 +36,20 @@ import numpy as np
 import psutil
 
 import tidemill
-from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, QNetwork, Replay, Rest, Slots, Trainer
+from tidemill import (
+    DQN,
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Limits,
+    QNetwork,
+    Replay,
+    Rest,
+    Slots,
+    Trainer,
+)
 
 STARTUP = 2.0
 
@@ -43,7 +63,9 @@ def serve(faults):
     """Start a server on a core that no actor keeps to; return its process and URL."""
     command = [sys.executable, "-m", "tidemill.cli.main", "serve-env", "CartPole-v1", "--port", "0"]
     command += [word for fault in faults for word in ("--fault", fault)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, [THEIRS]))
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, [THEIRS])
+    )
     return server, re.search(r"http://\S+", server.stdout.readline())[0]
 
 
@@ -54,10 +76,13 @@ def applied(url):
 
 
 def rate(url, seconds, server):
-    """Return applied steps per second from now on, and CPU microseconds per step: of all processes of this program but the server, and its own."""
+    """Return applied steps per second from now on, and CPU microseconds per step: of all
+    processes of this program but the server, and its own."""
 
     def computed():
-        return {process.pid: sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True)}
+        return {
+            process.pid: sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True)
+        }
 
     first, start, before = applied(url), time.perf_counter(), computed()
     time.sleep(seconds)
@@ -94,7 +119,12 @@ def plain_sessions(url, form):
         answer.raise_for_status()
         told = msgspec.msgpack.decode(answer.content)
         array = told["observation"]
-        return np.frombuffer(array["data"], array["dtype"]).reshape(array["shape"]), told.get("reward"), told["terminated"], told["truncated"]
+        return (
+            np.frombuffer(array["data"], array["dtype"]).reshape(array["shape"]),
+            told.get("reward"),
+            told["terminated"],
+            told["truncated"],
+        )
 
     def session(number):
         at = {"session": f"plain.{os.getpid()}.{number}", "episode": -1, "step": 0}
@@ -104,7 +134,9 @@ def plain_sessions(url, form):
                 at["step"] += 1
                 return msgspec.msgpack.encode({**at, "action": action})
             at.update(episode=at["episode"] + 1, step=0)
-            return msgspec.msgpack.encode({"session": at["session"], "episode": at["episode"], "seed": None, "options": None})
+            return msgspec.msgpack.encode(
+                {"session": at["session"], "episode": at["episode"], "seed": None, "options": None}
+            )
 
         async def reset():
             return read(await client.post("/v1/reset", content=asked()))
@@ -114,7 +146,9 @@ def plain_sessions(url, form):
 
         if form == "loop":
             return reset, step
-        return lambda: read(client.post("/v1/reset", content=asked())), lambda action: read(client.post("/v1/step", content=asked(action)))
+        return lambda: read(client.post("/v1/reset", content=asked())), lambda action: read(
+            client.post("/v1/step", content=asked(action))
+        )
 
     return session
 
@@ -155,7 +189,18 @@ def client_of(kind):
     """Return what measures clients that do nothing else, in a process of their own."""
 
     def measure(url, form, slots, seconds, server):
-        command = [sys.executable, __file__, "--play", url, "--kinds", kind, "--forms", form, "--slots", str(slots)]
+        command = [
+            sys.executable,
+            __file__,
+            "--play",
+            url,
+            "--kinds",
+            kind,
+            "--forms",
+            form,
+            "--slots",
+            str(slots),
+        ]
         client = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, [OURS]))
         try:
             time.sleep(STARTUP)
@@ -174,8 +219,16 @@ def slots_of(url, form, slots, seconds):
         name="rest",
         policies={"policy": QNetwork()},
         workers={
-            "actor": Actors(environment=environment, lanes=1, ring=slots, one_core=True, agents=(AgentSpec(mode="stepwise"),)),
-            "trainer": Trainer(algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"),
+            "actor": Actors(
+                environment=environment,
+                lanes=1,
+                ring=slots,
+                one_core=True,
+                agents=(AgentSpec(mode="stepwise"),),
+            ),
+            "trainer": Trainer(
+                algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"
+            ),
         },
         limits=Limits(seconds=seconds),
     )
@@ -183,7 +236,13 @@ def slots_of(url, form, slots, seconds):
 
 def lanes_of(url, form, slots, seconds):
     """Return the system whose targets wait for all of their lanes."""
-    actors = Actors(environment=Rest(url=url, form=form), lanes=slots // 2, ring=2, one_core=True, agents=(AgentSpec(sample_steps=128),))
+    actors = Actors(
+        environment=Rest(url=url, form=form),
+        lanes=slots // 2,
+        ring=2,
+        one_core=True,
+        agents=(AgentSpec(sample_steps=128),),
+    )
     return Experiment(
         name="rest",
         policies={"policy": ActorCritic()},
@@ -207,19 +266,31 @@ def run_of(make):
         watcher = threading.Thread(target=watch)
         watcher.start()
         with tempfile.TemporaryDirectory() as folder:
-            tidemill.train(make(url, form, slots, seconds + 5), run_dir=Path(folder) / "run", launch="processes", quiet=True)
+            tidemill.train(
+                make(url, form, slots, seconds + 5),
+                run_dir=Path(folder) / "run",
+                launch="processes",
+                quiet=True,
+            )
         watcher.join()
         return found[0]
 
     return measure
 
 
-KINDS = {"bare": client_of("bare"), "httpx": client_of("httpx"), "slots": run_of(slots_of), "lanes": run_of(lanes_of)}
+KINDS = {
+    "bare": client_of("bare"),
+    "httpx": client_of("httpx"),
+    "slots": run_of(slots_of),
+    "lanes": run_of(lanes_of),
+}
 
 
 def main():
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0)
@@ -239,11 +310,18 @@ def main():
                 for name in given.kinds.split(","):
                     figures = KINDS[name](url, form, given.slots, given.seconds, server)
                     found.setdefault((form, name), []).append(figures)
-                    print(f"run {run}: {form}, {name}: {figures[0]:,.0f} steps/s, cpu {figures[1]:.0f} + {figures[2]:.0f} µs per step", flush=True)
+                    print(
+                        f"run {run}: {form}, {name}: {figures[0]:,.0f} steps/s, cpu {figures[1]:.0f} + "
+                        f"{figures[2]:.0f} µs per step",
+                        flush=True,
+                    )
     finally:
         server.terminate()
         server.wait()
-    print(f"\n{'form':8} {'':6} {'steps/s':>8} {'of bare':>8} {'cpu µs':>8} {'server':>8}   {given.slots} sessions, medians of {given.runs}")
+    print(
+        f"\n{'form':8} {'':6} {'steps/s':>8} {'of bare':>8} {'cpu µs':>8} {'server':>8}   {given.slots} "
+        f"sessions, medians of {given.runs}"
+    )
     for (form, name), figures in found.items():
         speed, cpu, own = (statistics.median(column) for column in zip(*figures, strict=True))
         whole = statistics.median(each[0] for each in found.get((form, "bare"), [(float("nan"),)]))

@@ -1,14 +1,21 @@
-"""Does cost grow as the work does? Speed of whole runs against lanes, actors, seats and the size of an observation.
+"""Does cost grow as the work does? Speed of whole runs against lanes, actors, seats and
+the size of an observation.
 
-    python benchmarks/scaling.py [--out docs/results/scaling] [--only lanes,actors,seats,bytes] [--runs 3] [--seconds 4] [--quick]
+    python benchmarks/scaling.py [--out docs/results/scaling]
+        [--only lanes,actors,seats,bytes] [--runs 3] [--seconds 4] [--quick]
 
-Each point is a run on processes through `tidemill.train`: env steps that entered training per second, after a start-up. Per curve a table (printed,
-and written as NAME.md), NAME.png and NAME.json. Every run has the same number of rows in an update, or as near to it as can be.
+Each point is a run on processes through `tidemill.train`: env steps that entered training
+per second, after a start-up. Per curve a table (printed, and written as NAME.md),
+NAME.png and NAME.json. Every run has the same number of rows in an update, or as near to
+it as can be.
 
-lanes    1 … 256 copies of CartPole-v1, inference inline (MLP 64 x 64), PPO with one epoch, laid out by itself: processes by turns, as many as cores
-actors   1 … 64 actor processes, each with one environment whose step sleeps 20 ms; ideal: each adds as many steps/s as the first
-seats    1 … 1,024 agents in one lane of an environment that is free; a policy and a learner that cost nearly nothing, so that what is seen is ours
-bytes    observations of 16 B … 1 MB in one lane, likewise
+lanes: 1 … 256 copies of CartPole-v1, inference inline (MLP 64 x 64), PPO with one epoch,
+    laid out by itself: processes by turns, as many as cores
+actors: 1 … 64 actor processes, each with one environment whose step sleeps 20 ms; ideal:
+    each adds as many steps/s as the first
+seats: 1 … 1,024 agents in one lane of an environment that is free; a policy and a learner
+    that cost nearly nothing, so that what is seen is ours
+bytes: observations of 16 B … 1 MB in one lane, likewise
 """
 
 import argparse
@@ -79,7 +86,11 @@ class Still(PolicyConfig):
 
     def answer(self, spaces):
         """Return what an actor-critic answers."""
-        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        return {
+            **schema_of_space(spaces.action, "action"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def build(self, spaces, seed):
         """Return it."""
@@ -111,7 +122,9 @@ class Reads(AlgorithmConfig):
 
 def experiment(environment, *, lanes=1, count=1, sample_steps, free, batch_size=None):
     """Return one actor group and a trainer."""
-    actors = Actors(environment=environment, lanes=lanes, count=count, agents=(AgentSpec(sample_steps=sample_steps),))
+    actors = Actors(
+        environment=environment, lanes=lanes, count=count, agents=(AgentSpec(sample_steps=sample_steps),)
+    )
     algorithm = Reads() if free else PPO(epochs=1, minibatch_size=2048)
     policy = Still() if free else ActorCritic()
     workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm, batch_size=batch_size)}
@@ -119,7 +132,8 @@ def experiment(environment, *, lanes=1, count=1, sample_steps, free, batch_size=
 
 
 def steps_for(bytes_per_row):
-    """Return the rows of a sample: as many as an update has, and at most 32 MB of them."""
+    """Return the rows of a sample: as many as an update has, and at most 32 MB of
+    them."""
     return max(4, min(ROWS, (32 << 20) // bytes_per_row))
 
 
@@ -128,13 +142,17 @@ CURVES = {  # name: (what is counted, its values, those of a smoke test, value �
         "lanes",
         [1, 2, 4, 8, 16, 32, 64, 128, 256],
         [1, 8],
-        lambda n: experiment(Gymnasium(id="CartPole-v1"), lanes=n, sample_steps=min(1024, ROWS // n), free=False),
+        lambda n: experiment(
+            Gymnasium(id="CartPole-v1"), lanes=n, sample_steps=min(1024, ROWS // n), free=False
+        ),
     ),
     "actors": (
         "actors",
         [1, 2, 4, 8, 16, 32, 64],
         [2],
-        lambda n: experiment(Gymnasium(make=f"{__file__}:Sleeping"), count=n, sample_steps=16, free=False, batch_size=16 * n),
+        lambda n: experiment(
+            Gymnasium(make=f"{__file__}:Sleeping"), count=n, sample_steps=16, free=False, batch_size=16 * n
+        ),
     ),
     "seats": (
         "seats",
@@ -153,7 +171,8 @@ CURVES = {  # name: (what is counted, its values, those of a smoke test, value �
 
 @cache
 def memory_speed():
-    """Return the bytes/s at which numpy fills observations of float32, one after the other, in as much memory as the slots of the largest have."""
+    """Return the bytes/s at which numpy fills observations of float32, one after the
+    other, in as much memory as the slots of the largest have."""
     rows = np.ones((64, 1 << 18), np.float32)
     times = []
     for _ in range(9):
@@ -165,25 +184,33 @@ def memory_speed():
 
 
 def measure(made, seconds, warm):
-    """Run it once and return steps/s, seconds of the whole command besides training, and what was left of it (processes)."""
+    """Run it once and return steps/s, seconds of the whole command besides training, and
+    what was left of it (processes)."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     start = perf_counter()
     with tempfile.TemporaryDirectory(prefix="tidemill-scaling-") as folder:
         result = tidemill.train(
-            made.replace(limits=Limits(seconds=warm + seconds, updates=10**12)), run_dir=Path(folder) / "run", source=__file__, quiet=True
+            made.replace(limits=Limits(seconds=warm + seconds, updates=10**12)),
+            run_dir=Path(folder) / "run",
+            source=__file__,
+            quiet=True,
         )
         records = read_metrics(result.folder)
     took = perf_counter() - start
     if not records:  # no update in this time, on a machine so busy
         return measure(made, 2 * seconds, 2 * warm)
-    steady = [record for record in records if record["time/seconds"] >= min(warm, records[-1]["time/seconds"] / 2)]
+    steady = [
+        record for record in records if record["time/seconds"] >= min(warm, records[-1]["time/seconds"] / 2)
+    ]
     first, last = steady[0], steady[-1]
     left = {child.pid for child in psutil.Process().children(recursive=True)} - before
     span = last["time/seconds"] - first["time/seconds"]
     places = [f"{worker}/{place}" for worker in ("actor-0", "trainer-0") for place in PLACES]
     shares = {place: last[f"time/{place}"] for place in places if f"time/{place}" in last}
     return {
-        "steps_per_second": (last["step"] - first["step"]) / span if span else last["step"] / last["time/seconds"],
+        "steps_per_second": (last["step"] - first["step"]) / span
+        if span
+        else last["step"] / last["time/seconds"],
         "start_and_stop_seconds": took - records[-1]["time/seconds"],
         "left": len(left),
         "shares": shares,
@@ -198,12 +225,21 @@ def curve(name, runs, seconds, quick):
     for run in range(runs):
         for value in values:
             found[value].append(measure(make(value), seconds, 0.1 if quick else WARM))
-            print(f"  {name} {value:,}, run {run}: {found[value][-1]['steps_per_second']:,.0f} steps/s", flush=True)
+            print(
+                f"  {name} {value:,}, run {run}: {found[value][-1]['steps_per_second']:,.0f} steps/s",
+                flush=True,
+            )
     points = []
     for value, told in found.items():
         speeds = [one["steps_per_second"] for one in told]
         speed = statistics.median(speeds)
-        point = {"at": value, "steps_per_second": speed, "lowest": min(speeds), "highest": max(speeds), "microseconds_per_step": 1e6 / speed}
+        point = {
+            "at": value,
+            "steps_per_second": speed,
+            "lowest": min(speeds),
+            "highest": max(speeds),
+            "microseconds_per_step": 1e6 / speed,
+        }
         point["start_and_stop_seconds"] = statistics.median(one["start_and_stop_seconds"] for one in told)
         point["left"] = max(one["left"] for one in told)
         point["shares"] = told[-1]["shares"]
@@ -215,16 +251,23 @@ def curve(name, runs, seconds, quick):
 
 
 def ideal(name, value, points):
-    """Return the steps/s that the curve would have if cost grew as the work does and nothing else were in the way; None where that says nothing."""
+    """Return the steps/s that the curve would have if cost grew as the work does and
+    nothing else were in the way; None where that says nothing."""
     first, last = points[0], points[-1]
     if name == "actors":
         return value / SLEEP
     if name == "lanes":  # a cost per tick and one per step, from the ends of the curve
-        tick = (1e6 / first["steps_per_second"] - 1e6 / last["steps_per_second"]) / (1 - 1 / last["at"]) if last["at"] > 1 else 0.0
+        tick = (
+            (1e6 / first["steps_per_second"] - 1e6 / last["steps_per_second"]) / (1 - 1 / last["at"])
+            if last["at"] > 1
+            else 0.0
+        )
         step = 1e6 / first["steps_per_second"] - tick
         return 1e6 / (step + tick / value)
     if name == "seats":  # likewise, per tick and per seat
-        seat = (1e6 / last["steps_per_second"] - 1e6 / first["steps_per_second"]) / max(last["at"] - first["at"], 1)
+        seat = (1e6 / last["steps_per_second"] - 1e6 / first["steps_per_second"]) / max(
+            last["at"] - first["at"], 1
+        )
         return 1e6 / (1e6 / first["steps_per_second"] + seat * (value - first["at"]))
     return 1 / (1 / first["steps_per_second"] + value / memory_speed())
 
@@ -249,8 +292,10 @@ def table(name, points, told):
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {p['at']:,} | {p['steps_per_second']:,.0f} | {p['lowest']:,.0f}–{p['highest']:,.0f} | {p['ideal']:,.0f} "
-        f"| {p['steps_per_second'] / p['ideal']:.2f} | {p['unit_microseconds']:.2f} | {p['start_and_stop_seconds']:.1f} |"
+        f"| {p['at']:,} | {p['steps_per_second']:,.0f} | {p['lowest']:,.0f}–{p['highest']:,.0f} | "
+        f"{p['ideal']:,.0f} "
+        f"| {p['steps_per_second'] / p['ideal']:.2f} | {p['unit_microseconds']:.2f} | "
+        f"{p['start_and_stop_seconds']:.1f} |"
         for p in points
     ]
     return "\n".join(lines) + "\n"
@@ -283,12 +328,16 @@ def draw(name, points, path):
 
 def main():
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/results/scaling"))
     parser.add_argument("--only", default=",".join(CURVES))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--quick", action="store_true", help="a smoke test: few points, short runs, figures that mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test: few points, short runs, figures that mean nothing"
+    )
     given = parser.parse_args()
     runs, seconds = (1, 0.3) if given.quick else (given.runs, given.seconds)
     given.out.mkdir(parents=True, exist_ok=True)

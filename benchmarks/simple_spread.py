@@ -1,4 +1,5 @@
-"""What a random and a greedy player reach in simple_spread: the two ends of the gap that learning is measured by.
+"""What a random and a greedy player reach in simple_spread: the two ends of the gap that
+learning is measured by.
 
 python benchmarks/simple_spread.py
 """
@@ -9,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 EPISODES = 1000
-AHEAD, NEAR = 0.2, 0.02  # seconds of its own velocity that a player looks ahead, so that it brakes in time; how near to stop. The best of a few
+# seconds of its own velocity that a player looks ahead, so that it brakes in time; how
+# near to stop. The best of a few
+AHEAD, NEAR = 0.2, 0.02
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 
 
 def greedy(observations: dict[str, NDArray[np.float32]]) -> dict[str, int]:
-    """Send every agent to a landmark of its own, so that the ways are shortest in sum, each along the longer axis of its way."""
+    """Send every agent to a landmark of its own, so that the ways are shortest in sum,
+    each along the longer axis of its way."""
     names = list(observations)
     seen = np.stack([observations[name] for name in names])
     count = len(names)
@@ -35,7 +39,8 @@ def move(x: float, y: float) -> int:
 
 
 def main() -> None:
-    """Play the same episodes with both, and print what an agent is paid per episode, as the mean of the three."""
+    """Play the same episodes with both, and print what an agent is paid per episode, as
+    the mean of the three."""
     from mpe2 import simple_spread_v3
 
     env, rng = simple_spread_v3.parallel_env(), np.random.default_rng(1)
@@ -47,7 +52,10 @@ def main() -> None:
             while env.agents:
                 seen, paid, *_ = env.step(player(seen))
                 returns[episode] += sum(paid.values()) / len(paid)
-        print(f"{name}: {returns.mean():.2f} ± {1.96 * returns.std() / np.sqrt(EPISODES):.2f} (95 %) over {EPISODES} episodes")
+        print(
+            f"{name}: {returns.mean():.2f} ± {1.96 * returns.std() / np.sqrt(EPISODES):.2f} (95 %) over "
+            f"{EPISODES} episodes"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""64 environments whose step sleeps 5 ms, in one actor process: what part of bare threads' speed does a whole run reach?
+"""64 environments whose step sleeps 5 ms, in one actor process: what part of bare
+threads' speed does a whole run reach?
 
     python benchmarks/sleeping.py [--runs 5] [--seconds 8] [--splits 8x8,16x4,8x8/all]
 
-Bare: 64 threads of one process, each of which steps its own environment in a loop, and resets it when it must. Ours: a run of one actor and a trainer
-on processes, inference inline (MLP 64 x 64); steps that entered training per second, after a start-up. A split RxL is a ring of R targets of L
-lanes, each lane with a thread, and the actor keeps to one core; with RxL/all it has every core. All alternate; medians. "others" is the share of all
-cores that other programs used meanwhile: above a few percent the figures say more about those.
+Bare: 64 threads of one process, each of which steps its own environment in a loop, and
+resets it when it must. Ours: a run of one actor and a trainer on processes, inference
+inline (MLP 64 x 64); steps that entered training per second, after a start-up. A split
+RxL is a ring of R targets of L lanes, each lane with a thread, and the actor keeps to one
+core; with RxL/all it has every core. All alternate; medians. "others" is the share of all
+cores that other programs used meanwhile: above a few percent the figures say more about
+those.
 """
 
 import argparse
@@ -52,7 +56,8 @@ class Sleeping(gymnasium.Env):
 
 
 def bare(seconds):
-    """Return the steps/s of threads that do nothing else. Runs in a process of its own."""
+    """Return the steps/s of threads that do nothing else. Runs in a process of its
+    own."""
     code = f"""
 import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -73,7 +78,9 @@ time.sleep({seconds})
 print((sum(counts) - first) / (time.perf_counter() - start))
 stop.set()
 """
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def experiment(ring, lanes, seconds, one_core=True):
@@ -87,24 +94,34 @@ def experiment(ring, lanes, seconds, one_core=True):
     )
     trainer = Trainer(algorithm=PPO(minibatch_size=2048), batch_size=128 * ENVIRONMENTS)
     return Experiment(
-        name="sleeping", policies={"policy": ActorCritic()}, workers={"actor": actors, "trainer": trainer}, limits=Limits(seconds=STARTUP + seconds)
+        name="sleeping",
+        policies={"policy": ActorCritic()},
+        workers={"actor": actors, "trainer": trainer},
+        limits=Limits(seconds=STARTUP + seconds),
     )
 
 
 def ours(ring, lanes, seconds, one_core=True):
     """Return (steps/s that entered training, shares of the actor's time)."""
     with tempfile.TemporaryDirectory() as folder:
-        result = tidemill.train(experiment(ring, lanes, seconds, one_core), run_dir=Path(folder) / "run", quiet=True)
+        result = tidemill.train(
+            experiment(ring, lanes, seconds, one_core), run_dir=Path(folder) / "run", quiet=True
+        )
         records = read_metrics(result.folder)
-    first, last = ([record for record in records if record["time/seconds"] >= STARTUP] or records)[0], records[-1]
-    shares = {place: last.get(f"time/actor-0/{place}", 0.0) for place in ("environment", "inference", "wait", "python")}
+    first = ([record for record in records if record["time/seconds"] >= STARTUP] or records)[0]
+    last = records[-1]
+    shares = {
+        place: last.get(f"time/actor-0/{place}", 0.0)
+        for place in ("environment", "inference", "wait", "python")
+    }
     if first is last:  # one update alone
         return last["step"] / last["time/seconds"], shares
     return (last["step"] - first["step"]) / (last["time/seconds"] - first["time/seconds"]), shares
 
 
 class Others:
-    """Watches how much of the machine programs other than this one and its children use."""
+    """Watches how much of the machine programs other than this one and its children
+    use."""
 
     def __init__(self):
         """Begin."""
@@ -115,7 +132,10 @@ class Others:
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        own = sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+        own = sum(
+            usage.ru_utime + usage.ru_stime
+            for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        )
         return perf_counter(), busy - own
 
     def share(self):
@@ -126,17 +146,24 @@ class Others:
 
 def main():
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--splits", default="8x8,16x4,8x8/all")
     given = parser.parse_args()
     try:
-        splits = [(*map(int, split.removesuffix("/all").split("x")), not split.endswith("/all")) for split in given.splits.split(",")]
+        splits = [
+            (*map(int, split.removesuffix("/all").split("x")), not split.endswith("/all"))
+            for split in given.splits.split(",")
+        ]
     except ValueError:
         splits = []
     if not splits or any(len(split) != 3 or split[0] * split[1] != ENVIRONMENTS for split in splits):
-        parser.error(f"--splits {given.splits}: each is RxL or RxL/all, with {ENVIRONMENTS} environments in all")
+        parser.error(
+            f"--splits {given.splits}: each is RxL or RxL/all, with {ENVIRONMENTS} environments in all"
+        )
     began, found = perf_counter(), {}
     for run in range(given.runs):
         others = Others()
@@ -148,7 +175,10 @@ def main():
             speed, shares = ours(ring, lanes, given.seconds, one_core)
             found.setdefault(name, []).append(speed)
             spent = ", ".join(f"{place} {share:.0%}" for place, share in shares.items())
-            print(f"run {run}: {name} {speed:,.0f} steps/s (others {others.share():.0%}); actor: {spent}", flush=True)
+            print(
+                f"run {run}: {name} {speed:,.0f} steps/s (others {others.share():.0%}); actor: {spent}",
+                flush=True,
+            )
     best = statistics.median(found["bare threads"])
     print(f"\n{'':20} {'steps/s':>8} {'lowest':>8} {'highest':>8} {'of bare':>8}")
     for name, speeds in found.items():

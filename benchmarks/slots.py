@@ -1,17 +1,22 @@
 """What slots and the limiter cost.
 
-    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05] [--jitter 0] [--slack N] [--switch 0.005] [--apart] [--every-core]
+    python benchmarks/slots.py [--runs 3] [--seconds 8] [--slots 32] [--sleep 0.05]
+        [--jitter 0] [--slack N] [--switch 0.005] [--apart] [--every-core]
 
-1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4 steps (MLP 64 x 64, batches of 64), all in threads of one
-   process: committed steps per second, as a share of what as many bare threads reach that do nothing but step (and reset) the same environment.
-   Runs of both alternate; medians.
-2. Environments that answer at once, a policy and an algorithm that do nothing: seconds per committed step are all overhead. Where they go, by the
-   workers' clocks (shares of the last quarter of a second).
+1. So many slots of an environment whose step sleeps, and a DQN that trains once in 4
+   steps (MLP 64 x 64, batches of 64), all in threads of one process: committed steps per
+   second, as a share of what as many bare threads reach that do nothing but step (and
+   reset) the same environment. Runs of both alternate; medians.
+2. Environments that answer at once, a policy and an algorithm that do nothing: seconds
+   per committed step are all overhead. Where they go, by the workers' clocks (shares of
+   the last quarter of a second).
 
-`--jitter` varies each sleep, by so large a share of it at most. Steps that all take the same time are the hardest: slots that waited for a task
-together come back together. Actor and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`, and their thread and the
-environments' keep to one core (`Actors.one_core`), unless `--every-core`.
-`--switch` is Python's switch interval (5 ms unless told): how long a thread that computes may keep others that want Python's lock waiting.
+`--jitter` varies each sleep, by so large a share of it at most. Steps that all take the
+same time are the hardest: slots that waited for a task together come back together. Actor
+and trainer take turns in one thread, as `AsyncTrainRunner` has it, unless `--apart`, and
+their thread and the environments' keep to one core (`Actors.one_core`), unless
+`--every-core`. `--switch` is Python's switch interval (5 ms unless told): how long a
+thread that computes may keep others that want Python's lock waiting.
 """
 
 import argparse
@@ -130,9 +135,23 @@ def bare(slots, seconds, wait, jitter=0.0):
     return rate
 
 
-def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, apart=False, jitter=0.0, one_core=True):
+def ours(
+    slots,
+    seconds,
+    wait,
+    policy,
+    algorithm,
+    threads,
+    flush,
+    slack=None,
+    apart=False,
+    jitter=0.0,
+    one_core=True,
+):
     """Return the committed steps/s of a run, and its last record."""
-    environment = Gymnasium(make=f"{__file__}:Sleeping", kwargs={"seconds": wait, "jitter": jitter}, threads=threads)
+    environment = Gymnasium(
+        make=f"{__file__}:Sleeping", kwargs={"seconds": wait, "jitter": jitter}, threads=threads
+    )
     experiment = Experiment(
         name="slots",
         policies={"policy": policy},
@@ -146,14 +165,21 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, ap
                 agents=(AgentSpec(mode="stepwise"),),
             ),
             "trainer": Trainer(
-                algorithm=algorithm, buffer=Replay(capacity=100_000, warm_up=64), batch_size=64, ratio="1/4", slack=slack, database_seconds=None
+                algorithm=algorithm,
+                buffer=Replay(capacity=100_000, warm_up=64),
+                batch_size=64,
+                ratio="1/4",
+                slack=slack,
+                database_seconds=None,
             ),
         },
         limits=Limits(seconds=seconds + STARTUP),
         together=() if apart else ("actor", "trainer"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = tidemill.train(experiment, launch="threads", run_dir=Path(folder) / "run", source=__file__, quiet=True).folder
+        run = tidemill.train(
+            experiment, launch="threads", run_dir=Path(folder) / "run", source=__file__, quiet=True
+        ).folder
         records = [record for record in read_metrics(run) if record["time/seconds"] > STARTUP]
     first, last = records[0], records[-2]
     return (last["step"] - first["step"]) / (last["time/seconds"] - first["time/seconds"]), last
@@ -161,7 +187,9 @@ def ours(slots, seconds, wait, policy, algorithm, threads, flush, slack=None, ap
 
 def main():
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--slots", type=int, default=32)
@@ -179,7 +207,18 @@ def main():
     for _ in range(given.runs):
         one, (two, last) = (
             bare(given.slots, given.seconds, given.sleep, given.jitter),
-            ours(given.slots, given.seconds, given.sleep, *dqn, 1, given.flush, given.slack, given.apart, given.jitter, not given.every_core),
+            ours(
+                given.slots,
+                given.seconds,
+                given.sleep,
+                *dqn,
+                1,
+                given.flush,
+                given.slack,
+                given.apart,
+                given.jitter,
+                not given.every_core,
+            ),
         )
         pairs.append((one, two))
         told = {name: round(value, 3) for name, value in last.items() if name.startswith("limiter")}
@@ -187,7 +226,19 @@ def main():
     print(f"of bare threads: {statistics.median(two / one for one, two in pairs):.3f}")
     for threads in (0, 1):
         runs = [
-            ours(given.slots, given.seconds / 2, 0.0, Still(), Nothing(), threads, given.flush, None, given.apart, 0.0, not given.every_core)
+            ours(
+                given.slots,
+                given.seconds / 2,
+                0.0,
+                Still(),
+                Nothing(),
+                threads,
+                given.flush,
+                None,
+                given.apart,
+                0.0,
+                not given.every_core,
+            )
             for _ in range(given.runs)
         ]
         each, last = 1e6 / statistics.median(rate for rate, _ in runs), runs[-1][1]

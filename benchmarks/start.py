@@ -1,9 +1,11 @@
-"""How long is it from the command to the first finished update, with costs measured anew and with kept ones?
+"""How long is it from the command to the first finished update, with costs measured anew
+and with kept ones?
 
     python benchmarks/start.py [--runs 5] [CartPole-v1 HalfCheetah-v5 ...]
 
-Seconds of `tidemill train WHAT` for one update: until the update is written down (as the folder's file of metrics tells), and until the command has
-ended. The cache of costs is one of its own, empty at first.
+Seconds of `tidemill train WHAT` for one update: until the update is written down (as the
+folder's file of metrics tells), and until the command has ended. The cache of costs is
+one of its own, empty at first.
 """
 
 import argparse
@@ -21,7 +23,13 @@ def start(what: str, folder: Path) -> tuple[float, float]:
     began = time.time()
     words = ["train", what, "--run-dir", "run", "--set", "limits.updates=1"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    subprocess.run([sys.executable, "-m", "tidemill.cli.main", *words], cwd=folder, env=environment, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=True,
+    )
     ended = time.time()
     metrics = folder / "run" / "metrics.jsonl"
     updated = metrics.stat().st_mtime
@@ -31,11 +39,16 @@ def start(what: str, folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print a line per experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="*", default=["CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5"])
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()
-    print(f"{'s, median of ' + str(given.runs):24} {'first, measured':>16} {'whole':>7} {'first, from cache':>18} {'whole':>7}")
+    print(
+        f"{'s, median of ' + str(given.runs):24} {'first, measured':>16} {'whole':>7} "
+        f"{'first, from cache':>18} {'whole':>7}"
+    )
     for what in given.what:
         found = []
         for _ in range(given.runs):

@@ -1,7 +1,9 @@
 """Three experiments that one thing each holds back, to see whether `bench` says so.
 
-python benchmarks/synthetic.py [--seconds 4]                # all three, and the sentence of each
-tidemill bench benchmarks/synthetic.py:slow_environment     # or slow_network, slow_learner
+# all three, and the sentence of each
+python benchmarks/synthetic.py [--seconds 4]
+# or slow_network, slow_learner
+tidemill bench benchmarks/synthetic.py:slow_environment
 """
 
 import argparse
@@ -39,7 +41,9 @@ def _experiment(name, environment, policy, algorithm, lanes, sample_steps, **tra
         name=name,
         policies={"policy": policy},
         workers={
-            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)),
+            "actor": Actors(
+                environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)
+            ),
             "trainer": Trainer(algorithm=algorithm, **trainer),
         },
         limits=Limits(steps=1_000_000),
@@ -48,19 +52,37 @@ def _experiment(name, environment, policy, algorithm, lanes, sample_steps, **tra
 
 def slow_environment():
     """An environment that computes 200 µs a step, an easy network, one epoch."""
-    return _experiment("slow-environment", Gymnasium(make=f"{__file__}:Burn"), ActorCritic(), PPO(epochs=1, minibatch_size=256), 8, 32)
+    return _experiment(
+        "slow-environment",
+        Gymnasium(make=f"{__file__}:Burn"),
+        ActorCritic(),
+        PPO(epochs=1, minibatch_size=256),
+        8,
+        32,
+    )
 
 
 def slow_network():
-    """A big network that acts for two lanes at a time, which uses it badly, and learns from each row once, in large minibatches. With the size
-    of its batch set it is run as it is given; by turns, inference and training would hardly differ."""
+    """A big network that acts for two lanes at a time, which uses it badly, and learns
+    from each row once, in large minibatches. With the size of its batch set it is run as
+    it is given; by turns, inference and training would hardly differ."""
     policy = ActorCritic(hidden=(1024, 1024))
-    return _experiment("slow-network", Gymnasium(id="CartPole-v1"), policy, PPO(epochs=1, minibatch_size=512), 2, 256, batch_size=512)
+    return _experiment(
+        "slow-network",
+        Gymnasium(id="CartPole-v1"),
+        policy,
+        PPO(epochs=1, minibatch_size=512),
+        2,
+        256,
+        batch_size=512,
+    )
 
 
 def slow_learner():
     """A quick environment, an easy network, and forty epochs of small minibatches."""
-    return _experiment("slow-learner", Gymnasium(id="CartPole-v1"), ActorCritic(), PPO(epochs=40, minibatch_size=128), 16, 64)
+    return _experiment(
+        "slow-learner", Gymnasium(id="CartPole-v1"), ActorCritic(), PPO(epochs=40, minibatch_size=128), 16, 64
+    )
 
 
 def main():
@@ -68,7 +90,9 @@ def main():
     from tidemill.bench.measure import bench
     from tidemill.run.arrange import arrange
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=4.0)
     seconds, file = parser.parse_args().seconds, Path(__file__)
     for name in ("slow_environment", "slow_network", "slow_learner"):

@@ -1,9 +1,12 @@
-"""Round trips through Channel, Cell and Bell on shared memory, beside bare slot indices over the same memory.
+"""Round trips through Channel, Cell and Bell on shared memory, beside bare slot indices
+over the same memory.
 
     python benchmarks/transports.py
 
-Two processes. The request carries the payload (64 bytes, or 64 observations of 4x84x84 uint8 = 1.8 MB) in place: the producer touches one byte of
-it and commits; the answer is a 64-byte slot. "Bare" passes the slot number alone, through one word each way, with the same way of waiting.
+Two processes. The request carries the payload (64 bytes, or 64 observations of 4x84x84
+uint8 = 1.8 MB) in place: the producer touches one byte of it and commits; the answer is a
+64-byte slot. "Bare" passes the slot number alone, through one word each way, with the
+same way of waiting.
 """
 
 import os
@@ -42,7 +45,11 @@ def channel_client(fds, payload, spin, rounds):
     while not answer.attach():
         bell.wait(0.1)
     times = []
-    reserve, commit, take, release, clock = request.reserve, request.commit, answer.take, answer.release, time.perf_counter_ns
+    reserve = request.reserve
+    commit = request.commit
+    take = answer.take
+    release = answer.release
+    clock = time.perf_counter_ns
     wait = bell.wait
     for _ in range(rounds):
         start = clock()
@@ -63,7 +70,11 @@ def channel_server(fds, payload, spin, rounds):
     bell = EventBell(fds[3])
     while not request.attach():
         bell.wait(0.1)
-    reserve, commit, take, release, wait = answer.reserve, answer.commit, request.take, request.release, bell.wait
+    reserve = answer.reserve
+    commit = answer.commit
+    take = request.take
+    release = request.release
+    wait = bell.wait
     for _ in range(rounds):
         while take() is None:
             if not spin:
@@ -134,7 +145,11 @@ def cell_server(fds, payload, spin, rounds):
             start = time.perf_counter_ns()
             newest = reader.read(value)
             times.append(time.perf_counter_ns() - start)
-    print(f"cell read  {payload}: {statistics.median(times) / 1000:.2f} us ({len(times)} of {rounds} values seen, the rest overtaken)", flush=True)
+    print(
+        f"cell read  {payload}: {statistics.median(times) / 1000:.2f} us ({len(times)} of {rounds} values "
+        "seen, the rest overtaken)",
+        flush=True,
+    )
 
 
 def measure(kind, payload, spin, rounds):
@@ -160,12 +175,20 @@ def main():
     for payload in PAYLOADS:
         for spin in (True, False):
             rounds = 50_000 if spin else 10_000
-            pairs = [(measure("bare", payload, spin, rounds), measure("channel", payload, spin, rounds)) for _ in range(5)]
+            pairs = [
+                (measure("bare", payload, spin, rounds), measure("channel", payload, spin, rounds))
+                for _ in range(5)
+            ]
             bare, channel = (statistics.median(p[i] for p in pairs) for i in (0, 1))
             above = statistics.median(c - b for b, c in pairs)
-            print(f"{payload:8} {'spinning' if spin else 'sleeping':9} {bare:11.2f} {channel:9.2f} {above:7.2f}")
+            print(
+                f"{payload:8} {'spinning' if spin else 'sleeping':9} {bare:11.2f} {channel:9.2f} {above:7.2f}"
+            )
     for payload in PAYLOADS:
-        print(f"cell write {payload}: {measure('cell', payload, True, 20_000 if payload == '64 B' else 2000):.2f} us")
+        print(
+            f"cell write {payload}: "
+            f"{measure('cell', payload, True, 20_000 if payload == '64 B' else 2000):.2f} us"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""The works of `make bench` as experiments: PPO, MLP 64×64 tanh or Nature CNN, rollout 128, 4 epochs unless the name says otherwise; and DQN and SAC.
+"""The works of `make bench` as experiments: PPO, MLP 64×64 tanh or Nature CNN, rollout
+128, 4 epochs unless the name says otherwise; and DQN and SAC.
 
     tidemill bench benchmarks/works.py:cartpole
 
-Hyper-parameters are those of the other systems' scripts (`peers/common.py`; a test compares them): no normalisation but of each batch's advantages,
-a minibatch is a quarter of a batch. Where workers run, and how many, is left to the system.
+Hyper-parameters are those of the other systems' scripts (`peers/common.py`; a test
+compares them): no normalisation but of each batch's advantages, a minibatch is a quarter
+of a batch. Where workers run, and how many, is left to the system.
 """
 
 from typing import Any
@@ -31,7 +33,9 @@ from tidemill.api.policy import PolicyConfig
 ROLLOUT = 128
 
 
-def _ppo(name: str, environment: EnvironmentConfig, lanes: int, policy: ActorCritic | None = None, **algorithm: Any) -> Experiment:
+def _ppo(
+    name: str, environment: EnvironmentConfig, lanes: int, policy: ActorCritic | None = None, **algorithm: Any
+) -> Experiment:
     plain = PPO(minibatch_size=ROLLOUT * lanes // 4, normalise_returns=False, **algorithm)
     return Experiment(
         name=name,
@@ -70,11 +74,14 @@ def pong_one_epoch() -> Experiment:
 
 def _pong(name: str, epochs: int) -> Experiment:
     environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
-    return _ppo(name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
+    return _ppo(
+        name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01
+    )
 
 
 def cartpole_served() -> Experiment:
-    """`cartpole` with policy workers in place of inline inference: actor, policy worker and trainer by turns, in a process for each of two cores."""
+    """`cartpole` with policy workers in place of inline inference: actor, policy worker
+    and trainer by turns, in a process for each of two cores."""
     return _served(cartpole())
 
 
@@ -84,13 +91,20 @@ def pong_served() -> Experiment:
 
 
 def dqn() -> Experiment:
-    """CartPole-v1: DQN as it was published, with MLPs, an update for every second step."""
+    """CartPole-v1: DQN as it was published, with MLPs, an update for every second
+    step."""
     policy, algorithm = QNetwork(hidden=(64, 64), duelling=False), DQN(double=False)
-    return _off_policy("dqn", Gymnasium(id="CartPole-v1"), policy, Trainer(algorithm=algorithm, buffer=_replay(), batch_size=64, ratio="1/2"))
+    return _off_policy(
+        "dqn",
+        Gymnasium(id="CartPole-v1"),
+        policy,
+        Trainer(algorithm=algorithm, buffer=_replay(), batch_size=64, ratio="1/2"),
+    )
 
 
 def sac() -> Experiment:
-    """HalfCheetah-v5: SAC, an update for every step, products on two threads as the other system has them."""
+    """HalfCheetah-v5: SAC, an update for every step, products on two threads as the other
+    system has them."""
     trainer = Trainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1, math_threads=2)
     return _off_policy("sac", Gymnasium(id="HalfCheetah-v5"), SquashedGaussian(), trainer)
 

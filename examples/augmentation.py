@@ -1,4 +1,5 @@
-"""Buffer workers between actors and trainer: images are shifted at random, and valued anew by the newest policy, before they are trained on.
+"""Buffer workers between actors and trainer: images are shifted at random, and valued
+anew by the newest policy, before they are trained on.
 
 tidemill train examples/augmentation.py:experiment
 """
@@ -6,7 +7,19 @@ tidemill train examples/augmentation.py:experiment
 import gymnasium
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Buffers, Experiment, Gymnasium, Limits, RandomShift, Reanalyse, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Buffers,
+    Experiment,
+    Gymnasium,
+    Limits,
+    RandomShift,
+    Reanalyse,
+    Trainer,
+)
 
 SIZE, STEP = 40, 4  # pixels
 
@@ -39,7 +52,11 @@ def experiment() -> Experiment:
         name="augmentation",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Catch"), lanes=32, agents=(AgentSpec(samples="gathered", sample_steps=32),)),
+            "actor": Actors(
+                environment=Gymnasium(make=f"{__file__}:Catch"),
+                lanes=32,
+                agents=(AgentSpec(samples="gathered", sample_steps=32),),
+            ),
             "buffers": Buffers(process=(RandomShift(pixels=2), Reanalyse()), policy="policy"),
             "trainer": Trainer(algorithm=PPO(minibatch_size=256)),
         },

@@ -1,16 +1,32 @@
-"""A curriculum: CartPole begins upright and still, and farther and farther from that, as soon as each stage is mastered.
+"""A curriculum: CartPole begins upright and still, and farther and farther from that, as
+soon as each stage is mastered.
 
 tidemill train examples/curriculum.py:experiment
 """
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Drawn, Evaluation, Experiment, Gymnasium, Limits, Stage, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Drawn,
+    Evaluation,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Stage,
+    Trainer,
+)
 
 CARTPOLE = Gymnasium(id="CartPole-v1")  # its resets take options: the range of the first state
 
 
 def experiment() -> Experiment:
     ranges = (0.01, 0.05, 0.15)
-    stages = [Stage(options={"low": -width, "high": width}, until="evaluation/return >= 450") for width in ranges[:-1]]
+    stages = [
+        Stage(options={"low": -width, "high": width}, until="evaluation/return >= 450")
+        for width in ranges[:-1]
+    ]
     return Experiment(
         name="curriculum",
         policies={"policy": ActorCritic()},
@@ -20,7 +36,14 @@ def experiment() -> Experiment:
             "judge": Actors(
                 environment=CARTPOLE,
                 lanes=10,
-                agents=(AgentSpec(parameters=Drawn(tag="evaluating"), deterministic=True, samples="evaluation", mode="concise"),),
+                agents=(
+                    AgentSpec(
+                        parameters=Drawn(tag="evaluating"),
+                        deterministic=True,
+                        samples="evaluation",
+                        mode="concise",
+                    ),
+                ),
             ),
             "evaluation": Evaluation(games=20),
         },

@@ -1,19 +1,36 @@
-"""Deep Q-learning from a replay memory, with so many updates for each step that is stored (Mnih et al. 2015, Hessel et al. 2018).
+"""Deep Q-learning from a replay memory, with so many updates for each step that is stored
+(Mnih et al. 2015, Hessel et al. 2018).
 
-tidemill train examples/dqn.py:experiment    # CartPole: double, 3-step returns, priorities
-tidemill train examples/dqn.py:rainbow       # CartPole: with a duelling head, noise in place of ε, and distributions of returns besides
+# CartPole: double, 3-step returns, priorities
+tidemill train examples/dqn.py:experiment
+# CartPole: with a duelling head, noise in place of ε, and distributions of returns
+# besides
+tidemill train examples/dqn.py:rainbow
 
 The first one is what `tidemill train CartPole-v1 --algorithm dqn` does.
 """
 
-from tidemill import DQN, Actors, AgentSpec, Experiment, Gymnasium, Limits, PrioritisedReplay, QNetwork, Trainer
+from tidemill import (
+    DQN,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PrioritisedReplay,
+    QNetwork,
+    Trainer,
+)
 
 
 def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, steps: int) -> Experiment:
     return Experiment(
         name=name,
         policies={"policy": policy},
-        workers={"actor": Actors(environment=environment, lanes=8, agents=(AgentSpec(mode="stepwise"),)), "trainer": trainer},
+        workers={
+            "actor": Actors(environment=environment, lanes=8, agents=(AgentSpec(mode="stepwise"),)),
+            "trainer": trainer,
+        },
         limits=Limits(steps=steps),
     )
 
@@ -21,15 +38,28 @@ def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, st
 CARTPOLE = Gymnasium(id="CartPole-v1")
 GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.01)
 EXPLORING = GENTLY.replace(epsilon_end=0.01, epsilon_updates=4_000)
-REPLAY = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)  # β stays as it is
+# β stays as it is
+REPLAY = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)
 
 
 def experiment() -> Experiment:
     network = QNetwork(hidden=(128, 128), duelling=False)
-    return of("dqn", CARTPOLE, network, Trainer(algorithm=EXPLORING, buffer=REPLAY, batch_size=64, ratio="1/2"), 100_000)
+    return of(
+        "dqn",
+        CARTPOLE,
+        network,
+        Trainer(algorithm=EXPLORING, buffer=REPLAY, batch_size=64, ratio="1/2"),
+        100_000,
+    )
 
 
 def rainbow() -> Experiment:
     algorithm, replay = GENTLY.replace(target_rate=0.005), REPLAY.replace(beta_updates=50_000)
     network = QNetwork(hidden=(128, 128), noise=0.5, atoms=51, least_return=0, greatest_return=100)
-    return of("rainbow", CARTPOLE, network, Trainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2"), 100_000)
+    return of(
+        "rainbow",
+        CARTPOLE,
+        network,
+        Trainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2"),
+        100_000,
+    )

@@ -1,17 +1,33 @@
-"""IMPALA on CartPole: V-trace, one pass over each batch, actors that never wait for the trainer (Espeholt et al. 2018).
+"""IMPALA on CartPole: V-trace, one pass over each batch, actors that never wait for the
+trainer (Espeholt et al. 2018).
 
-tidemill train examples/impala.py:experiment    # each of two actors computes its own actions
+# each of two actors computes its own actions
+tidemill train examples/impala.py:experiment
 tidemill train examples/impala.py:served        # a policy worker answers both
 """
 
-from tidemill import ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Impala, Limits, PolicyWorkers, Trainer
+from tidemill import (
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Impala,
+    Limits,
+    PolicyWorkers,
+    Trainer,
+)
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
 
 
 def of(name: str, inference: str, **workers) -> Experiment:
-    algorithm = Impala(learning_rate=2e-3, learning_rate_schedule="linear", minibatch_size=512, entropy_coefficient=0.01)
-    actor = Actors(environment=CARTPOLE, count=2, lanes=32, agents=(AgentSpec(inference=inference, sample_steps=20),))
+    algorithm = Impala(
+        learning_rate=2e-3, learning_rate_schedule="linear", minibatch_size=512, entropy_coefficient=0.01
+    )
+    actor = Actors(
+        environment=CARTPOLE, count=2, lanes=32, agents=(AgentSpec(inference=inference, sample_steps=20),)
+    )
     return Experiment(
         name=name,
         policies={"policy": ActorCritic()},

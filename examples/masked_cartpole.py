@@ -1,4 +1,5 @@
-"""CartPole without its velocities: to balance the pole a policy must remember where it was.
+"""CartPole without its velocities: to balance the pole a policy must remember where it
+was.
 
 tidemill train examples/masked_cartpole.py:experiment      # with a GRU
 tidemill train examples/masked_cartpole.py:feed_forward    # the same without memory
@@ -7,7 +8,17 @@ tidemill train examples/masked_cartpole.py:feed_forward    # the same without me
 import gymnasium
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, RecurrentActorCritic, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    RecurrentActorCritic,
+    Trainer,
+)
 
 
 class Masked(gymnasium.ObservationWrapper):
@@ -27,7 +38,11 @@ def of(policy, name: str, **algorithm) -> Experiment:
         name=name,
         policies={"policy": policy},
         workers={
-            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Masked"), lanes=64, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=Gymnasium(make=f"{__file__}:Masked"),
+                lanes=64,
+                agents=(AgentSpec(sample_steps=64),),
+            ),
             "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, **algorithm)),
         },
         limits=Limits(mean_return=475.0, steps=400_000),
@@ -35,7 +50,9 @@ def of(policy, name: str, **algorithm) -> Experiment:
 
 
 def experiment() -> Experiment:
-    return of(RecurrentActorCritic(cell="gru", normalise_observations=True), "masked-cartpole", chunk_steps=32)
+    return of(
+        RecurrentActorCritic(cell="gru", normalise_observations=True), "masked-cartpole", chunk_steps=32
+    )
 
 
 def feed_forward() -> Experiment:

@@ -1,4 +1,5 @@
-"""An algorithm of one's own: advantage actor-critic, one gradient step per batch (Mnih et al. 2016, "Asynchronous Methods for Deep RL").
+"""An algorithm of one's own: advantage actor-critic, one gradient step per batch (Mnih et
+al. 2016, "Asynchronous Methods for Deep RL").
 
 tidemill train examples/own_algorithm.py:experiment
 """
@@ -7,7 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill import ActorCritic, Actors, AgentSpec, Algorithm, AlgorithmConfig, Experiment, Gymnasium, Limits, Trainer
+from tidemill import (
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Algorithm,
+    AlgorithmConfig,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Trainer,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +54,9 @@ class Learner(Algorithm):
 
         inputs = {name: torch.from_numpy(array) for name, array in self.policy.prepare(observation).items()}
         found = self.policy.evaluate(inputs, {"action": action})
-        of_policy, of_value, entropy = -(found.log_prob * weight).mean(), (found.value - target).square().mean(), found.entropy.mean()
+        of_policy = -(found.log_prob * weight).mean()
+        of_value = (found.value - target).square().mean()
+        entropy = found.entropy.mean()
         self.optimiser.zero_grad(set_to_none=False)
         (of_policy + 0.5 * of_value - self.config.entropy * entropy).backward()
         torch.nn.utils.clip_grad_norm_(self.weights, 0.5)
@@ -52,8 +65,10 @@ class Learner(Algorithm):
         return {"loss/policy": of_policy.item(), "loss/value": of_value.item(), "entropy": entropy.item()}
 
     def returns(self, sample):
-        """Discounted rewards up to the end of the episode, else up to its cut or the sample's last row, and from there on the value."""
-        reward, value, final = sample["reward"], sample["value"], sample["done"] | sample["truncated"]  # an ended row has value 0
+        """Discounted rewards up to the end of the episode, else up to its cut or the
+        sample's last row, and from there on the value."""
+        # an ended row has value 0
+        reward, value, final = sample["reward"], sample["value"], sample["done"] | sample["truncated"]
         returns = value.copy()
         for t in reversed(range(len(returns) - 1)):
             returns[t] = reward[t] + self.config.gamma * np.where(final[t + 1], value[t + 1], returns[t + 1])
@@ -61,7 +76,11 @@ class Learner(Algorithm):
 
     def state(self):
         moments = self.optimiser.state
-        return {f"{i}.{name}": moment.numpy().copy() for i, w in enumerate(self.weights) for name, moment in moments[w].items()}
+        return {
+            f"{i}.{name}": moment.numpy().copy()
+            for i, w in enumerate(self.weights)
+            for name, moment in moments[w].items()
+        }
 
     def load_state(self, state):
         import torch
@@ -76,7 +95,9 @@ def experiment() -> Experiment:
         name="own-algorithm",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=16),)),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=16),)
+            ),
             "trainer": Trainer(algorithm=A2C()),
         },
         limits=Limits(mean_return=400.0, steps=1_500_000),

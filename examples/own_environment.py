@@ -1,7 +1,7 @@
 """An environment of one's own: any gymnasium.Env, and the experiment that trains on it.
 
-tidemill check-env examples/own_environment.py:Catch
-tidemill train examples/own_environment.py:experiment
+tidemill check-env examples/own_environment.py:Catch tidemill train
+examples/own_environment.py:experiment
 """
 
 import gymnasium
@@ -11,10 +11,12 @@ from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium,
 
 
 class Catch(gymnasium.Env):
-    """A ball falls down one of `width` columns; move the paddle under it. The return is 1 when it is caught and -1 when it is missed."""
+    """A ball falls down one of `width` columns; move the paddle under it. The return is 1
+    when it is caught and -1 when it is missed."""
 
     def __init__(self, width: int = 7, height: int = 10) -> None:
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)  # ball's column, ball's height, paddle's column
+        # ball's column, ball's height, paddle's column
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(3)  # left, stay, right
         self.width, self.height = width, height
 
@@ -32,7 +34,9 @@ class Catch(gymnasium.Env):
         return self._observation(), reward, landed, False, {}
 
     def _observation(self):
-        return np.array([self.ball / self.width, self.left / self.height, self.paddle / self.width], np.float32)
+        return np.array(
+            [self.ball / self.width, self.left / self.height, self.paddle / self.width], np.float32
+        )
 
 
 def experiment() -> Experiment:
@@ -40,7 +44,11 @@ def experiment() -> Experiment:
         name="catch",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Catch"), lanes=64, agents=(AgentSpec(sample_steps=32),)),
+            "actor": Actors(
+                environment=Gymnasium(make=f"{__file__}:Catch"),
+                lanes=64,
+                agents=(AgentSpec(sample_steps=32),),
+            ),
             "trainer": Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=512)),
         },
         limits=Limits(mean_return=0.95, window=1000, steps=500_000),

@@ -1,4 +1,5 @@
-"""A network of one's own: a torch module from observations to (action head, value), trained by PPO.
+"""A network of one's own: a torch module from observations to (action head, value),
+trained by PPO.
 
 tidemill train examples/own_network.py:experiment
 """
@@ -23,7 +24,10 @@ class Residual(TorchNetwork):
             def __init__(self, inputs: int, width: int, blocks: int) -> None:
                 super().__init__()
                 self.first = nn.Linear(inputs, width)
-                self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(blocks))
+                self.blocks = nn.ModuleList(
+                    nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+                    for _ in range(blocks)
+                )
                 self.actor, self.critic = nn.Linear(width, outputs), nn.Linear(width, 1)
 
             def forward(self, observation):
@@ -40,7 +44,9 @@ def experiment() -> Experiment:
         name="own-network",
         policies={"policy": Residual()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)
+            ),
             "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=1024)),
         },
         limits=Limits(mean_return=475.0, steps=600_000),

@@ -1,9 +1,20 @@
-"""Policy workers: two actors step environments, one policy worker answers both in batches, a trainer trains; all over shared memory.
+"""Policy workers: two actors step environments, one policy worker answers both in
+batches, a trainer trains; all over shared memory.
 
 tidemill train examples/policy_workers.py:experiment
 """
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    Trainer,
+)
 
 
 def experiment() -> Experiment:

@@ -1,6 +1,8 @@
-"""Population-based training: CartPole with learning rates that begin far too small and far too large.
+"""Population-based training: CartPole with learning rates that begin far too small and
+far too large.
 
-tidemill train examples/population.py:experiment      # members that do badly go on from one that does well
+# members that do badly go on from one that does well
+tidemill train examples/population.py:experiment
 tidemill train examples/population.py:alone           # the same members, each on its own
 """
 
@@ -14,7 +16,9 @@ def one() -> Experiment:
         name="population",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=256), database_seconds=0.25, max_policy_lag=4),
         },
         limits=Limits(steps=300_000),
@@ -27,4 +31,6 @@ def experiment() -> Experiment:
 
 def alone() -> Experiment:
     made = experiment()
-    return made.replace(name="alone", workers={name: config for name, config in made.workers.items() if name != "population"})
+    return made.replace(
+        name="alone", workers={name: config for name, config in made.workers.items() if name != "population"}
+    )

@@ -1,7 +1,8 @@
 """Self-play: connect four against versions of the learner's own past, rated as it goes.
 
 tidemill train examples/self_play.py:experiment
-tidemill params RUN                                  # versions, their ratings and win rates
+# versions, their ratings and win rates
+tidemill params RUN
 tidemill plot RUN --y evaluation/elo --out elo.png
 """
 
@@ -9,7 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Drawn, Evaluation, Experiment, Fixed, Limits, PettingZoo, Policy, PolicyConfig, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Drawn,
+    Evaluation,
+    Experiment,
+    Fixed,
+    Limits,
+    PettingZoo,
+    Policy,
+    PolicyConfig,
+    Trainer,
+)
 
 GAME = PettingZoo(make="pettingzoo.classic.connect_four_v3")
 FIRST, SECOND = "player_0", "player_1"
@@ -44,15 +59,19 @@ class Player(Policy):
 
 
 def learners(me: str, other: str) -> Actors:
-    """One side learns against a version of the past that is drawn anew for each sample: the harder to beat, the more often."""
+    """One side learns against a version of the past that is drawn anew for each sample:
+    the harder to beat, the more often."""
     past = AgentSpec(match=other, parameters=Drawn(how="prioritised"), samples=None)
     return Actors(environment=GAME, lanes=32, agents=(AgentSpec(match=me, sample_steps=32), past))
 
 
 def judges(me: str, other: str, opponent: AgentSpec, stream: str) -> Actors:
-    """The version that is evaluated plays one side, in games of one lane: so an opponent that is drawn stays for a whole game."""
+    """The version that is evaluated plays one side, in games of one lane: so an opponent
+    that is drawn stays for a whole game."""
     judged = AgentSpec(match=me, parameters=Drawn(tag=f"{stream}-now"), samples=stream, mode="concise")
-    return Actors(environment=GAME, lanes=1, ring=10, agents=(judged, opponent.replace(match=other, samples=None)))
+    return Actors(
+        environment=GAME, lanes=1, ring=10, agents=(judged, opponent.replace(match=other, samples=None))
+    )
 
 
 def experiment() -> Experiment:
@@ -75,7 +94,9 @@ def experiment() -> Experiment:
             # against chance
             "check-first": judges(FIRST, SECOND, chance, "checked"),
             "check-second": judges(SECOND, FIRST, chance, "checked"),
-            "check": Evaluation(samples="checked", tag="checked-now", best="best-checked", games=200, drawn=0.0, name="chance"),
+            "check": Evaluation(
+                samples="checked", tag="checked-now", best="best-checked", games=200, drawn=0.0, name="chance"
+            ),
         },
         limits=Limits(steps=1_000_000),
     )

@@ -1,9 +1,11 @@
-"""Three agents are to cover three landmarks without bumping into each other (simple_spread of MPE2, Lowe et al. 2017).
+"""Three agents are to cover three landmarks without bumping into each other
+(simple_spread of MPE2, Lowe et al. 2017).
 
 pip install "tidemill[pettingzoo]"
 tidemill train examples/simple_spread.py:experiment     # one policy plays all three
 tidemill train examples/simple_spread.py:separate       # each has a policy of its own
-tidemill train examples/simple_spread.py:centralised    # one policy, whose critic sees what all three see (MAPPO)
+# one policy, whose critic sees what all three see (MAPPO)
+tidemill train examples/simple_spread.py:centralised
 """
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, PettingZoo, Trainer
@@ -14,7 +16,14 @@ HIDDEN = (128, 128)
 
 
 def trainer(agents: int, **names) -> Trainer:
-    steps = PPO(learning_rate=1e-3, learning_rate_schedule="linear", epochs=20, minibatch_size=400 * agents, gamma=0.95, entropy_coefficient=0.003)
+    steps = PPO(
+        learning_rate=1e-3,
+        learning_rate_schedule="linear",
+        epochs=20,
+        minibatch_size=400 * agents,
+        gamma=0.95,
+        entropy_coefficient=0.003,
+    )
     return Trainer(algorithm=steps, **names)
 
 
@@ -24,7 +33,12 @@ def of(name: str, policies, trainers, *specs, game=GAME) -> Experiment:
 
 
 def experiment() -> Experiment:
-    return of("simple-spread", {"policy": ActorCritic(hidden=HIDDEN)}, {"trainer": trainer(3)}, AgentSpec(sample_steps=25))
+    return of(
+        "simple-spread",
+        {"policy": ActorCritic(hidden=HIDDEN)},
+        {"trainer": trainer(3)},
+        AgentSpec(sample_steps=25),
+    )
 
 
 def separate() -> Experiment:
@@ -36,4 +50,10 @@ def separate() -> Experiment:
 
 def centralised() -> Experiment:
     policies = {"policy": ActorCritic(hidden=HIDDEN, critic_only=("global_state",))}
-    return of("simple-spread-centralised", policies, {"trainer": trainer(3)}, AgentSpec(sample_steps=25), game=GAME.replace(state=True))
+    return of(
+        "simple-spread-centralised",
+        policies,
+        {"trainer": trainer(3)},
+        AgentSpec(sample_steps=25),
+        game=GAME.replace(state=True),
+    )

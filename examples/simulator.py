@@ -1,12 +1,16 @@
-"""Simulators in three languages: ten agents on their way to targets, and agents that come and go in a corridor.
+"""Simulators in three languages: ten agents on their way to targets, and agents that come
+and go in a corridor.
 
 tidemill train examples/simulator.py:reach             # the world in Python
 tidemill train examples/simulator.py:reach_c           # in C, compiled here; needs cc
 tidemill train examples/simulator.py:reach_csharp      # in C#; needs mcs and mono
-tidemill train examples/simulator.py:corridor          # and so on: corridor_c, corridor_csharp
+# and so on: corridor_c, corridor_csharp
+tidemill train examples/simulator.py:corridor
 
-The worlds in C and C# are copied into the folder simulators/ (what `tidemill simulator sources simulators` does) and compiled there, once. Each run
-ends at 0.95 of what the world's own heuristic reaches, which is printed by the world when it is run without a trainer, say simulators/bin/reach.
+The worlds in C and C# are copied into the folder simulators/ (what
+`tidemill simulator sources simulators` does) and compiled there, once. Each run ends at
+0.95 of what the world's own heuristic reaches, which is printed by the world when it is
+run without a trainer, say simulators/bin/reach.
 """
 
 import subprocess
@@ -27,7 +31,11 @@ def of(world: str, path: Path, name: str) -> Experiment:
         name=name,
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=SimulatorEnvironment(path=str(path)), lanes=4, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=SimulatorEnvironment(path=str(path)),
+                lanes=4,
+                agents=(AgentSpec(sample_steps=64),),
+            ),
             "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, gamma=0.98)),
         },
         limits=Limits(mean_return=0.95 * HEURISTIC[world], steps=50_000),
@@ -64,7 +72,16 @@ def in_c(world: str) -> Path:
     if not program.exists():
         copy_sources(FOLDER)
         program.parent.mkdir(exist_ok=True)
-        compiled("cc", "-O2", "-std=c99", "-pthread", str(FOLDER / "native" / f"{world}.c"), "-o", str(program), "-lm")
+        compiled(
+            "cc",
+            "-O2",
+            "-std=c99",
+            "-pthread",
+            str(FOLDER / "native" / f"{world}.c"),
+            "-o",
+            str(program),
+            "-lm",
+        )
     return program
 
 
@@ -81,6 +98,9 @@ def compiled(*command: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError(f'there is no "{command[0]}" here to compile with; install a compiler, or train the world in Python') from None
+        raise ConfigError(
+            f'there is no "{command[0]}" here to compile with; install a compiler, or train the world in '
+            "Python"
+        ) from None
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"{' '.join(command)} failed:\n{error.stderr or error.stdout}") from None

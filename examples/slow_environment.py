@@ -1,7 +1,10 @@
-"""An environment that is slow because it waits: 32 copies wait on one event loop, and training keeps its ratio to what they have done.
+"""An environment that is slow because it waits: 32 copies wait on one event loop, and
+training keeps its ratio to what they have done.
 
-python examples/slow_environment.py    # iterations of training and evaluation, by AsyncTrainRunner
-tidemill train examples/slow_environment.py:experiment --slots 32 --ratio 1/4 --launch threads
+# iterations of training and evaluation, by AsyncTrainRunner
+python examples/slow_environment.py
+tidemill train examples/slow_environment.py:experiment --slots 32 --ratio 1/4
+    --launch threads
 """
 
 import asyncio
@@ -9,11 +12,23 @@ import asyncio
 import gymnasium
 import numpy as np
 
-from tidemill import DQN, Actors, AgentSpec, Asynchronous, AsyncTrainRunner, Experiment, Limits, QNetwork, Replay, Trainer
+from tidemill import (
+    DQN,
+    Actors,
+    AgentSpec,
+    Asynchronous,
+    AsyncTrainRunner,
+    Experiment,
+    Limits,
+    QNetwork,
+    Replay,
+    Trainer,
+)
 
 
 class Seek:
-    """Go to a mark on a line of `width` places: each step costs 0.1, the mark is worth 1. A step takes `seconds`, as one of a far server does."""
+    """Go to a mark on a line of `width` places: each step costs 0.1, the mark is worth 1.
+    A step takes `seconds`, as one of a far server does."""
 
     def __init__(self, width: int = 11, seconds: float = 0.01) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)  # where it is, and the mark
@@ -44,7 +59,10 @@ def experiment() -> Experiment:
         name="seek",
         policies={"policy": QNetwork(hidden=(64, 64))},
         workers={
-            "actor": Actors(environment=Asynchronous(make=f"{__file__}:Seek", max_episode_steps=20), agents=(AgentSpec(mode="stepwise"),)),
+            "actor": Actors(
+                environment=Asynchronous(make=f"{__file__}:Seek", max_episode_steps=20),
+                agents=(AgentSpec(mode="stepwise"),),
+            ),
             "trainer": Trainer(
                 algorithm=DQN(learning_rate=2e-3, target_every=100, epsilon_end=0.05, epsilon_updates=300),
                 buffer=Replay(capacity=20_000, warm_up=300),
@@ -57,12 +75,20 @@ def experiment() -> Experiment:
 
 
 def runner(iterations: int = 4) -> AsyncTrainRunner:
-    return AsyncTrainRunner(experiment(), num_slots=32, num_iterations=iterations, training_steps=1_000, evaluation_steps=100)
+    return AsyncTrainRunner(
+        experiment(), num_slots=32, num_iterations=iterations, training_steps=1_000, evaluation_steps=100
+    )
 
 
 if __name__ == "__main__":
     seek = runner()
     result = seek.run()
     for iteration in seek.iterations:
-        print(f"{iteration['step']:6,.0f} steps: return {iteration.get('iteration/evaluation_return', float('nan')):.2f} in the evaluation")
-    print(f"the run is in {result.folder}; runner(8).run({str(result.folder)!r}, resume=True) would go on with it")
+        print(
+            f"{iteration['step']:6,.0f} steps: return "
+            f"{iteration.get('iteration/evaluation_return', float('nan')):.2f} in the evaluation"
+        )
+    print(
+        f"the run is in {result.folder}; runner(8).run({str(result.folder)!r}, resume=True) would go on with "
+        "it"
+    )

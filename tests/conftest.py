@@ -9,8 +9,8 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep measured costs out of the user's cache, and what tests have had done out of what the user has. Matplotlib keeps its fonts in that cache,
-    and goes on with them."""
+    """Keep measured costs out of the user's cache, and what tests have had done out of
+    what the user has. Matplotlib keeps its fonts in that cache, and goes on with them."""
     with pytest.MonkeyPatch.context() as patch:
         if "MPLCONFIGDIR" not in os.environ:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())

@@ -1,7 +1,8 @@
 """Every setting of every configuration acts, or is refused where it would have no effect.
 
-A new setting fails here until it is entered below: under `ALWAYS` if it acts whatever the rest says, under `IDLE` with a case in which it does not.
-Either way something in the library must read it, and some test or example must set it.
+A new setting fails here until it is entered below: under `ALWAYS` if it acts whatever the
+rest says, under `IDLE` with a case in which it does not. Either way something in the
+library must read it, and some test or example must set it.
 """
 
 import ast
@@ -51,15 +52,22 @@ def trainer(**settings):
 def endless(algorithm):
     actors = Actors(environment=Scripted())
     workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm)}
-    Experiment(name="endless", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(seconds=1)).check()
+    Experiment(
+        name="endless", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(seconds=1)
+    ).check()
 
 
 def advised(algorithm, **workers):
     """Rows have advantages by `GAE`, and so the algorithm computes none."""
     gathered = "gathered" if workers else "samples"
-    actors = Actors(environment=Scripted(), agents=(AgentSpec(mode="full", samples=gathered, post=(tidemill.GAE(gamma=0.9),)),))
+    actors = Actors(
+        environment=Scripted(),
+        agents=(AgentSpec(mode="full", samples=gathered, post=(tidemill.GAE(gamma=0.9),)),),
+    )
     workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm), **workers}
-    Experiment(name="advised", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=1)).check()
+    Experiment(
+        name="advised", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=1)
+    ).check()
 
 
 class Seeing(ScriptedEnvironment):
@@ -80,7 +88,8 @@ ALWAYS = {
     "WorkerConfig": "count one_core math_threads",
     "Actors": "environment agents lanes ring max_episode_steps",
     "AgentSpec": "match policy inference samples deterministic",
-    "Trainer": "algorithm policy samples buffer max_policy_lag checkpoint_seconds checkpoints database_seconds ratio device",
+    "Trainer": "algorithm policy samples buffer max_policy_lag checkpoint_seconds checkpoints "
+    "database_seconds ratio device",
     "PolicyWorkers": "stream policies most_rows threaded device",
     "Buffers": "samples into process",
     "Evaluation": "policy samples games tag best drawn name",
@@ -95,11 +104,13 @@ ALWAYS = {
     "Returns": "gamma",
     "GAE": "gamma gae_lambda",
     "RandomShift": "pixels",
-    "PolicyGradient": "minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient max_gradient_norm normalise_returns",
+    "PolicyGradient": "minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient "
+    "max_gradient_norm normalise_returns",
     "PPO": "clip epochs normalise_advantages clip_value target_kl correct_off_policy",
     "Impala": "trace_lambda rho_clip c_clip",
     "DQN": "gamma double learning_rate adam_epsilon max_gradient_norm target_every target_rate epsilon_start",
-    "SAC": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate temperature learn_temperature",
+    "SAC": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate temperature "
+    "learn_temperature",
     "ActorCritic": "encoder shared_critic action_mask critic_only",
     "RecurrentActorCritic": "cell width",
     "QNetwork": "hidden duelling noise atoms action_mask",
@@ -107,18 +118,21 @@ ALWAYS = {
     "TorchNetwork": "action_mask",
     "Gymnasium": "id make kwargs max_episode_steps threads",
     "GymnasiumVector": "id make kwargs max_episode_steps seed_argument autoreset",
-    "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life reward_clipping fire_reset full_action_space "
+    "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life "
+    "reward_clipping fire_reset full_action_space "
     "max_episode_steps",
     "PettingZoo": "make kwargs state team_reward max_episode_steps",
     "Asynchronous": "make kwargs max_episode_steps deadline",
     "Rest": "url token form deadline attempt retries",
     "OpenEnv": "url translate kwargs reset max_episode_steps token deadline",
     "Slots": "environment deadline_s backoff_s max_backoff_s failures window_steps max_episode_seconds",
-    "SimulatorEnvironment": "path layout framing parameters engine channels groups seats same_step start_seconds deadline max_episode_steps",
+    "SimulatorEnvironment": "path layout framing parameters engine channels groups seats same_step "
+    "start_seconds deadline max_episode_steps",
     "Group": "name max_agents observations continuous branches",
     "Scripted": "agents kinds shortest longest truncations deaths turns same_step delay fault",
     "Free": "agents shape actions death_rate",
-    "Faults": "latency too_many unavailable request_lost reply_lost reply_torn reply_repeated stall session_lost restart_every seed",
+    "Faults": "latency too_many unavailable request_lost reply_lost reply_torn reply_repeated stall "
+    "session_lost restart_every seed",
 }
 REPLAYED = {"ratio": 1, "buffer": Replay(capacity=10_000), "batch_size": 32}
 IDLE = {
@@ -188,7 +202,8 @@ def configurations():
 
 
 def settings():
-    """Return by "Class.setting" the field of every setting, of the class that declares it."""
+    """Return by "Class.setting" the field of every setting, of the class that declares
+    it."""
     found = {}
     for name, kind in configurations().items():
         for each in dataclasses.fields(kind):
@@ -198,7 +213,9 @@ def settings():
 
 
 def trees(*folders):
-    return [ast.parse(path.read_text()) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [
+        ast.parse(path.read_text()) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
 
 
 def test_every_setting_is_known_to_act_always_or_to_be_refused_where_it_does_not():
@@ -208,7 +225,10 @@ def test_every_setting_is_known_to_act_always_or_to_be_refused_where_it_does_not
     assert {name for name, each in settings().items() if WHEN in each.metadata} <= IDLE.keys()
 
 
-REFUSED = "no effect|leave it out|leave out|set both|set iteration_steps|does not go with|take inference|name one by path"
+REFUSED = (
+    "no effect|leave it out|leave out|set both|set iteration_steps|does not go with|take inference|name one "
+    "by path"
+)
 
 
 @pytest.mark.parametrize("name", IDLE)
@@ -223,24 +243,38 @@ def test_settings_act_where_the_rows_the_policy_or_the_image_lets_them():
     advised(Impala(gamma=0.9))
     both = Spaces(Dict({"image": IMAGE.observation, "position": PLAIN.observation}), Discrete(2))
     ActorCritic(hidden=(8,), activation="relu").weights(both)
-    ActorCritic(hidden=(8,), activation="relu", encoder="mlp").weights(Spaces(Box((36, 36), "uint8"), Discrete(2)))
-    stack_frames(Seeing(Spaces(Dict({"position": PLAIN.observation, "choice": CHOICES.observation}), Discrete(2))), (AgentSpec(frame_stack=4),))
+    ActorCritic(hidden=(8,), activation="relu", encoder="mlp").weights(
+        Spaces(Box((36, 36), "uint8"), Discrete(2))
+    )
+    stack_frames(
+        Seeing(Spaces(Dict({"position": PLAIN.observation, "choice": CHOICES.observation}), Discrete(2))),
+        (AgentSpec(frame_stack=4),),
+    )
     with pytest.raises(ConfigError, match="activation = 'relu' has no effect without hidden layers"):
         ActorCritic(hidden=(), activation="relu").weights(PLAIN)
 
 
 def test_what_rows_have_is_known_through_buffer_workers():
-    through = {"first": Buffers(process=(), samples="gathered", into="between"), "second": Buffers(process=(), samples="between")}
-    with pytest.raises(ConfigError, match=r"PPO: gamma = 0.9 has no effect on rows that have their advantages"):
+    through = {
+        "first": Buffers(process=(), samples="gathered", into="between"),
+        "second": Buffers(process=(), samples="between"),
+    }
+    with pytest.raises(
+        ConfigError, match=r"PPO: gamma = 0.9 has no effect on rows that have their advantages"
+    ):
         advised(PPO(gamma=0.9), **through)
 
 
 def test_every_setting_is_read_somewhere_and_set_in_some_test_or_example():
     library = [node for tree in trees("src/tidemill") for node in ast.walk(tree)]
-    read = {node.attr for node in library if isinstance(node, ast.Attribute)} | {node.value for node in library if isinstance(node, ast.Constant)}
+    read = {node.attr for node in library if isinstance(node, ast.Attribute)} | {
+        node.value for node in library if isinstance(node, ast.Constant)
+    }
     told = [node for tree in trees("tests", "examples", "benchmarks") for node in ast.walk(tree)]
     texts = [node.value for node in told if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    given = {node.arg for node in told if isinstance(node, ast.keyword)} | {word for text in texts for word in re.findall(r"\w+", text)}
+    given = {node.arg for node in told if isinstance(node, ast.keyword)} | {
+        word for text in texts for word in re.findall(r"\w+", text)
+    }
     names = {name.partition(".")[2] for name in settings()}
     assert names - read == set()
     assert names - given == set()

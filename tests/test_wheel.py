@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT], check=True, timeout=110)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT],
+        check=True,
+        timeout=110,
+    )
     (built,) = folder.glob("*.whl")
     return built
 
@@ -27,11 +31,16 @@ def test_the_metadata_say_who_what_and_under_which_licence_and_no_link_leads_int
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = message_from_string(archive.read(name).decode())
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
-    assert metadata["License-Expression"] == "MIT" and metadata["License-File"] == "LICENSE" and len(licences) == 1
+    assert (
+        metadata["License-Expression"] == "MIT"
+        and metadata["License-File"] == "LICENSE"
+        and len(licences) == 1
+    )
     assert (
         metadata["Author"]
         and metadata["Keywords"]
-        and {"Homepage", "Documentation", "Changelog"} == {url.split(",")[0] for url in metadata.get_all("Project-URL")}
+        and {"Homepage", "Documentation", "Changelog"}
+        == {url.split(",")[0] for url in metadata.get_all("Project-URL")}
     )
     assert "Typing :: Typed" in metadata.get_all("Classifier")
     links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
@@ -46,22 +55,44 @@ def test_what_the_readme_types_works_from_the_wheel_alone(wheel, tmp_path):
     there = tmp_path / "site"
     with ZipFile(wheel) as archive:
         archive.extractall(there)
-    script = "import sys, tidemill, tidemill.cli.main; assert tidemill.__file__.startswith(sys.argv.pop(1)); tidemill.cli.main.app()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(there), sysconfig.get_paths()["purelib"]])}
+    script = (
+        "import sys, tidemill, tidemill.cli.main; assert tidemill.__file__.startswith(sys.argv.pop(1)); "
+        "tidemill.cli.main.app()"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(there), sysconfig.get_paths()["purelib"]]),
+    }
 
     def tidemill(*words: str) -> str:
         command = [sys.executable, "-c", script, str(there), *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=110)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=110
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     copied = {Path(line).name for line in tidemill("examples").split()}
     assert copied == {file.name for file in (ROOT / "examples").glob("*.py")}
-    told = tidemill("train", "examples/own_environment.py:experiment", "--max-steps", "4000", "--run-dir", "run", "--layout", "given")
+    told = tidemill(
+        "train",
+        "examples/own_environment.py:experiment",
+        "--max-steps",
+        "4000",
+        "--run-dir",
+        "run",
+        "--layout",
+        "given",
+    )
     assert re.search(r"status +completed", told)
     assert "mean" in tidemill("eval", "run", "--episodes", "5")
     sources = tidemill("simulator", "sources", "simulators").split()
-    assert any(line.endswith("tidemill.h") for line in sources) and any(line.endswith("World.cs") for line in sources)
+    assert any(line.endswith("tidemill.h") for line in sources) and any(
+        line.endswith("World.cs") for line in sources
+    )
     tidemill("params", "run", "export", "latest", "policy.safetensors")
-    code = "import numpy, tidemill; assert tidemill.load('policy.safetensors').act(numpy.zeros(3, numpy.float32)) in range(3)"
+    code = (
+        "import numpy, tidemill; assert tidemill.load('policy.safetensors').act(numpy.zeros(3, "
+        "numpy.float32)) in range(3)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=110)

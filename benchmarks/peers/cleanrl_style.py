@@ -1,5 +1,6 @@
-"""PPO in one file, in the style that CleanRL made known: one loop that gathers with a vector environment, computes advantages, trains, and begins
-again. Written for this comparison; each work has the vector environment that such scripts run fastest with.
+"""PPO in one file, in the style that CleanRL made known: one loop that gathers with a
+vector environment, computes advantages, trains, and begins again. Written for this
+comparison; each work has the vector environment that such scripts run fastest with.
 """
 
 import os
@@ -28,10 +29,13 @@ torch.set_num_threads(LAYOUT["threads"])
 
 
 def make_envs(count):
-    """Return the vector environment, its observation and action spaces, and whether a finished environment's next row is its reset."""
+    """Return the vector environment, its observation and action spaces, and whether a
+    finished environment's next row is its reset."""
     if ARGS.work == "cartpole":
         same_step = gym.vector.AutoresetMode.SAME_STEP
-        envs = gym.vector.SyncVectorEnv([lambda: gym.make(WORK.environment)] * count, copy=False, autoreset_mode=same_step)
+        envs = gym.vector.SyncVectorEnv(
+            [lambda: gym.make(WORK.environment)] * count, copy=False, autoreset_mode=same_step
+        )
         return envs, envs.single_observation_space, envs.single_action_space, False
     if ARGS.work == "cartpole_vector":
         envs = gym.make_vec(WORK.environment, num_envs=count, vectorization_mode="vector_entry_point")
@@ -43,7 +47,9 @@ def make_envs(count):
         return envs, envs.observation_space, envs.action_space, True
     from ale_py.vector_env import AtariVectorEnv
 
-    envs = AtariVectorEnv("pong", num_envs=count, num_threads=2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    envs = AtariVectorEnv(
+        "pong", num_envs=count, num_threads=2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+    )
     return envs, envs.single_observation_space, envs.single_action_space, False
 
 
@@ -55,7 +61,8 @@ def layer(module, gain=2**0.5):
 
 def tower(inputs, outputs, gain):
     return nn.Sequential(
-        layer(nn.Linear(inputs, 64)), nn.Tanh(), layer(nn.Linear(64, 64)), nn.Tanh(), layer(nn.Linear(64, outputs), gain)
+        layer(nn.Linear(inputs, 64)), nn.Tanh(), layer(nn.Linear(64, 64)), nn.Tanh(),
+        layer(nn.Linear(64, outputs), gain)
     )  # fmt: skip
 
 
@@ -66,13 +73,17 @@ class Agent(nn.Module):
         outputs = int(action.n) if self.discrete else action.shape[0]
         if WORK.network == "nature":
             self.trunk = nn.Sequential(
-                layer(nn.Conv2d(4, 32, 8, 4)), nn.ReLU(), layer(nn.Conv2d(32, 64, 4, 2)), nn.ReLU(), layer(nn.Conv2d(64, 64, 3, 1)), nn.ReLU(),
-                nn.Flatten(), layer(nn.Linear(3136, 512)), nn.ReLU(),
+                layer(nn.Conv2d(4, 32, 8, 4)), nn.ReLU(), layer(nn.Conv2d(32, 64, 4, 2)), nn.ReLU(),
+                layer(nn.Conv2d(64, 64, 3, 1)), nn.ReLU(), nn.Flatten(), layer(nn.Linear(3136, 512)),
+                nn.ReLU(),
             )  # fmt: skip
             self.actor, self.critic = layer(nn.Linear(512, outputs), 0.01), layer(nn.Linear(512, 1), 1.0)
         else:
             self.trunk = None
-            self.actor, self.critic = tower(observation.shape[0], outputs, 0.01), tower(observation.shape[0], 1, 1.0)
+            self.actor, self.critic = (
+                tower(observation.shape[0], outputs, 0.01),
+                tower(observation.shape[0], 1, 1.0),
+            )
         self.log_std = nn.Parameter(torch.zeros(outputs)) if not self.discrete else None
 
     def features(self, obs):
@@ -105,8 +116,13 @@ def main():
     as_float = np.float32 if observation.dtype.kind == "f" else observation.dtype
     low_high = None if agent.discrete else (action_space.low, action_space.high)
 
-    obs = torch.zeros((steps, count, *observation.shape), dtype=torch.float32 if as_float == np.float32 else torch.uint8)
-    actions = torch.zeros((steps, count) if agent.discrete else (steps, count, action_space.shape[0]), dtype=torch.int64 if agent.discrete else None)
+    obs = torch.zeros(
+        (steps, count, *observation.shape), dtype=torch.float32 if as_float == np.float32 else torch.uint8
+    )
+    actions = torch.zeros(
+        (steps, count) if agent.discrete else (steps, count, action_space.shape[0]),
+        dtype=torch.int64 if agent.discrete else None,
+    )
     log_probs, rewards, dones, values = (torch.zeros((steps, count)) for _ in range(4))
 
     meter = common.Meter(ARGS.seconds, WORK.target)
@@ -122,7 +138,9 @@ def main():
             with torch.no_grad():
                 action, log_probs[t], _, values[t] = agent.act(next_obs)
             actions[t] = action
-            played = action.numpy() if low_high is None else np.clip(action.numpy().astype(np.float64), *low_high)
+            played = (
+                action.numpy() if low_high is None else np.clip(action.numpy().astype(np.float64), *low_high)
+            )
             was_done = done
             raw, reward, terminated, truncated, _ = envs.step(played)
             done = terminated | truncated
@@ -136,7 +154,8 @@ def main():
             if done.any():
                 finished.extend(returns[done])
                 returns[done] = 0.0
-            next_obs, next_done = torch.from_numpy(np.array(raw, as_float)), torch.from_numpy(done.astype(np.float32))
+            next_obs = torch.from_numpy(np.array(raw, as_float))
+            next_done = torch.from_numpy(done.astype(np.float32))
 
         with torch.no_grad():
             following, going_on, last = agent.value(next_obs), 1.0 - next_done, 0.0
@@ -147,17 +166,26 @@ def main():
                 following, going_on = values[t], 1.0 - dones[t]
 
         rows = steps * count
-        flat_obs, flat_actions = obs.reshape(rows, *observation.shape), actions.reshape(rows, *actions.shape[2:])
-        flat_log_probs, flat_advantages, targets = log_probs.reshape(-1), advantages.reshape(-1), (advantages + values).reshape(-1)
+        flat_obs = obs.reshape(rows, *observation.shape)
+        flat_actions = actions.reshape(rows, *actions.shape[2:])
+        flat_log_probs = log_probs.reshape(-1)
+        flat_advantages = advantages.reshape(-1)
+        targets = (advantages + values).reshape(-1)
         for _ in range(WORK.epochs):
             for part in torch.randperm(rows).split(rows // WORK.minibatches):
                 _, log_prob, entropy, value = agent.act(flat_obs[part], flat_actions[part])
                 ratio = (log_prob - flat_log_probs[part]).exp()
                 gain = flat_advantages[part]
                 gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-                policy_loss = torch.max(-gain * ratio, -gain * ratio.clamp(1 - WORK.clip, 1 + WORK.clip)).mean()
+                policy_loss = torch.max(
+                    -gain * ratio, -gain * ratio.clamp(1 - WORK.clip, 1 + WORK.clip)
+                ).mean()
                 value_loss = 0.5 * (value - targets[part]).square().mean()
-                loss = policy_loss + WORK.value_coefficient * value_loss - WORK.entropy_coefficient * entropy.mean()
+                loss = (
+                    policy_loss
+                    + WORK.value_coefficient * value_loss
+                    - WORK.entropy_coefficient * entropy.mean()
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), WORK.max_gradient_norm)

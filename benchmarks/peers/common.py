@@ -1,9 +1,11 @@
-"""What every peer shares: the works' hyper-parameters, the command line, and the stop rule. Standard library alone: it runs in each peer's own
-environment.
+"""What every peer shares: the works' hyper-parameters, the command line, and the stop
+rule. Standard library alone: it runs in each peer's own environment.
 
-A peer is a script that its own interpreter runs, ``python NAME.py WORK --seconds S --seed N``; the last line of its standard output is one JSON
-object: steps, seconds, steps_per_second, core_seconds (processor time of that process, without children), updates, seconds_to_475 (None where it was
-not reached, or is not asked), mean_return of the last 100 episodes, settings, versions.
+A peer is a script that its own interpreter runs,
+``python NAME.py WORK --seconds S --seed N``; the last line of its standard output is one
+JSON object: steps, seconds, steps_per_second, core_seconds (processor time of that
+process, without children), updates, seconds_to_475 (None where it was not reached, or is
+not asked), mean_return of the last 100 episodes, settings, versions.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, the same for all systems. Adam; nothing is normalised but each batch's advantages."""
+    """What is trained, the same for all systems. Adam; nothing is normalised but each
+    batch's advantages."""
 
     environment: str
     network: str  # "mlp": 64×64 tanh, actor and critic apart; "nature": Nature CNN, one trunk
@@ -49,7 +52,8 @@ WORKS = {
 
 @dataclass(frozen=True)
 class OffPolicyWork:
-    """What is trained from a replay memory, the same for all systems: uniform draws, plain targets, Adam. Layers have relu."""
+    """What is trained from a replay memory, the same for all systems: uniform draws,
+    plain targets, Adam. Layers have relu."""
 
     environment: str
     algorithm: str  # "DQN" (not double, not duelling, ε-greedy) or "SAC" (its temperature is learnt)
@@ -74,7 +78,8 @@ OFF_POLICY = {
 
 
 class Meter:
-    """The stop rule: `seconds` of training after a warm-up; only env steps count that have been trained on."""
+    """The stop rule: `seconds` of training after a warm-up; only env steps count that
+    have been trained on."""
 
     def __init__(self, seconds: float, target: float | None) -> None:
         self.warm, self.seconds, self.target = min(2.0, seconds / 5), seconds, target
@@ -90,16 +95,27 @@ class Meter:
         self._start = perf_counter()
 
     def update(self, steps: int, mean_return: float | None = None) -> bool:
-        """All `steps` so far have been trained on; return whether that was long enough. `mean_return` is that of 100 episodes, or None before."""
+        """All `steps` so far have been trained on; return whether that was long enough.
+        `mean_return` is that of 100 episodes, or None before."""
         now, self.mean_return = perf_counter(), mean_return
-        if self.reached is None and self.target is not None and mean_return is not None and mean_return >= self.target:
+        if (
+            self.reached is None
+            and self.target is not None
+            and mean_return is not None
+            and mean_return >= self.target
+        ):
             self.reached = now - self._start
         if now - self._start < self.warm:
             return False
         if self._first_steps is None:
             self._first, self._first_steps, self._first_core = now, steps, process_time()
             return False
-        self._last, self._last_steps, self._updates, self._last_core = now, steps, self._updates + 1, process_time()
+        self._last, self._last_steps, self._updates, self._last_core = (
+            now,
+            steps,
+            self._updates + 1,
+            process_time(),
+        )
         return now - self._first >= self.seconds
 
     def report(self, settings: dict[str, Any], packages: tuple[str, ...]) -> None:
@@ -116,19 +132,25 @@ class Meter:
             "seconds_to_475": self.reached,
             "mean_return": self.mean_return,
             "settings": settings,
-            "versions": {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}},
+            "versions": {
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in packages},
+            },
         }
         sys.stderr.flush()
         print("\n" + json.dumps(found), flush=True)
 
 
 def arguments(layouts: dict[str, dict[str, Any]]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
-    """Return the command line, the work, and the system's layout for it: `layouts` (work → names and values), changed by ``--layout NAME=VALUE``."""
+    """Return the command line, the work, and the system's layout for it: `layouts` (work
+    → names and values), changed by ``--layout NAME=VALUE``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("work", choices=list(layouts))
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--layout", action="append", default=[], metavar="NAME=VALUE", help="to look for a better layout")
+    parser.add_argument(
+        "--layout", action="append", default=[], metavar="NAME=VALUE", help="to look for a better layout"
+    )
     found = parser.parse_args()
     layout = dict(layouts[found.work])
     for change in found.layout:

@@ -14,7 +14,13 @@ LAYOUTS = {
     "cartpole": {"workers": 1, "envs_per_worker": 64, "splits": 2, "serial": False, "asynchronous": True},
     "half_cheetah": {"workers": 2, "envs_per_worker": 16, "splits": 2, "serial": False, "asynchronous": True},
     "pong": {"workers": 2, "envs_per_worker": 8, "splits": 2, "serial": False, "asynchronous": True},
-    "pong_one_epoch": {"workers": 2, "envs_per_worker": 8, "splits": 2, "serial": False, "asynchronous": True},
+    "pong_one_epoch": {
+        "workers": 2,
+        "envs_per_worker": 8,
+        "splits": 2,
+        "serial": False,
+        "asynchronous": True,
+    },
 }
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -39,7 +45,8 @@ def make_env(name, cfg=None, env_config=None, render_mode=None):
 
 
 class Observer(AlgoObserver):
-    """Counts what the learner has finished. Training begins with its first finished update: processes start at different times before."""
+    """Counts what the learner has finished. Training begins with its first finished
+    update: processes start at different times before."""
 
     def __init__(self, meter):
         self.meter = meter
@@ -101,7 +108,9 @@ def main():
             "encoder_conv_mlp_layers": [512],
             "obs_scale": 255.0 if nature else 1.0,
             "log_to_file": False,
-            **dict.fromkeys(("save_every_sec", "save_best_every_sec", "experiment_summaries_interval"), 1_000_000),
+            **dict.fromkeys(
+                ("save_every_sec", "save_best_every_sec", "experiment_summaries_interval"), 1_000_000
+            ),
         }
         register_env(work.environment, make_env)
         words = [f"--{name}={value}" for name, value in settings.items() if not isinstance(value, list)]

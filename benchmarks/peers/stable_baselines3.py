@@ -26,7 +26,13 @@ import torch  # noqa: E402
 from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
 from stable_baselines3.common.atari_wrappers import AtariWrapper  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecTransposeImage  # noqa: E402
+from stable_baselines3.common.vec_env import (  # noqa: E402
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecTransposeImage,
+)
 
 torch.set_num_threads(LAYOUT["threads"])
 
@@ -41,7 +47,8 @@ def make_env():
 
 
 class Stop(BaseCallback):
-    """A rollout begins when all rows of the one before have been trained on; one of a replay memory, a step long, when all that it owes was done."""
+    """A rollout begins when all rows of the one before have been trained on; one of a
+    replay memory, a step long, when all that it owes was done."""
 
     def __init__(self, meter):
         super().__init__()
@@ -64,7 +71,8 @@ def on_policy(envs):
     if WORK.network == "nature":
         envs = VecTransposeImage(VecFrameStack(envs, 4))
     return PPO(
-        "CnnPolicy" if WORK.network == "nature" else "MlpPolicy",  # their defaults: Nature CNN with one trunk; 64×64 tanh, actor and critic apart
+        # their defaults: Nature CNN with one trunk; 64×64 tanh, actor and critic apart
+        "CnnPolicy" if WORK.network == "nature" else "MlpPolicy",
         VecMonitor(envs),
         learning_rate=WORK.learning_rate,
         n_steps=WORK.rollout,
@@ -83,7 +91,13 @@ def on_policy(envs):
 
 
 def off_policy(envs):
-    own = {"DQN": {"target_update_interval": WORK.target_updates * WORK.envs // WORK.updates, "max_grad_norm": WORK.max_gradient_norm}, "SAC": {}}
+    own = {
+        "DQN": {
+            "target_update_interval": WORK.target_updates * WORK.envs // WORK.updates,
+            "max_grad_norm": WORK.max_gradient_norm,
+        },
+        "SAC": {},
+    }
     return {"DQN": DQN, "SAC": SAC}[WORK.algorithm](
         "MlpPolicy",
         VecMonitor(envs),
@@ -103,7 +117,9 @@ def off_policy(envs):
 
 
 def main():
-    envs = {"DummyVecEnv": DummyVecEnv, "SubprocVecEnv": SubprocVecEnv}[LAYOUT["vector"]]([make_env] * LAYOUT["envs"])
+    envs = {"DummyVecEnv": DummyVecEnv, "SubprocVecEnv": SubprocVecEnv}[LAYOUT["vector"]](
+        [make_env] * LAYOUT["envs"]
+    )
     model = (off_policy if isinstance(WORK, common.OffPolicyWork) else on_policy)(envs)
     meter = common.Meter(ARGS.seconds, WORK.target)
     model.learn(10**12, callback=Stop(meter), log_interval=None)

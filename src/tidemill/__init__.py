@@ -1,5 +1,5 @@
-"""Tidemill trains reinforcement-learning agents. Workers are joined by streams; the same experiment runs in one thread, in
-threads, or in processes over shared memory.
+"""Tidemill trains reinforcement-learning agents. Workers are joined by streams; the same
+experiment runs in one thread, in threads, or in processes over shared memory.
 
     import tidemill
     from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
@@ -145,7 +145,8 @@ _FRONT = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python front when it is first used: worker processes, which import this package too, have no use for it."""
+    """Import the Python front when it is first used: worker processes, which import this
+    package too, have no use for it."""
     if name not in _FRONT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

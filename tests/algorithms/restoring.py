@@ -7,7 +7,8 @@ from tidemill.core.errors import SchemaError
 
 
 def check_restored(one, other, sample_of, name):
-    """Whatever `other` was, it goes on just as `one` would, whose weights and state it takes over; `name` is their algorithm's."""
+    """Whatever `other` was, it goes on just as `one` would, whose weights and state it
+    takes over; `name` is their algorithm's."""
     for i in range(5):
         one.update([sample_of(i)], 0.0)
     other.policy.load({name: array.copy() for name, array in one.policy.parameters().items()}, 5)

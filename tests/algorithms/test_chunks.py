@@ -1,4 +1,5 @@
-"""PPO on policies that remember: chunks, burn-in, states as they were in the rollout, and that it learns to remember."""
+"""PPO on policies that remember: chunks, burn-in, states as they were in the rollout, and
+that it learns to remember."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from tidemill.nets.torch_device import Mirror
 from tidemill.nets.torch_recurrent import TorchRecurrentPolicy
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(3))
-NETS = {kind: RecurrentActorCritic(cell=kind, hidden=(8,), width=6, normalise_observations=True) for kind in ("lstm", "gru")}
+NETS = {
+    kind: RecurrentActorCritic(cell=kind, hidden=(8,), width=6, normalise_observations=True)
+    for kind in ("lstm", "gru")
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +43,15 @@ def stirred(policy, seed=0):
 
 
 def rollout(policy, net, seed=0, T=14, N=5, burn_in=0, fillers=0, bootstrap=1, ends=0.12, see=None, pay=None):
-    """Rows as an actor writes them, in memory poisoned first. The first `fillers` rows are those before each seat's first."""
+    """Rows as an actor writes them, in memory poisoned first. The first `fillers` rows
+    are those before each seat's first."""
     rng = np.random.default_rng(seed)
-    schema = {**ROW_FIELDS, **schema_of_space(SPACES.observation, "obs"), **net.answer(SPACES), **net.state(SPACES)}
+    schema = {
+        **ROW_FIELDS,
+        **schema_of_space(SPACES.observation, "obs"),
+        **net.answer(SPACES),
+        **net.state(SPACES),
+    }
     sample = Sample(allocate(schema, (T, N)))
     poison(sample)
     sample.burn_in, sample.bootstrap = burn_in, bootstrap
@@ -63,21 +73,27 @@ def rollout(policy, net, seed=0, T=14, N=5, burn_in=0, fillers=0, bootstrap=1, e
         out = allocate({**net.answer(SPACES), **net.state(SPACES)}, (len(acts),))
         for name, array in state.items():
             sample[name][t] = array
-        policy.act({"obs": sample["obs"][t, acts]}, {name: array[acts] for name, array in state.items()}, False, out)
+        policy.act(
+            {"obs": sample["obs"][t, acts]}, {name: array[acts] for name, array in state.items()}, False, out
+        )
         for name, array in out.items():
             if name in state:
                 state[name][acts] = array
             else:
                 sample[name][t, acts] = array
         sample["version"][t, acts] = 5
-        sample["reward"][t] = np.where(ended, 0, rng.standard_normal(N) if pay is None else pay(sample, t, age))
+        sample["reward"][t] = np.where(
+            ended, 0, rng.standard_normal(N) if pay is None else pay(sample, t, age)
+        )
         fresh = ended
     sample["reward"][-1] = np.nan  # committed before it came
     return sample
 
 
 def learner_of(net, seed=0, **settings):
-    return PPO(**{"minibatch_size": 16, "learning_rate": 1e-2, **settings}).build(stirred(net.build(SPACES, 0)), seed)
+    return PPO(**{"minibatch_size": 16, "learning_rate": 1e-2, **settings}).build(
+        stirred(net.build(SPACES, 0)), seed
+    )
 
 
 SHAPES = [
@@ -106,7 +122,9 @@ def test_unchanged_weights_give_the_behaviour_s_log_probs_and_values(kind, shape
         inputs, rows = source.pick(pieces)
         found = learner.policy.forward(inputs, {"action": batch.action["action"][rows]})
         np.testing.assert_allclose(found.log_prob, batch.log_prob[rows], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found.value * learner.policy.value_scale, batch.value[rows], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            found.value * learner.policy.value_scale, batch.value[rows], rtol=1e-5, atol=1e-5
+        )
         seen += rows.tolist()
     assert sorted(seen) == [*range(len(batch))]  # each trained row once
     assert np.ptp(batch.log_prob) > 0.5
@@ -117,7 +135,10 @@ def test_unchanged_weights_give_the_behaviour_s_log_probs_and_values(kind, shape
 
 
 @pytest.mark.parametrize("kind", NETS)
-@pytest.mark.parametrize("algorithm", [PPO(learning_rate=0.0, epochs=1, chunk_steps=4, correct_off_policy=True), Impala(learning_rate=0.0)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [PPO(learning_rate=0.0, epochs=1, chunk_steps=4, correct_off_policy=True), Impala(learning_rate=0.0)],
+)
 def test_an_update_that_changes_nothing_finds_no_divergence(kind, algorithm):
     learner = algorithm.build(stirred(NETS[kind].build(SPACES, 0)), 0)
     metrics = learner.update([rollout(learner.policy, NETS[kind], burn_in=2, fillers=2)], 0.0)
@@ -137,7 +158,9 @@ def test_chunks_lie_in_the_sample_one_after_the_other_with_burn_in_before_each()
     place = found.place.reshape(6, 6)
     assert (place[:2] == -1).all() and (place[5, 4:] == -1).all()
     assert sorted(place[place >= 0]) == [*range(22)]
-    np.testing.assert_array_equal(found.state["state.hidden"], np.concatenate([sample["state.hidden"][t] for t in (0, 4, 8)]))
+    np.testing.assert_array_equal(
+        found.state["state.hidden"], np.concatenate([sample["state.hidden"][t] for t in (0, 4, 8)])
+    )
 
 
 def test_samples_of_any_length_make_one_batch():
@@ -190,7 +213,8 @@ def test_cells_that_are_masked_change_nothing(kind):
 
 @pytest.mark.parametrize("kind", NETS)
 def test_burn_in_brings_an_old_state_up_to_date(kind):
-    """Chunks of 4 after 4 rows of burn-in that begin an episode: whatever the stored states are, the new weights' own are used."""
+    """Chunks of 4 after 4 rows of burn-in that begin an episode: whatever the stored
+    states are, the new weights' own are used."""
     net = NETS[kind]
     learner = learner_of(net, chunk_steps=4)
     policy = learner.policy
@@ -202,7 +226,10 @@ def test_burn_in_brings_an_old_state_up_to_date(kind):
     found = policy.forward(inputs, {"action": batch.action["action"][rows]}).log_prob.copy()
     whole = policy.prepare({"obs": sample["obs"].reshape(-1, 3)})
     start = {name: np.zeros_like(sample[name][0]) for name in net.state(SPACES)}
-    fresh = policy.forward({**whole, **start, "on_reset": sample["on_reset"], "rows": np.arange(12, 24)}, {"action": sample["action"][4:8].ravel()})
+    fresh = policy.forward(
+        {**whole, **start, "on_reset": sample["on_reset"], "rows": np.arange(12, 24)},
+        {"action": sample["action"][4:8].ravel()},
+    )
     np.testing.assert_allclose(found, fresh.log_prob, rtol=1e-5, atol=1e-5)
     sample.burn_in = 0  # without it the chunk begins with the state of the old weights
     batch = gather([sample], gae_of(0.99, 0.95))
@@ -235,12 +262,17 @@ def test_what_an_earlier_episode_showed_changes_no_gradient_of_a_later_one(kind)
     assert np.abs(gradients[0]).max() > 0.1
 
 
-@pytest.mark.parametrize("settings", [{}, {"chunk_steps": 4, "target_kl": 0.05, "correct_off_policy": True, "clip_value": 0.2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"chunk_steps": 4, "target_kl": 0.05, "correct_off_policy": True, "clip_value": 0.2}]
+)
 def test_equal_trainers_keep_the_same_weights(settings):
     net = NETS["lstm"]
     learners = [learner_of(net, seed, entropy_coefficient=0.01, **settings) for seed in range(2)]
     for update in range(3):
-        samples = [[rollout(learner.policy, net, 10 * update + i, N=2 + 3 * i, burn_in=1)] for i, learner in enumerate(learners)]
+        samples = [
+            [rollout(learner.policy, net, 10 * update + i, N=2 + 3 * i, burn_in=1)]
+            for i, learner in enumerate(learners)
+        ]
         metrics = in_step(learners, samples)
         assert metrics[0] == metrics[1]
         assert_same(learners)
@@ -259,14 +291,17 @@ def test_parts_teach_what_the_whole_does(kind, empty):
     metrics = in_step(learners, [[sample] for sample in samples])
     assert_same(learners)
     for name, array in alone.policy.parameters().items():
-        np.testing.assert_allclose(learners[0].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            learners[0].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name
+        )
     for name, value in expected.items():
         assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("kind", NETS)
 def test_updates_in_torch_are_those_in_numpy(kind):
-    net, settings = NETS[kind], {"minibatch_size": 16, "learning_rate": 1e-2, "chunk_steps": 4, "correct_off_policy": True}
+    net = NETS[kind]
+    settings = {"minibatch_size": 16, "learning_rate": 1e-2, "chunk_steps": 4, "correct_off_policy": True}
     plain, other = learner_of(net, **settings), PPO(**settings).build(TorchRecurrentPolicy(net, SPACES, 0), 0)
     other.policy.load({name: array.copy() for name, array in plain.policy.parameters().items()}, 0)
     for update in range(2):
@@ -275,7 +310,9 @@ def test_updates_in_torch_are_those_in_numpy(kind):
         for name, value in metrics[0].items():
             assert metrics[1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
         for name, array in plain.policy.parameters().items():
-            np.testing.assert_allclose(other.policy.parameters()[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(
+                other.policy.parameters()[name], array, rtol=1e-3, atol=1e-4, err_msg=name
+            )
 
 
 def test_an_update_on_a_device_stays_there(monkeypatch):
@@ -283,16 +320,23 @@ def test_an_update_on_a_device_stays_there(monkeypatch):
     monkeypatch.setattr(Mirror, "pull", lambda mirror, rows=None: None)
     monkeypatch.setattr(torch.optim, "Adam", Steps)
     read = []
-    monkeypatch.setattr(TorchLibrary, "to_host", lambda library, array: read.append(tuple(array.shape)) or np.zeros(array.shape, np.float32))
+    monkeypatch.setattr(
+        TorchLibrary,
+        "to_host",
+        lambda library, array: read.append(tuple(array.shape)) or np.zeros(array.shape, np.float32),
+    )
     net = NETS["lstm"]
     sample = rollout(net.build(SPACES, 0), net, burn_in=2, fillers=2)
-    learner = PPO(minibatch_size=16, epochs=2, chunk_steps=4).build(TorchRecurrentPolicy(net, SPACES, 0, "meta"), 0)
+    learner = PPO(minibatch_size=16, epochs=2, chunk_steps=4).build(
+        TorchRecurrentPolicy(net, SPACES, 0, "meta"), 0
+    )
     metrics = learner.update([sample], 0.0)
     assert read == [(metrics["minibatches"], 6)]
 
 
 def test_the_step_is_the_mean_over_trained_rows_whatever_chunks_hold_them():
-    """One minibatch of all rows: the first step is the same for all lengths of chunks that begin where episodes do."""
+    """One minibatch of all rows: the first step is the same for all lengths of chunks
+    that begin where episodes do."""
     net, found = NETS["gru"], []
     for chunk_steps in (None, 4):
         learner = learner_of(net, chunk_steps=chunk_steps, epochs=1, minibatch_size=10**6)
@@ -306,7 +350,9 @@ def test_the_step_is_the_mean_over_trained_rows_whatever_chunks_hold_them():
 
 
 def test_chunks_of_a_policy_without_state_are_refused():
-    with pytest.raises(ConfigError, match=r"chunk_steps = 8: a ActorCriticPolicy has no state.*RecurrentActorCritic"):
+    with pytest.raises(
+        ConfigError, match=r"chunk_steps = 8: a ActorCriticPolicy has no state.*RecurrentActorCritic"
+    ):
         PPO(chunk_steps=8).build(ActorCritic().build(SPACES, 0), 0)
     with pytest.raises(ConfigError, match="chunk_steps = 0 is not between 1 and"):
         PPO(chunk_steps=0)
@@ -317,17 +363,25 @@ BANDIT = {"gamma": 0.0, "minibatch_size": 64, "learning_rate": 1e-2}
 
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
-    [("gru", PPO(**BANDIT)), ("lstm", PPO(**BANDIT, chunk_steps=4)), ("lstm", Impala(**BANDIT, chunk_steps=8))],
+    [
+        ("gru", PPO(**BANDIT)),
+        ("lstm", PPO(**BANDIT, chunk_steps=4)),
+        ("lstm", Impala(**BANDIT, chunk_steps=8)),
+    ],
     ids=["PPO", "PPO in chunks", "IMPALA"],
 )
 def test_it_learns_to_remember(kind, algorithm):
-    """An episode's first row shows which action pays two rows later; nothing pays before, and the rows between are blank."""
+    """An episode's first row shows which action pays two rows later; nothing pays before,
+    and the rows between are blank."""
     net = RecurrentActorCritic(cell=kind, hidden=(16,), width=16)
     learner = algorithm.build(net.build(SPACES, 0), 0)
     share = []
 
     def see(rng, sample, t, age):
-        sample["info.length"][t] = np.where(age == 0, rng.integers(0, 3, len(age)), sample["info.length"][t - 1])  # the cue, for `pay`
+        # the cue, for `pay`
+        sample["info.length"][t] = np.where(
+            age == 0, rng.integers(0, 3, len(age)), sample["info.length"][t - 1]
+        )
         return np.where((age == 0)[:, None], np.eye(3)[sample["info.length"][t]], 0)
 
     def pay(sample, t, age):
@@ -335,7 +389,11 @@ def test_it_learns_to_remember(kind, algorithm):
 
     for i in range(25 if isinstance(algorithm, PPO) else 60):
         sample = rollout(learner.policy, net, i, T=33, N=16, ends=0.2, see=see, pay=pay)
-        asked = sample["on_reset"][:-3] & ~(sample["done"] | sample["truncated"])[1:-2] & ~(sample["done"] | sample["truncated"])[2:-1]
+        asked = (
+            sample["on_reset"][:-3]
+            & ~(sample["done"] | sample["truncated"])[1:-2]
+            & ~(sample["done"] | sample["truncated"])[2:-1]
+        )
         share.append((sample["reward"][2:-1][asked] > 0).mean())
         learner.update([sample], 0.0)
     assert np.mean(share[:2]) < 0.55

@@ -1,4 +1,5 @@
-"""Updates on a device: an MLP learns in torch what it learns in numpy, nothing is read before the end, and what is not finite changes nothing."""
+"""Updates on a device: an MLP learns in torch what it learns in numpy, nothing is read
+before the end, and what is not finite changes nothing."""
 
 import subprocess
 import sys
@@ -24,7 +25,10 @@ NORMALISED = ActorCritic(hidden=(8, 8), normalise_observations=True)
 def both(spaces=SPACES, net=NET, device="cpu", **settings):
     """The same learner twice, with numpy's policy and torch's."""
     config = PPO(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings})
-    return [config.build(policy, 0) for policy in (net.build(spaces, 0), TorchActorCriticPolicy(net, spaces, 0, device))]
+    return [
+        config.build(policy, 0)
+        for policy in (net.build(spaces, 0), TorchActorCriticPolicy(net, spaces, 0, device))
+    ]
 
 
 def sample_of(learner, spaces, seed):
@@ -57,13 +61,16 @@ def test_updates_in_torch_are_those_in_numpy(spaces, settings):
         for name, value in metrics[0].items():
             assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
         for name, array in plain.policy.parameters().items():
-            np.testing.assert_allclose(other.policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                other.policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name
+            )
 
 
 def test_learning_in_torch_does_not_import_its_compiler():
     code = (
         "import sys\nfrom tests.algorithms.test_device import BOXES, NORMALISED, both, sample_of\n"
-        "learner = both(BOXES, NORMALISED)[1]\nassert learner.update([sample_of(both()[0], BOXES, 0)], 0.0)['rows']\n"
+        "learner = both(BOXES, NORMALISED)[1]\nassert learner.update([sample_of(both()[0], BOXES, 0)], "
+        "0.0)['rows']\n"
         "assert not {'torch._dynamo', 'sympy'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

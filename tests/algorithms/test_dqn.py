@@ -1,4 +1,5 @@
-"""DQN: what an update does to the weights, the target, ε and the priorities; and that it learns."""
+"""DQN: what an update does to the weights, the target, ε and the priorities; and that it
+learns."""
 
 import numpy as np
 import pytest
@@ -55,18 +56,33 @@ def learner_of(config=None, net=None, seed=0):
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("atoms", [1, 5])
 def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
-    net = QNetwork(hidden=(8,), duelling=False, atoms=atoms, **({"least_return": -3, "greatest_return": 3} if atoms > 1 else {}))
-    learner = learner_of(DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net)
-    learner.policy.flat += np.random.default_rng(7).standard_normal(learner.policy.flat.size).astype(np.float32) * 0.5
+    net = QNetwork(
+        hidden=(8,),
+        duelling=False,
+        atoms=atoms,
+        **({"least_return": -3, "greatest_return": 3} if atoms > 1 else {}),
+    )
+    learner = learner_of(
+        DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net
+    )
+    learner.policy.flat += (
+        np.random.default_rng(7).standard_normal(learner.policy.flat.size).astype(np.float32) * 0.5
+    )
     sample = sample_of()
     b = {name: torch.tensor(array[0]) for name, array in sample.items()}
 
     def network(flat, x):
-        w0, b0, w1, b1 = flat[:24].reshape(3, 8), flat[24:32], flat[32 : 32 + 32 * atoms].reshape(8, -1), flat[32 + 32 * atoms :]
+        w0 = flat[:24].reshape(3, 8)
+        b0 = flat[24:32]
+        w1 = flat[32 : 32 + 32 * atoms].reshape(8, -1)
+        b1 = flat[32 + 32 * atoms :]
         return ((x @ w0 + b0).relu() @ w1 + b1).reshape(len(x), 4, atoms)
 
-    online, target = torch.tensor(learner.policy.flat.copy(), requires_grad=True), torch.tensor(learner._target.flat)
-    adam, rows, support = torch.optim.Adam([online], lr=0.01, eps=1e-5), torch.arange(BATCH), torch.linspace(-3, 3, atoms)
+    online = torch.tensor(learner.policy.flat.copy(), requires_grad=True)
+    target = torch.tensor(learner._target.flat)
+    adam = torch.optim.Adam([online], lr=0.01, eps=1e-5)
+    rows = torch.arange(BATCH)
+    support = torch.linspace(-3, 3, atoms)
     expected = (lambda told: told[..., 0]) if atoms == 1 else (lambda told: told.softmax(-1) @ support)
     with torch.no_grad():
         told = network(target, b["next.obs"])
@@ -102,8 +118,13 @@ def test_what_is_forbidden_next_is_not_hoped_for():
     policy = QNetwork(hidden=(8,)).build(Spaces(space, Discrete(4)), 0)
     learner = DQN().build(policy, 0)
     shape = {"obs.seen": np.ones((BATCH, 3), np.float32), "next.obs.seen": np.ones((BATCH, 3), np.float32)}
-    masks = {"obs.action_mask": np.ones((BATCH, 4), np.int8), "next.obs.action_mask": np.tile(np.array([0, 1, 0, 0], np.int8), (BATCH, 1))}
-    sample = sample_of(**shape, **masks, done=np.zeros(BATCH, bool), rewards=np.zeros((BATCH, STEPS), np.float32))
+    masks = {
+        "obs.action_mask": np.ones((BATCH, 4), np.int8),
+        "next.obs.action_mask": np.tile(np.array([0, 1, 0, 0], np.int8), (BATCH, 1)),
+    }
+    sample = sample_of(
+        **shape, **masks, done=np.zeros(BATCH, bool), rewards=np.zeros((BATCH, STEPS), np.float32)
+    )
     seen = policy.twin().forward(np.ones((1, 3), np.float32))[0, :, 0].copy()
     batch = {name: array[0] for name, array in sample.items()}
     _, _, error, value = learner._differentiate(batch)
@@ -124,13 +145,18 @@ def test_the_target_moves_by_the_count_of_updates(every, rate):
 def test_epsilon_falls_with_updates_and_travels_with_the_weights():
     learner = learner_of(DQN(epsilon_start=1.0, epsilon_end=0.2, epsilon_updates=4))
     told = [float(learner.policy.parameters()["epsilon"])]
-    told += [(learner.update([sample_of(i)], 0.0), float(learner.policy.parameters()["epsilon"]))[1] for i in range(6)]
+    told += [
+        (learner.update([sample_of(i)], 0.0), float(learner.policy.parameters()["epsilon"]))[1]
+        for i in range(6)
+    ]
     np.testing.assert_allclose(told, [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("net", [QNetwork(hidden=(8,)), QNetwork(hidden=(8,), noise=0.5, atoms=5)])
 def test_a_restored_learner_goes_on_exactly(net):
-    check_restored(learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of, "DQN")
+    check_restored(
+        learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of, "DQN"
+    )
 
 
 def test_a_step_that_would_spoil_the_weights_is_left_out():
@@ -160,9 +186,17 @@ def test_what_cannot_be_is_refused(message):
         REFUSED[message]()
 
 
-@pytest.mark.parametrize("net", [QNetwork(hidden=(16,)), QNetwork(hidden=(16,), atoms=21, least_return=-1, greatest_return=3), QNetwork(noise=0.3)])
+@pytest.mark.parametrize(
+    "net",
+    [
+        QNetwork(hidden=(16,)),
+        QNetwork(hidden=(16,), atoms=21, least_return=-1, greatest_return=3),
+        QNetwork(noise=0.3),
+    ],
+)
 def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
-    """States 0, 1, 2 in a row: action 0 goes on and pays 1 at the end of state 2, the others end at once and pay 0.5. Best: γ², γ, 1."""
+    """States 0, 1, 2 in a row: action 0 goes on and pays 1 at the end of state 2, the
+    others end at once and pay 0.5. Best: γ², γ, 1."""
     policy = net.build(SPACES, 0)
     learner = DQN(learning_rate=3e-3, gamma=0.8, target_every=50).build(policy, 0)
     state, action = (part.reshape(-1) for part in np.meshgrid(np.arange(3), np.arange(4), indexing="ij"))
@@ -170,8 +204,19 @@ def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
     over = (action > 0) | (state == 2)
     pays = np.where(action > 0, 0.5, np.where(state == 2, 1.0, 0.0)).astype(np.float32)
     n = len(state)
-    fields = {"obs": eye[state], "next.obs": eye[state + 1], "action": action, "rewards": pays[:, None], "steps": np.ones(n, np.int32)}
-    fields |= {"done": over, "weight": np.ones(n, np.float32), "version": np.zeros(n, np.int64), "priority": np.zeros(n, np.float32)}
+    fields = {
+        "obs": eye[state],
+        "next.obs": eye[state + 1],
+        "action": action,
+        "rewards": pays[:, None],
+        "steps": np.ones(n, np.int32),
+    }
+    fields |= {
+        "done": over,
+        "weight": np.ones(n, np.float32),
+        "version": np.zeros(n, np.int64),
+        "priority": np.zeros(n, np.float32),
+    }
     sample = Sample({name: array[np.newaxis] for name, array in fields.items()})
     for _ in range(1200):
         learner.update([sample], 0.0)

@@ -1,4 +1,5 @@
-"""IMPALA: its settings, its gradient against the paper's sums written out, and that it learns from what older weights gathered."""
+"""IMPALA: its settings, its gradient against the paper's sums written out, and that it
+learns from what older weights gathered."""
 
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 
 
 def learner_of(seed=0, net=NET, **settings):
-    learner = Impala(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings}).build(net.build(SPACES, 0), seed)
+    learner = Impala(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings}).build(
+        net.build(SPACES, 0), seed
+    )
     assert isinstance(learner, ImpalaLearner)
     return learner
 
@@ -30,7 +33,12 @@ def other_weights(policy, seed):
 
 
 def test_impossible_settings_are_refused_by_name_and_value():
-    for setting, value in (("gamma", 1.5), ("trace_lambda", -0.1), ("rho_clip", 0.0), ("learning_rate", -1.0)):
+    for setting, value in (
+        ("gamma", 1.5),
+        ("trace_lambda", -0.1),
+        ("rho_clip", 0.0),
+        ("learning_rate", -1.0),
+    ):
         with pytest.raises(ConfigError, match=f"{setting} = {value}.*usual"):
             Impala(**{setting: value})
     with pytest.raises(ConfigError, match=r"c_clip = 1\.5 is above rho_clip = 1\.0"):
@@ -41,24 +49,29 @@ def test_impossible_settings_are_refused_by_name_and_value():
 
 def test_training_an_mlp_imports_no_torch():
     code = (
-        "import sys\nfrom tidemill import Impala, ActorCritic\nfrom tidemill.api.algorithm import ROW_FIELDS, Sample\n"
+        "import sys\nfrom tidemill import Impala, ActorCritic\nfrom tidemill.api.algorithm import "
+        "ROW_FIELDS, Sample\n"
         "from tidemill.api.spaces import *\nfrom tidemill.core.schema import Field, allocate\n"
         "config, spaces = ActorCritic(), Spaces(Box((3,), 'float32'), Discrete(2))\n"
-        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces)}\nsample = Sample(allocate(fields, (9, 4)))\n"
-        "assert Impala().build(config.build(spaces, 0), 0).update([sample], 0.0)['rows'] == 32\nassert 'torch' not in sys.modules"
+        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces)}\nsample = "
+        "Sample(allocate(fields, (9, 4)))\n"
+        "assert Impala().build(config.build(spaces, 0), 0).update([sample], 0.0)['rows'] == 32\nassert "
+        "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(("clips", "scale"), [((1.0, 1.0), 1), ((2.5, 0.7), 1), ((1.0, 1.0), 4)])
 def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
-    """Eq. 1 as a sum of products over each episode, in plain torch, against an update of one minibatch without a step. What is learnt is in units of
-    the returns' deviation so far, `scale`."""
+    """Eq. 1 as a sum of products over each episode, in plain torch, against an update of
+    one minibatch without a step. What is learnt is in units of the returns' deviation so
+    far, `scale`."""
     rho_clip, c_clip = clips
     gamma, lam, entropy_coefficient = 0.9, 0.8, 0.01
     learner = learner_of(
-        gamma=gamma, trace_lambda=lam, rho_clip=rho_clip, c_clip=c_clip, entropy_coefficient=entropy_coefficient,
-        minibatch_size=10**6, learning_rate=0.0, normalise_returns=scale != 1, max_gradient_norm=None,
+        gamma=gamma, trace_lambda=lam, rho_clip=rho_clip, c_clip=c_clip,
+        entropy_coefficient=entropy_coefficient, minibatch_size=10**6, learning_rate=0.0,
+        normalise_returns=scale != 1, max_gradient_norm=None,
     )  # fmt: skip
     policy = learner.policy
     sample = make_sample(policy, T=12, N=3, seed=2)
@@ -91,7 +104,8 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
             return min(rho_clip, ratio(t)) * (sample["reward"][t, n] + gamma * after - V[t, n])
 
         def target(t, n=n):
-            """v_t = V_t + Σ_k γ^k (Π_i<k c_i) δ_{t+k}, up to the end of the episode or of the sample."""
+            """v_t = V_t + Σ_k γ^k (Π_i<k c_i) δ_{t+k}, up to the end of the episode or of
+            the sample."""
             if done[t, n]:
                 return 0.0
             total, factor = V[t, n], 1.0
@@ -111,7 +125,9 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
             count += 1
             far += ratio(t) > 1.001 * rho_clip
     (loss / count).backward()
-    expected = torch.cat([w[name].grad.reshape(-1) if w[name].grad is not None else torch.zeros(w[name].numel()) for name in w])
+    expected = torch.cat(
+        [w[name].grad.reshape(-1) if w[name].grad is not None else torch.zeros(w[name].numel()) for name in w]
+    )
     assert metrics["rows"] == count and metrics["minibatches"] == 1
     assert metrics["clip_fraction"] == pytest.approx(far / count, abs=1e-6) and (clips[0] > 1 or far > 0)
     np.testing.assert_allclose(learner._gradient, expected, atol=2e-6, rtol=1e-3)
@@ -143,7 +159,10 @@ def test_masked_cells_change_nothing():
 def test_updates_in_torch_are_those_in_numpy():
     config = Impala(minibatch_size=8, learning_rate=1e-2, entropy_coefficient=0.01)
     net = ActorCritic(hidden=(8, 8), normalise_observations=True)
-    learners = [config.build(policy, 0) for policy in (net.build(SPACES, 0), TorchActorCriticPolicy(net, SPACES, 0, "cpu"))]
+    learners = [
+        config.build(policy, 0)
+        for policy in (net.build(SPACES, 0), TorchActorCriticPolicy(net, SPACES, 0, "cpu"))
+    ]
     actor = learner_of().policy
     for update in range(2):
         sample = make_sample(actor, seed=update)
@@ -151,7 +170,9 @@ def test_updates_in_torch_are_those_in_numpy():
         for name, value in plain.items():
             assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
         for name, array in learners[0].policy.parameters().items():
-            np.testing.assert_allclose(learners[1].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                learners[1].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name
+            )
 
 
 def test_a_resumed_learner_goes_on_exactly():
@@ -178,7 +199,8 @@ def test_what_is_not_finite_is_named_before_the_weights_are_spoilt():
 
 
 def test_it_learns_which_action_pays_from_samples_of_older_weights():
-    # One step pays 1 for action 2 and nothing else; γ = 0 makes it a bandit. Samples are three updates old.
+    # One step pays 1 for action 2 and nothing else; γ = 0 makes it a bandit. Samples are
+    # three updates old.
     learner = learner_of(gamma=0.0, minibatch_size=64, learning_rate=3e-3, entropy_coefficient=0.0)
     waiting, share = [], []
     for i in range(60):

@@ -1,4 +1,5 @@
-"""Several equal PPO learners in step: the same weights to the last bit, and what one learner would have learnt from all rows."""
+"""Several equal PPO learners in step: the same weights to the last bit, and what one
+learner would have learnt from all rows."""
 
 from dataclasses import dataclass
 
@@ -38,14 +39,23 @@ class Linear(TorchNetwork):
 
 def make_sample(policy, net, spaces, seats, seed, steps=12):
     rng = np.random.default_rng(seed)
-    sample = Sample(allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **net.answer(spaces)}, (steps + 1, seats)))
+    sample = Sample(
+        allocate(
+            {**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **net.answer(spaces)},
+            (steps + 1, seats),
+        )
+    )
     shape = sample["obs"].shape
-    sample["obs"][...] = rng.integers(0, 256, shape) if sample["obs"].dtype == np.uint8 else rng.standard_normal(shape)
+    sample["obs"][...] = (
+        rng.integers(0, 256, shape) if sample["obs"].dtype == np.uint8 else rng.standard_normal(shape)
+    )
     sample["done"][...] = rng.random((steps + 1, seats)) < 0.1
     sample["version"][...] = np.where(sample["done"], -1, 0)
     sample["reward"][...] = np.where(sample["done"], 0, rng.standard_normal((steps + 1, seats)) * 3 + 1)
     for t in range(steps + 1):
-        policy.act({"obs": sample["obs"][t]}, {}, False, {name: sample[name][t] for name in net.answer(spaces)})
+        policy.act(
+            {"obs": sample["obs"][t]}, {}, False, {name: sample[name][t] for name in net.answer(spaces)}
+        )
     return sample
 
 
@@ -64,7 +74,10 @@ def in_step(learners, samples, progress=0.0):
             assert not arrays
             return metrics
         assert len({(array.shape, array.dtype) for array in arrays}) == 1
-        assert all(array.flags.c_contiguous and array.nbytes <= learner.largest_sum for array, learner in zip(arrays, learners, strict=True))
+        assert all(
+            array.flags.c_contiguous and array.nbytes <= learner.largest_sum
+            for array, learner in zip(arrays, learners, strict=True)
+        )
         total = arrays[0].copy()
         for array in arrays[1:]:
             total += array
@@ -74,7 +87,9 @@ def in_step(learners, samples, progress=0.0):
 
 def learners_of(count, net=MLP, spaces=VECTOR, algorithm=PPO, **settings):
     limit_threads(1)
-    config = algorithm(**{"minibatch_size": 30, "learning_rate": 1e-2, "entropy_coefficient": 0.01, **settings})
+    config = algorithm(
+        **{"minibatch_size": 30, "learning_rate": 1e-2, "entropy_coefficient": 0.01, **settings}
+    )
     return [config.build(net.build(spaces, 0), seed) for seed in range(count)]
 
 
@@ -96,7 +111,10 @@ def assert_same(learners):
 def test_weights_and_normalisers_stay_the_same_to_the_last_bit(seats, settings):
     learners = learners_of(len(seats), **settings)
     for update in range(3):
-        samples = [[make_sample(le.policy, MLP, VECTOR, n, 10 * update + i)] for i, (le, n) in enumerate(zip(learners, seats, strict=True))]
+        samples = [
+            [make_sample(le.policy, MLP, VECTOR, n, 10 * update + i)]
+            for i, (le, n) in enumerate(zip(learners, seats, strict=True))
+        ]
         metrics = in_step(learners, samples, update / 3)
         assert all(m == metrics[0] for m in metrics)
         assert_same(learners)
@@ -104,7 +122,9 @@ def test_weights_and_normalisers_stay_the_same_to_the_last_bit(seats, settings):
 
 
 @pytest.mark.parametrize("empty", [False, True])
-@pytest.mark.parametrize(("net", "spaces"), [(ActorCritic(), IMAGE), (Linear(), VECTOR)], ids=["images", "module"])
+@pytest.mark.parametrize(
+    ("net", "spaces"), [(ActorCritic(), IMAGE), (Linear(), VECTOR)], ids=["images", "module"]
+)
 def test_networks_in_torch_too(net, spaces, empty):
     settings = {"learning_rate": 1e-3, "minibatch_size": 10**6, "epochs": 2}
     (alone,), learners = learners_of(1, net, spaces, **settings), learners_of(2, net, spaces, **settings)
@@ -115,7 +135,9 @@ def test_networks_in_torch_too(net, spaces, empty):
     in_step(learners, [[sample] for sample in samples])
     assert_same(learners)
     for name, array in alone.policy.parameters().items():
-        np.testing.assert_allclose(learners[0].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            learners[0].policy.parameters()[name], array, rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -134,7 +156,9 @@ def test_parts_teach_what_the_whole_does(count, empty, settings):
     metrics = in_step(learners, given)
     assert_same(learners)
     for name, array in alone.policy.parameters().items():
-        np.testing.assert_allclose(learners[0].policy.parameters()[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            learners[0].policy.parameters()[name], array, rtol=1e-5, atol=1e-5, err_msg=name
+        )
     assert metrics[0].keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[0][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
@@ -142,7 +166,9 @@ def test_parts_teach_what_the_whole_does(count, empty, settings):
 
 def test_a_minibatch_without_rows_at_any_trainer_is_left_out():
     learners = learners_of(2, minibatch_size=1, epochs=1)
-    samples = [[make_sample(learner.policy, MLP, VECTOR, 1, i, steps=3)] for i, learner in enumerate(learners)]
+    samples = [
+        [make_sample(learner.policy, MLP, VECTOR, 1, i, steps=3)] for i, learner in enumerate(learners)
+    ]
     for sample in samples:
         sample[0]["done"][...] = False
         sample[0]["version"][...] = 0

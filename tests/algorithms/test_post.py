@@ -8,7 +8,8 @@ from tidemill.core.errors import ConfigError
 
 
 def episodes(**changes):
-    """Two of them, each a column: three actions and an end; one action and a cut, then fillers."""
+    """Two of them, each a column: three actions and an end; one action and a cut, then
+    fillers."""
     given = {
         "reward": [[1, 5], [2, 0], [4, 0], [0, 0]],
         "value": [[10, 20], [30, 40], [50, 0], [0, 0]],
@@ -16,7 +17,13 @@ def episodes(**changes):
         "truncated": [[0, 0], [0, 1], [0, 0], [0, 0]],
         "version": [[0, 0], [0, 0], [0, -1], [-1, -1]],
     }
-    kinds = {"reward": np.float32, "value": np.float32, "done": np.bool_, "truncated": np.bool_, "version": np.int64}
+    kinds = {
+        "reward": np.float32,
+        "value": np.float32,
+        "done": np.bool_,
+        "truncated": np.bool_,
+        "version": np.int64,
+    }
     return {name: np.array(changes.get(name, values), kinds[name]) for name, values in given.items()}
 
 
@@ -39,12 +46,21 @@ def test_advantages_by_hand():
 def test_what_is_made_is_what_was_announced():
     for post in (Returns(), GAE()):
         made = post.process(episodes())
-        assert {name: array.dtype.name for name, array in made.items()} == {name: field.dtype for name, field in post.fields().items()}
+        assert {name: array.dtype.name for name, array in made.items()} == {
+            name: field.dtype for name, field in post.fields().items()
+        }
 
 
 def test_a_batch_takes_the_advantages_that_rows_have():
     rows = episodes()
-    sample = Sample(rows | {"obs": np.zeros((4, 2, 3), np.float32), "action": np.zeros((4, 2), np.int64), "log_prob": np.zeros((4, 2), np.float32)})
+    sample = Sample(
+        rows
+        | {
+            "obs": np.zeros((4, 2, 3), np.float32),
+            "action": np.zeros((4, 2), np.int64),
+            "log_prob": np.zeros((4, 2), np.float32),
+        }
+    )
     own = gather([sample], gae_of(0.5, 0.5))
     sample |= {f"post.{name}": array for name, array in GAE(gamma=0.5, gae_lambda=0.5).process(rows).items()}
     given = gather([sample], gae_of(0.99, 0.95))
@@ -52,7 +68,8 @@ def test_a_batch_takes_the_advantages_that_rows_have():
     np.testing.assert_array_equal(given.advantage, own.advantage)
     np.testing.assert_array_equal(given.target, own.target)
     assert not np.allclose(
-        gather([sample], gae_of(0.99, 0.95, lambda sample, rows: np.zeros(len(rows), np.float32))).advantage, own.advantage
+        gather([sample], gae_of(0.99, 0.95, lambda sample, rows: np.zeros(len(rows), np.float32))).advantage,
+        own.advantage,
     )  # corrected anew
 
 

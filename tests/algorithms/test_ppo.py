@@ -33,7 +33,8 @@ def _one_thread():
 
 
 def make_sample(policy, spaces=SPACES, T=9, N=4, seed=0, reward=None):
-    """Rows as an actor writes them, in memory poisoned first: random episode ends, answers by `policy`."""
+    """Rows as an actor writes them, in memory poisoned first: random episode ends,
+    answers by `policy`."""
     rng = np.random.default_rng(seed)
     answer = NET.answer(spaces)
     sample = Sample(allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **answer}, (T, N)))
@@ -48,13 +49,17 @@ def make_sample(policy, spaces=SPACES, T=9, N=4, seed=0, reward=None):
         policy.act({"obs": sample["obs"][t]}, {}, False, answers)
         for name, array in answers.items():
             sample[name][t][~done[t]] = array[~done[t]]
-    sample["reward"][...] = np.where(done | truncated, 0, rng.standard_normal((T, N)) if reward is None else reward(sample["action"]))
+    sample["reward"][...] = np.where(
+        done | truncated, 0, rng.standard_normal((T, N)) if reward is None else reward(sample["action"])
+    )
     sample["reward"][-1] = np.nan  # committed before it came
     return sample
 
 
 def learner_of(seed=0, net=NET, **settings):
-    learner = PPO(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings}).build(net.build(SPACES, 0), seed)
+    learner = PPO(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings}).build(
+        net.build(SPACES, 0), seed
+    )
     assert isinstance(learner, PPOLearner)
     return learner
 
@@ -71,7 +76,15 @@ def assert_equal(a, b):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("gamma", 1.5), ("gae_lambda", -0.1), ("clip", 0.0), ("epochs", 0), ("minibatch_size", 0), ("learning_rate", -1.0), ("target_kl", float("nan"))],
+    [
+        ("gamma", 1.5),
+        ("gae_lambda", -0.1),
+        ("clip", 0.0),
+        ("epochs", 0),
+        ("minibatch_size", 0),
+        ("learning_rate", -1.0),
+        ("target_kl", float("nan")),
+    ],
 )
 def test_an_impossible_setting_is_refused_by_name_and_value(setting, value):
     with pytest.raises(ConfigError, match=f"{setting} = {value}.*usual"):
@@ -85,9 +98,12 @@ def test_the_configuration_survives_encoding():
 
 def test_configurations_import_no_torch():
     code = (
-        "import sys\nfrom tidemill.algorithms.ppo import PPO\nfrom tidemill.nets.actor_critic import ActorCritic\n"
-        "from tidemill.api.spaces import *\nPPO(); p = ActorCritic().build(Spaces(Box((3,), 'float32'), Discrete(2)), 0)\n"
-        "import numpy as np\nout = {'action': np.zeros(1, int), 'value': np.zeros(1), 'log_prob': np.zeros(1)}\n"
+        "import sys\nfrom tidemill.algorithms.ppo import PPO\nfrom tidemill.nets.actor_critic import "
+        "ActorCritic\n"
+        "from tidemill.api.spaces import *\nPPO(); p = ActorCritic().build(Spaces(Box((3,), 'float32'), "
+        "Discrete(2)), 0)\n"
+        "import numpy as np\nout = {'action': np.zeros(1, int), 'value': np.zeros(1), 'log_prob': "
+        "np.zeros(1)}\n"
         "p.act({'obs': np.zeros((1, 3), np.float32)}, {}, False, out)\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -95,12 +111,16 @@ def test_configurations_import_no_torch():
 
 def test_training_an_mlp_imports_no_torch():
     code = (
-        "import sys\nimport numpy as np\nfrom tidemill import PPO, ActorCritic\nfrom tidemill.api.algorithm import ROW_FIELDS, Sample\n"
+        "import sys\nimport numpy as np\nfrom tidemill import PPO, ActorCritic\nfrom tidemill.api.algorithm "
+        "import ROW_FIELDS, Sample\n"
         "from tidemill.api.spaces import *\nfrom tidemill.core.schema import Field, allocate\n"
-        "config, spaces = ActorCritic(normalise_observations=True), Spaces(Box((3,), 'float32'), Discrete(2))\n"
-        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces)}\nsample = Sample(allocate(fields, (9, 4)))\n"
+        "config, spaces = ActorCritic(normalise_observations=True), Spaces(Box((3,), 'float32'), "
+        "Discrete(2))\n"
+        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces)}\nsample = "
+        "Sample(allocate(fields, (9, 4)))\n"
         "learner = PPO(entropy_coefficient=0.01, correct_off_policy=True).build(config.build(spaces, 0), 0)\n"
-        "assert learner.update([sample], 0.0)['rows'] == 32\nlearner.load_state(learner.state())\nassert 'torch' not in sys.modules"
+        "assert learner.update([sample], 0.0)['rows'] == 32\nlearner.load_state(learner.state())\nassert "
+        "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -130,7 +150,14 @@ def test_what_is_gathered_does_not_view_the_samples():
     learner = learner_of()
     sample = make_sample(learner.policy)
     batch = gather([sample], gae_of(0.99, 0.95))
-    for array in (*batch.observation.values(), *batch.action.values(), batch.log_prob, batch.value, batch.advantage, batch.target):
+    for array in (
+        *batch.observation.values(),
+        *batch.action.values(),
+        batch.log_prob,
+        batch.value,
+        batch.advantage,
+        batch.target,
+    ):
         assert not any(np.shares_memory(array, field) for field in sample.values())
 
 
@@ -139,7 +166,8 @@ def test_masked_cells_change_nothing():
 
 
 def check_masked(*learners):
-    """What cannot count differs between the samples of two equal learners, and they learn the same."""
+    """What cannot count differs between the samples of two equal learners, and they learn
+    the same."""
     samples = [make_sample(learner.policy, seed=3) for learner in learners]
     final = samples[0]["done"]
     for name in ("value", "log_prob", "obs"):
@@ -201,16 +229,26 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     ],
 )
 def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation, clip_value):
-    """With a `deviation` of the returns so far, values are learnt in units of it: targets and the values before are divided by it."""
-    settings = {"normalise_returns": deviation is not None, "normalise_advantages": normalise, "max_gradient_norm": limit, "clip_value": clip_value}
+    """With a `deviation` of the returns so far, values are learnt in units of it: targets
+    and the values before are divided by it."""
+    settings = {
+        "normalise_returns": deviation is not None,
+        "normalise_advantages": normalise,
+        "max_gradient_norm": limit,
+        "clip_value": clip_value,
+    }
     learner = learner_of(minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, **settings)
     policy, scale = learner.policy, deviation or 1
     policy.weights["critic.weight"] *= 30  # so that values leave what they are clipped to
-    policy.fold_moments(policy.moments({}, None if deviation is None else np.array([-scale, scale], np.float32)))
+    policy.fold_moments(
+        policy.moments({}, None if deviation is None else np.array([-scale, scale], np.float32))
+    )
     assert policy.value_scale == scale
     sample = make_sample(policy, T=33, N=8)
     batch = gather([sample], gae_of(0.99, 0.95))
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items() if array.size}
+    w = {
+        name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items() if array.size
+    }
     adam = torch.optim.Adam(w.values(), lr=1e-2, eps=1e-5)
     x, action = torch.from_numpy(batch.observation["obs"]), torch.from_numpy(batch.action["action"])
     target, old = torch.from_numpy(batch.target / scale), torch.from_numpy(batch.value / scale)
@@ -228,8 +266,16 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
         logs = torch.log_softmax(tower(0) @ w["actor.weight"].T + w["actor.bias"].T, -1)
         value = tower(1) @ w["critic.weight"] + w["critic.bias"]
         log_ratio = logs[torch.arange(len(x)), action] - torch.from_numpy(batch.log_prob)
-        of_value = value_loss(value, target) if clip_value is None else clipped_value_loss(value, old, target, clip_value)
-        loss = clipped_surrogate(log_ratio, advantage, 0.2) + 0.5 * of_value + 0.01 * (logs.exp() * logs).sum(-1).mean()
+        of_value = (
+            value_loss(value, target)
+            if clip_value is None
+            else clipped_value_loss(value, old, target, clip_value)
+        )
+        loss = (
+            clipped_surrogate(log_ratio, advantage, 0.2)
+            + 0.5 * of_value
+            + 0.01 * (logs.exp() * logs).sum(-1).mean()
+        )
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(list(w.values()), limit or float("inf"))
@@ -239,8 +285,11 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
     assert learner.update([sample], 0.0)["minibatches"] == 3
     assert (policy.value_scale != scale) is (deviation is not None)
     for name, tensor in w.items():
-        rescaled = policy.value_scale / scale if name.startswith("critic") else 1  # the head follows the deviation afterwards
-        np.testing.assert_allclose(policy.weights[name] * rescaled, tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name)
+        # the head follows the deviation afterwards
+        rescaled = policy.value_scale / scale if name.startswith("critic") else 1
+        np.testing.assert_allclose(
+            policy.weights[name] * rescaled, tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 def test_two_runs_of_updates_are_byte_equal():
@@ -285,7 +334,8 @@ def test_the_linear_schedule_ends_at_zero():
     assert learner.update([sample], 0.25)["learning_rate"] == pytest.approx(0.0075)
     before = learner.policy.flat.copy()
     assert learner.update([sample], 1.0)["learning_rate"] == 0
-    ratio = learner.policy.flat / np.where(before == 0, 1, before)  # only the critic's head moves: rescaled with the returns' deviation
+    # only the critic's head moves: rescaled with the returns' deviation
+    ratio = learner.policy.flat / np.where(before == 0, 1, before)
     unchanged = np.ones(len(before), bool)
     unchanged[-len(learner.policy.weights["critic.weight"]) - 1 :] = False
     assert np.isin(ratio[unchanged], [0, 1]).all()
@@ -296,7 +346,12 @@ def test_target_kl_stops_an_update_before_the_first_minibatch_whose_divergence_i
     kl = (found := learner_of(**settings).update([make_sample(learner_of().policy)], 0.0))["kl"]
     assert found["minibatches"] == 2 and kl > 0
     for target, minibatches in ((1.01 * kl, 2), (0.99 * kl, 1)):
-        assert learner_of(target_kl=target, **settings).update([make_sample(learner_of().policy)], 0.0)["minibatches"] == minibatches
+        assert (
+            learner_of(target_kl=target, **settings).update([make_sample(learner_of().policy)], 0.0)[
+                "minibatches"
+            ]
+            == minibatches
+        )
 
 
 def test_target_kl_stops_an_update_early():
@@ -309,11 +364,14 @@ def test_metrics_have_their_names():
     learner = learner_of()
     metrics = learner.update([make_sample(learner.policy)], 0.0)
     assert metrics.keys() == {
-        "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm", "learning_rate", "rows", "minibatches",
+        "loss/policy", "loss/value", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",
+        "learning_rate", "rows", "minibatches",
     }  # fmt: skip
     assert 0 < metrics["entropy"] <= np.log(3) + 1e-6
     batch = gather([make_sample(learner_of().policy)], gae_of(0.99, 0.95))
-    assert metrics["explained_variance"] == pytest.approx(explained_variance(batch.value, batch.target), abs=1e-6)
+    assert metrics["explained_variance"] == pytest.approx(
+        explained_variance(batch.value, batch.target), abs=1e-6
+    )
 
 
 def test_a_batch_without_a_trainable_row_changes_nothing():
@@ -325,7 +383,10 @@ def test_a_batch_without_a_trainable_row_changes_nothing():
     assert_equal(before, weights(learner))
 
 
-@pytest.mark.parametrize(("field", "name"), [("reward", "loss/"), ("obs", "loss/policy is nan"), ("log_prob", "loss/policy is nan")])
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("reward", "loss/"), ("obs", "loss/policy is nan"), ("log_prob", "loss/policy is nan")],
+)
 def test_what_is_not_finite_is_named_before_the_weights_are_spoilt(field, name):
     learner = learner_of()
     sample = make_sample(learner.policy)
@@ -386,16 +447,25 @@ def test_ratios_are_computed_once_per_batch_before_the_first_step():
 
 @pytest.mark.parametrize("correct_off_policy", [False, True])
 def test_the_clip_is_around_the_behaviour_whatever_the_policy_at_the_start_of_the_update(correct_off_policy):
-    # The behaviour took every action with probability 1/9 at most of what the policy does now: ratios are far above 1 + ε already, so that rows
-    # with a positive advantage have no gradient. Around the policy at the start of the update, ratios would be 1 and all rows would have one.
-    learner = learner_of(correct_off_policy=correct_off_policy, value_coefficient=0.0, normalise_advantages=False, epochs=1, minibatch_size=10**6)
+    # The behaviour took every action with probability 1/9 at most of what the policy does
+    # now: ratios are far above 1 + ε already, so that rows with a positive advantage have
+    # no gradient. Around the policy at the start of the update, ratios would be 1 and all
+    # rows would have one.
+    learner = learner_of(
+        correct_off_policy=correct_off_policy,
+        value_coefficient=0.0,
+        normalise_advantages=False,
+        epochs=1,
+        minibatch_size=10**6,
+    )
     sample = make_sample(learner.policy, reward=lambda action: 1000.0)
     sample["log_prob"] -= np.float32(np.log(9))
     before = learner.policy.flat.copy()
     metrics = learner.update([sample], 0.0)
     assert metrics["clip_fraction"] == 1 and metrics["kl"] == pytest.approx(9 - 1 - np.log(9), rel=1e-4)
     assert metrics["gradient_norm"] == 0
-    unchanged = len(learner.policy.weights["critic.weight"]) + 1  # folding the returns in rescales the critic's head, which comes last
+    # folding the returns in rescales the critic's head, which comes last
+    unchanged = len(learner.policy.weights["critic.weight"]) + 1
     np.testing.assert_array_equal(learner.policy.flat[:-unchanged], before[:-unchanged])
 
 

@@ -1,4 +1,5 @@
-"""SAC: what an update does to critics, actor, temperature and targets; and that it learns."""
+"""SAC: what an update does to critics, actor, temperature and targets; and that it
+learns."""
 
 import numpy as np
 import pytest
@@ -53,11 +54,12 @@ def learner_of(config=None, seed=0):
     return (config or SAC()).build(policy, seed)
 
 
-# ---- the formulas ------------------------------------------------------------------------------------------------------------------------------
+# ---- the formulas ----------------------------------------------------------------------
 
 
 def test_the_log_probability_is_that_of_the_squashed_variable():
-    """For one action its density, summed over a fine grid, is 1; and torch's transformed distribution agrees."""
+    """For one action its density, summed over a fine grid, is 1; and torch's transformed
+    distribution agrees."""
     a = np.linspace(-0.9999, 0.9999, 20001)
     mean, log_std = np.float32(0.3), np.float32(-0.5)
     noise = ((np.arctanh(a) - mean) / np.exp(log_std))[:, None].astype(np.float32)
@@ -65,14 +67,24 @@ def test_the_log_probability_is_that_of_the_squashed_variable():
     np.testing.assert_allclose(action[:, 0], a, atol=1e-5)
     assert abs(np.trapezoid(np.exp(log_prob), a) - 1) < 2e-3
     base = torch.distributions.Normal(torch.tensor(float(mean)), torch.tensor(float(np.exp(log_std))))
-    squashed = torch.distributions.TransformedDistribution(base, [torch.distributions.transforms.TanhTransform()])
-    np.testing.assert_allclose(log_prob[5000:15000:100], squashed.log_prob(torch.tensor(a[5000:15000:100])).numpy(), rtol=1e-3, atol=1e-3)
+    squashed = torch.distributions.TransformedDistribution(
+        base, [torch.distributions.transforms.TanhTransform()]
+    )
+    np.testing.assert_allclose(
+        log_prob[5000:15000:100],
+        squashed.log_prob(torch.tensor(a[5000:15000:100])).numpy(),
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
 def test_the_log_probability_is_finite_at_the_bounds():
-    action, log_prob = squash(np.full((1, 2), 40, np.float32), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32))
+    action, log_prob = squash(
+        np.full((1, 2), 40, np.float32), np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
+    )
     assert (action == 1).all()
-    np.testing.assert_allclose(log_prob, 2 * (-0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 40)), rtol=1e-5)  # 1 - tanh² u ≈ 4 e^-2u
+    # 1 - tanh² u ≈ 4 e^-2u
+    np.testing.assert_allclose(log_prob, 2 * (-0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 40)), rtol=1e-5)
 
 
 def test_soft_values_are_those_of_the_lesser_critic_less_the_temperature_times_log_pi():
@@ -93,7 +105,7 @@ def test_the_actors_derivatives_are_autograds():
     np.testing.assert_allclose(found[1], s.grad.numpy(), rtol=1e-5)
 
 
-# ---- networks ----------------------------------------------------------------------------------------------------------------------------------
+# ---- networks --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hidden", [(), (7,), (7, 5)])
@@ -101,9 +113,14 @@ def test_the_actors_derivatives_are_autograds():
 def test_an_mlps_gradients_are_autograds(towers, hidden):
     rng = np.random.default_rng(0)
     shape = MLPShape(towers, 4, hidden, 3)
-    flat = shape.begin(rng) + rng.standard_normal(sum(int(np.prod(form)) for form in shape.forms().values())).astype(np.float32) * 0.3
+    flat = (
+        shape.begin(rng)
+        + rng.standard_normal(sum(int(np.prod(form)) for form in shape.forms().values())).astype(np.float32)
+        * 0.3
+    )
     network = MLP(shape, flat)
-    inputs, factors = rng.standard_normal((11, 4)).astype(np.float32), rng.standard_normal((towers, 11, 3)).astype(np.float32)
+    inputs = rng.standard_normal((11, 4)).astype(np.float32)
+    factors = rng.standard_normal((towers, 11, 3)).astype(np.float32)
     leaf, x = torch.tensor(flat, requires_grad=True), torch.tensor(inputs, requires_grad=True)
     h, start = x.expand(towers, 11, 4), 0
     forms = list(shape.forms().values())
@@ -132,9 +149,12 @@ def test_actions_are_within_their_bounds_and_the_mode_is_tanh_of_the_mean():
     policy.act(seen, {}, False, out)
     low, high = CENTRE - HALF, CENTRE + HALF
     assert ((out["action"] >= low) & (out["action"] <= high)).all()
-    assert (out["action"].min(0) < low + 0.1 * HALF).all() and (out["action"].max(0) > high - 0.1 * HALF).all()
+    assert (out["action"].min(0) < low + 0.1 * HALF).all() and (
+        out["action"].max(0) > high - 0.1 * HALF
+    ).all()
     u = np.arctanh(np.clip(policy.unscaled(out["action"]), -0.999, 0.999))
-    assert np.abs(u.mean(0)).max() < 0.1 and np.abs(u.std(0) - 1).max() < 0.1  # the first actor is about standard normal
+    # the first actor is about standard normal
+    assert np.abs(u.mean(0)).max() < 0.1 and np.abs(u.std(0) - 1).max() < 0.1
     again = allocate(config.answer(SPACES), (4000,))
     some = np.arange(4000) % 2 == 0
     policy.act(seen, {}, some, again)
@@ -143,11 +163,18 @@ def test_actions_are_within_their_bounds_and_the_mode_is_tanh_of_the_mean():
     assert np.abs(again["action"] - (np.tanh(mean) * HALF + CENTRE))[~some].mean() > 0.1
 
 
-# ---- the update --------------------------------------------------------------------------------------------------------------------------------
+# ---- the update ------------------------------------------------------------------------
 
 
 def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
-    config = SAC(gamma=0.9, learning_rate=0.01, critic_learning_rate=0.02, target_rate=0.1, temperature=0.5, target_entropy=-1.5)
+    config = SAC(
+        gamma=0.9,
+        learning_rate=0.01,
+        critic_learning_rate=0.02,
+        target_rate=0.1,
+        temperature=0.5,
+        target_entropy=-1.5,
+    )
     learner = learner_of(config)
     rng = np.random.default_rng(3)
     learner.targets.flat += rng.standard_normal(learner.targets.flat.size).astype(np.float32) * 0.1
@@ -166,7 +193,9 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
         h = x.expand(shape.towers, *x.shape)
         for i in range(0, len(forms), 2):
             weight, bias = (int(np.prod(form)) for form in forms[i : i + 2])
-            h = h @ flat[start : start + weight].reshape(forms[i]) + flat[start + weight : start + weight + bias].reshape(forms[i + 1])
+            h = h @ flat[start : start + weight].reshape(forms[i]) + flat[
+                start + weight : start + weight + bias
+            ].reshape(forms[i + 1])
             start += weight + bias
             h = h.relu() if i < len(forms) - 2 else h
         return h
@@ -176,13 +205,17 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
         cut.append(raw > 2)
         normal = torch.distributions.Normal(mean, raw.clamp(-20, 2).exp())
         u = mean + raw.clamp(-20, 2).exp() * noise
-        return u.tanh(), (normal.log_prob(u) - 2 * (np.log(2) - u - functional.softplus(-2 * u))).sum(1)  # log(1 - tanh² u)
+        # log(1 - tanh² u)
+        return u.tanh(), (normal.log_prob(u) - 2 * (np.log(2) - u - functional.softplus(-2 * u))).sum(1)
 
     actor = torch.tensor(learner.policy.flat.copy(), requires_grad=True)
     critics = torch.tensor(learner.critics.flat.copy(), requires_grad=True)
     targets = torch.tensor(learner.targets.flat.copy())
     log_alpha = torch.tensor(np.log(0.5), dtype=torch.float32, requires_grad=True)
-    adams = [torch.optim.Adam([leaf], lr=rate) for leaf, rate in ((critics, 0.02), (actor, 0.01), (log_alpha, 0.01))]
+    adams = [
+        torch.optim.Adam([leaf], lr=rate)
+        for leaf, rate in ((critics, 0.02), (actor, 0.01), (log_alpha, 0.01))
+    ]
     shape = learner.critics.shape
     with torch.no_grad():
         action, log_prob = act(actor, b["next.obs"], noise[0])
@@ -203,15 +236,19 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
     targets += 0.1 * (critics.detach() - targets)
     metrics = learner.update([sample], 0.0)
     assert cut[1].any() and not cut[1].all()
-    assert metrics["loss/value"] == pytest.approx(of_critics.item(), rel=1e-3) and metrics["loss/policy"] == pytest.approx(of_policy.item(), rel=1e-3)
-    assert metrics["entropy"] == pytest.approx(-log_prob.mean().item(), rel=1e-3) and metrics["q/mean"] == pytest.approx(
-        found.mean().item(), rel=1e-3
-    )
+    assert metrics["loss/value"] == pytest.approx(of_critics.item(), rel=1e-3) and metrics[
+        "loss/policy"
+    ] == pytest.approx(of_policy.item(), rel=1e-3)
+    assert metrics["entropy"] == pytest.approx(-log_prob.mean().item(), rel=1e-3) and metrics[
+        "q/mean"
+    ] == pytest.approx(found.mean().item(), rel=1e-3)
     np.testing.assert_allclose(learner.critics.flat, critics.detach().numpy(), atol=1e-4)
     np.testing.assert_allclose(learner.policy.flat, actor.detach().numpy(), atol=1e-4)
     np.testing.assert_allclose(learner.targets.flat, targets.numpy(), atol=1e-4)
     np.testing.assert_allclose(learner.log_temperature[0], log_alpha.item(), atol=1e-5)
-    np.testing.assert_allclose(sample["priority"][0], (found - goal).abs().mean(0).detach().numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        sample["priority"][0], (found - goal).abs().mean(0).detach().numpy(), rtol=1e-3, atol=1e-4
+    )
 
 
 def test_a_temperature_that_is_not_learnt_stays():
@@ -238,9 +275,15 @@ def test_it_tells_what_it_said_it_measures():
 
 REFUSED = {
     "target_rate = 0 is not between": lambda: SAC(target_rate=0),
-    "take a SquashedGaussian": lambda: SAC().build(QNetwork().build(Spaces(Box((3,), "float32"), Discrete(2)), 0), 0),
-    "needs bounds on both sides": lambda: SquashedGaussian().build(Spaces(Box((3,), "float32"), Box((3,), "float32")), 0),
-    "take a QNetwork with DQN": lambda: SquashedGaussian().build(Spaces(Box((3,), "float32"), Discrete(3)), 0),
+    "take a SquashedGaussian": lambda: SAC().build(
+        QNetwork().build(Spaces(Box((3,), "float32"), Discrete(2)), 0), 0
+    ),
+    "needs bounds on both sides": lambda: SquashedGaussian().build(
+        Spaces(Box((3,), "float32"), Box((3,), "float32")), 0
+    ),
+    "take a QNetwork with DQN": lambda: SquashedGaussian().build(
+        Spaces(Box((3,), "float32"), Discrete(3)), 0
+    ),
 }
 
 
@@ -260,8 +303,18 @@ def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted():
         obs = rng.uniform(-0.6, 0.6, (64, 1)).astype(np.float32)
         policy.act({"obs": obs}, {}, False, out)
         rewards = (1 - 10 * (out["action"] - obs) ** 2).astype(np.float32)
-        fields = {"obs": obs, "next.obs": obs, "action": out["action"].copy(), "rewards": rewards, "steps": np.ones(64, np.int32)}
-        fields |= {"done": np.ones(64, bool), "weight": np.ones(64, np.float32), "version": np.zeros(64, np.int64)}
+        fields = {
+            "obs": obs,
+            "next.obs": obs,
+            "action": out["action"].copy(),
+            "rewards": rewards,
+            "steps": np.ones(64, np.int32),
+        }
+        fields |= {
+            "done": np.ones(64, bool),
+            "weight": np.ones(64, np.float32),
+            "version": np.zeros(64, np.int64),
+        }
         metrics = learner.update([Sample({name: array[np.newaxis] for name, array in fields.items()})], 0.0)
     policy.act({"obs": obs}, {}, True, out)
     assert np.abs(out["action"] - obs).mean() < 0.1
@@ -271,7 +324,9 @@ def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted():
 def test_actions_never_leave_their_bounds_also_where_tanh_is_one():
     rng = np.random.default_rng(0)
     for low, high in np.sort(rng.uniform(-3, 3, (200, 2)).astype(np.float32)).tolist():
-        made = SquashedGaussian(hidden=(2,)).build(Spaces(Box((1,), "float32"), Box((1,), "float32", (low,), (high,))), 0)
+        made = SquashedGaussian(hidden=(2,)).build(
+            Spaces(Box((1,), "float32"), Box((1,), "float32", (low,), (high,))), 0
+        )
         for sign in (-1, 1):
             made.parameters()["head.bias"][..., 0] = sign * 100
             out = {"action": np.zeros((1, 1), np.float32), "log_prob": np.zeros(1, np.float32)}

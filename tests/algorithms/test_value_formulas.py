@@ -19,7 +19,9 @@ def f(*numbers):
 
 def test_n_step_returns_discount_rewards_and_the_value_behind_them():
     rewards = f([1, 2, 4], [3, 5, 0], [7, 0, 0])
-    returns, discount = n_step_returns(rewards, np.array([3, 2, 1], np.int32), np.array([False, True, False]), 0.5)
+    returns, discount = n_step_returns(
+        rewards, np.array([3, 2, 1], np.int32), np.array([False, True, False]), 0.5
+    )
     np.testing.assert_allclose(returns, [1 + 1 + 1, 3 + 2.5, 7])
     np.testing.assert_allclose(discount, [0.125, 0, 0.5])  # no value behind an end
 
@@ -38,7 +40,9 @@ def test_the_huber_loss_is_a_parabola_with_straight_arms():
 
 def test_a_projected_distribution_is_split_between_its_neighbours():
     support = f(0, 1, 2, 3)
-    found = project(f([0, 1, 0, 0], [0.5, 0, 0, 0.5], [0.25, 0.25, 0.25, 0.25]), f(0.25, 2, 2.5), f(0.5, 1, 0), support)
+    found = project(
+        f([0, 1, 0, 0], [0.5, 0, 0, 0.5], [0.25, 0.25, 0.25, 0.25]), f(0.25, 2, 2.5), f(0.5, 1, 0), support
+    )
     # R + Γz: 0.25 + 0.5 = 0.75; 2 and 5 (beyond the end); 2.5 whatever z is
     np.testing.assert_allclose(found, [[0.25, 0.75, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]], atol=1e-6)
 
@@ -60,9 +64,12 @@ def test_the_cross_entropys_derivative_is_that_of_its_differences():
     rng = np.random.default_rng(0)
     logits, target = rng.standard_normal((3, 5)), rng.dirichlet(np.ones(5), 3)
     loss, slope = differentiate_cross_entropy(logits, target)
-    np.testing.assert_allclose(loss, -(target * np.log(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))).sum(1))
+    np.testing.assert_allclose(
+        loss, -(target * np.log(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))).sum(1)
+    )
     for i in range(5):
         step = np.zeros(5)
         step[i] = 1e-6
-        above, below = differentiate_cross_entropy(logits + step, target)[0], differentiate_cross_entropy(logits - step, target)[0]
+        above = differentiate_cross_entropy(logits + step, target)[0]
+        below = differentiate_cross_entropy(logits - step, target)[0]
         np.testing.assert_allclose((above - below) / 2e-6, slope[:, i], atol=1e-6)

@@ -1,4 +1,5 @@
-"""What joins workers: the channels and cells that follow from the streams they name, and the streams that are refused."""
+"""What joins workers: the channels and cells that follow from the streams they name, and
+the streams that are refused."""
 
 import pytest
 
@@ -17,7 +18,12 @@ def actors(*specs, count=1, ring=1, **spec):
 
 def joined(**groups):
     """The edges of groups of workers given as (count, *ports): name → source, targets."""
-    ends = [(f"{group}-{i}", port) for group, (count, *ports) in groups.items() for i in range(count) for port in ports]
+    ends = [
+        (f"{group}-{i}", port)
+        for group, (count, *ports) in groups.items()
+        for i in range(count)
+        for port in ports
+    ]
     return {edge.name: (edge.source, edge.targets) for edge in derive_edges(ends)}
 
 
@@ -30,7 +36,11 @@ PRODUCE, CONSUME = Port("x", "produce"), Port("x", "consume")
 
 
 def test_equal_stream_names_are_joined():
-    made = experiment(actor=actors(count=2, ring=2, inference="answers"), policy=PolicyWorkers(stream="answers"), trainer=Trainer(algorithm=PPO()))
+    made = experiment(
+        actor=actors(count=2, ring=2, inference="answers"),
+        policy=PolicyWorkers(stream="answers"),
+        trainer=Trainer(algorithm=PPO()),
+    )
     edges = {edge.name: (edge.kind, edge.source, edge.targets) for edge in made.edges()}
     assert edges == {
         "samples/samples/actor-0/0/trainer-0": ("channel", "actor-0", ("trainer-0",)),
@@ -52,14 +62,32 @@ def test_producers_are_shared_out_among_the_consumers_of_a_group():
 
 def test_a_producer_that_is_left_with_several_consumers_serves_all_of_them():
     assert sent(a=(1, PRODUCE), c=(2, CONSUME)) == {("a-0", "c-0"), ("a-0", "c-1")}
-    assert sent(a=(2, PRODUCE), c=(5, CONSUME)) == {("a-0", "c-0"), ("a-1", "c-1"), ("a-0", "c-2"), ("a-1", "c-3"), ("a-0", "c-4")}
+    assert sent(a=(2, PRODUCE), c=(5, CONSUME)) == {
+        ("a-0", "c-0"),
+        ("a-1", "c-1"),
+        ("a-0", "c-2"),
+        ("a-1", "c-3"),
+        ("a-0", "c-4"),
+    }
 
 
 def test_each_group_of_consumers_gets_every_sample():
     both = sent(a=(2, PRODUCE), b=(1, PRODUCE), c=(2, CONSUME), d=(1, CONSUME))
-    assert both == {("a-0", "c-0"), ("a-1", "c-1"), ("b-0", "c-0"), ("a-0", "d-0"), ("a-1", "d-0"), ("b-0", "d-0")}
+    assert both == {
+        ("a-0", "c-0"),
+        ("a-1", "c-1"),
+        ("b-0", "c-0"),
+        ("a-0", "d-0"),
+        ("a-1", "d-0"),
+        ("b-0", "d-0"),
+    }
     names = list(joined(a=(1, Port("x", "produce", outlets=2)), c=(1, CONSUME), d=(1, CONSUME)))
-    assert names == ["samples/x/a-0/0/c-0", "samples/x/a-0/0/d-0", "samples/x/a-0/1/c-0", "samples/x/a-0/1/d-0"]
+    assert names == [
+        "samples/x/a-0/0/c-0",
+        "samples/x/a-0/0/d-0",
+        "samples/x/a-0/1/c-0",
+        "samples/x/a-0/1/d-0",
+    ]
 
 
 def test_samples_do_not_come_back():
@@ -88,12 +116,23 @@ def served(**groups):
 
 
 def test_askers_are_shared_out_among_policy_workers():
-    assert served(a=(4, asks("p")), s=(2, serves("p"))) == {("a-0", "p"): "s-0", ("a-1", "p"): "s-1", ("a-2", "p"): "s-0", ("a-3", "p"): "s-1"}
+    assert served(a=(4, asks("p")), s=(2, serves("p"))) == {
+        ("a-0", "p"): "s-0",
+        ("a-1", "p"): "s-1",
+        ("a-2", "p"): "s-0",
+        ("a-3", "p"): "s-1",
+    }
 
 
 def test_one_stream_may_be_asked_for_several_policies():
-    assert served(a=(1, asks("p"), asks("q")), s=(1, serves("p"), serves("q"))) == {("a-0", "p"): "s-0", ("a-0", "q"): "s-0"}
-    assert served(a=(1, asks("p"), asks("q")), s=(2, serves("p"), serves("q"))) == {("a-0", "p"): "s-0", ("a-0", "q"): "s-1"}
+    assert served(a=(1, asks("p"), asks("q")), s=(1, serves("p"), serves("q"))) == {
+        ("a-0", "p"): "s-0",
+        ("a-0", "q"): "s-0",
+    }
+    assert served(a=(1, asks("p"), asks("q")), s=(2, serves("p"), serves("q"))) == {
+        ("a-0", "p"): "s-0",
+        ("a-0", "q"): "s-1",
+    }
 
 
 def test_policy_workers_of_one_stream_may_serve_different_policies():
@@ -102,26 +141,40 @@ def test_policy_workers_of_one_stream_may_serve_different_policies():
 
 
 def test_a_policy_worker_that_would_never_be_asked_is_refused():
-    with pytest.raises(ConfigError, match=r'"i" is asked by a-0, a-1, and s-2, s-3 would never be asked.*fewer policy workers, or more actors'):
+    with pytest.raises(
+        ConfigError,
+        match=r'"i" is asked by a-0, a-1, and s-2, s-3 would never be asked.*fewer policy workers, or more '
+        r"actors",
+    ):
         joined(a=(2, asks("p")), s=(4, serves("p")))
-    with pytest.raises(ConfigError, match=r's-0 serves policy "q" on inference stream "i", but a-0 asks for "p" there'):
+    with pytest.raises(
+        ConfigError, match=r's-0 serves policy "q" on inference stream "i", but a-0 asks for "p" there'
+    ):
         joined(a=(1, asks("p")), s=(1, serves("p"), serves("q")))
 
 
 def test_a_policy_that_nobody_serves_is_refused():
-    with pytest.raises(ConfigError, match=r'a-0 asks stream "i" for policy "q", but s-0 serves "p" there; add it'):
+    with pytest.raises(
+        ConfigError, match=r'a-0 asks stream "i" for policy "q", but s-0 serves "p" there; add it'
+    ):
         joined(a=(1, asks("p"), asks("q")), s=(1, serves("p")))
 
 
 def test_one_name_is_one_stream():
-    with pytest.raises(ConfigError, match=r'"i" is a sample stream \(t-0\) and an inference stream \(s-0\) at once'):
+    with pytest.raises(
+        ConfigError, match=r'"i" is a sample stream \(t-0\) and an inference stream \(s-0\) at once'
+    ):
         joined(a=(1, asks("p"), Port("i", "produce")), s=(1, serves("p")), t=(1, Port("i", "consume")))
 
 
 @pytest.mark.parametrize(
     ("ports", "message"),
     [
-        ((PRODUCE,), 'samples stream "x": w-0, w-1 produces it, but nobody consumes it; add a worker that consumes "x"'),
+        (
+            (PRODUCE,),
+            'samples stream "x": w-0, w-1 produces it, but nobody consumes it; add a worker that consumes '
+            '"x"',
+        ),
         ((CONSUME,), 'samples stream "x": w-0, w-1 consumes it, but nobody produces it'),
         ((asks("p"),), 'inference stream "i": w-0, w-1 asks it, but nobody serves it'),
         ((serves("p"),), 'inference stream "i": w-0, w-1 serves it, but nobody asks it'),
@@ -143,5 +196,7 @@ def test_a_policy_that_nobody_plays_is_trained_all_the_same():
 
 
 def test_one_group_publishes_a_policy():
-    with pytest.raises(ConfigError, match='policy "p" is published by v-0, w-0; one group of trainers per policy'):
+    with pytest.raises(
+        ConfigError, match='policy "p" is published by v-0, w-0; one group of trainers per policy'
+    ):
         joined(v=(1, Port("p", "publish")), w=(1, Port("p", "publish")), x=(1, Port("p", "subscribe")))

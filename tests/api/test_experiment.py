@@ -1,4 +1,5 @@
-"""The experiment as a value: its edges, and what it refuses before anything is started."""
+"""The experiment as a value: its edges, and what it refuses before anything is
+started."""
 
 import pytest
 
@@ -24,7 +25,10 @@ def test_an_experiment_survives_being_written_down():
     ("workers", "message"),
     [
         ({"actor": actors()}, "no trainer"),
-        ({"actor": actors(samples="smaples"), "trainer": Trainer(algorithm=PPO())}, "did you mean|nobody consumes it"),
+        (
+            {"actor": actors(samples="smaples"), "trainer": Trainer(algorithm=PPO())},
+            "did you mean|nobody consumes it",
+        ),
         ({"actor": actors(policy="polcy"), "trainer": Trainer(algorithm=PPO())}, 'did you mean "policy"'),
         ({"actor": actors(inference="answers"), "trainer": Trainer(algorithm=PPO())}, "nobody serves it"),
     ],

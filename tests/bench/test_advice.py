@@ -9,22 +9,37 @@ from tidemill.core.clock import PLACES
 def worker(kind: str, **shares: float) -> WorkerShares:
     """A worker whose remaining time is Python's."""
     assert set(shares) <= set(PLACES)
-    return WorkerShares(f"{kind}-0", kind, {**dict.fromkeys(PLACES, 0.0), "python": 1 - sum(shares.values()), **shares})  # type: ignore[arg-type]
+    return WorkerShares(
+        f"{kind}-0",
+        kind,
+        {**dict.fromkeys(PLACES, 0.0), "python": 1 - sum(shares.values()), **shares},  # type: ignore[arg-type]
+    )
 
 
 def test_a_busy_actor_and_a_waiting_trainer_mean_a_slow_environment() -> None:
-    advice = advise([worker("actor", environment=0.95, inference=0.03), worker("trainer", train=0.1, wait=0.88)])
+    advice = advise(
+        [worker("actor", environment=0.95, inference=0.03), worker("trainer", train=0.1, wait=0.88)]
+    )
     assert advice.verdict == "environment"
-    assert "trainer waits 88% of the time" in advice.text and "spend 95% of theirs in the environment" in advice.text
+    assert (
+        "trainer waits 88% of the time" in advice.text
+        and "spend 95% of theirs in the environment" in advice.text
+    )
 
 
 def test_an_actor_busy_with_its_network_means_slow_inference() -> None:
-    advice = advise([worker("actor", environment=0.1, inference=0.8), worker("trainer", train=0.4, wait=0.55)])
+    advice = advise(
+        [worker("actor", environment=0.1, inference=0.8), worker("trainer", train=0.4, wait=0.55)]
+    )
     assert advice.verdict == "inference" and "80% of theirs in the network" in advice.text
 
 
 def test_busy_policy_workers_mean_slow_inference_although_actors_wait() -> None:
-    workers = [worker("actor", environment=0.2, wait=0.7), worker("policy", inference=0.9), worker("trainer", train=0.3, wait=0.6)]
+    workers = [
+        worker("actor", environment=0.2, wait=0.7),
+        worker("policy", inference=0.9),
+        worker("trainer", train=0.3, wait=0.6),
+    ]
     advice = advise(workers)
     assert advice.verdict == "inference" and "policy workers are at work" in advice.text
 
@@ -35,12 +50,16 @@ def test_waiting_actors_and_a_busy_trainer_mean_a_slow_learner() -> None:
 
 
 def test_a_busy_trainer_that_hardly_trains_is_told_of_its_overhead() -> None:
-    advice = advise([worker("actor", environment=0.2, wait=0.75), worker("trainer", train=0.3, copy=0.3, wait=0.1)])
+    advice = advise(
+        [worker("actor", environment=0.2, wait=0.75), worker("trainer", train=0.3, copy=0.3, wait=0.1)]
+    )
     assert advice.verdict == "python" and "trainer" in advice.text
 
 
 def test_an_actor_busy_with_python_is_told_of_its_overhead() -> None:
-    advice = advise([worker("actor", environment=0.2, inference=0.2, copy=0.1), worker("trainer", train=0.3, wait=0.6)])
+    advice = advise(
+        [worker("actor", environment=0.2, inference=0.2, copy=0.1), worker("trainer", train=0.3, wait=0.6)]
+    )
     assert advice.verdict == "python" and "spend 60% of theirs with Python and copying" in advice.text
 
 
@@ -56,18 +75,26 @@ def test_where_the_environment_steps_elsewhere_such_waits_are_waits_for_it() -> 
 
 
 def test_no_waits_are_balance_and_the_largest_work_is_named() -> None:
-    advice = advise([worker("actor", environment=0.6, inference=0.3, wait=0.05), worker("trainer", train=0.9, wait=0.1)])
+    advice = advise(
+        [worker("actor", environment=0.6, inference=0.3, wait=0.05), worker("trainer", train=0.9, wait=0.1)]
+    )
     assert advice.verdict == "balanced"
     assert "with training" in advice.text and "(49%)" in advice.text  # 0.9 of 0.95 + 0.9
 
 
 @pytest.mark.parametrize(("wait", "verdict"), [(WAITS - 0.01, "balanced"), (WAITS, "learner")])
 def test_the_threshold_is_where_it_is_said_to_be(wait: float, verdict: str) -> None:
-    assert advise([worker("actor", environment=0.2, wait=wait), worker("trainer", train=1.0)]).verdict == verdict
+    assert (
+        advise([worker("actor", environment=0.2, wait=wait), worker("trainer", train=1.0)]).verdict == verdict
+    )
 
 
 def test_workers_of_one_kind_count_by_their_mean() -> None:
-    workers = [worker("actor", environment=0.9), worker("actor", environment=0.3, wait=0.6), worker("trainer", train=0.9)]
+    workers = [
+        worker("actor", environment=0.9),
+        worker("actor", environment=0.3, wait=0.6),
+        worker("trainer", train=0.9),
+    ]
     assert advise(workers).verdict == "learner"  # 0.3 on average
 
 
@@ -78,7 +105,9 @@ def test_processes_that_take_turns_are_balanced_unless_they_wait() -> None:
     assert advice.verdict == "waits" and "wait 65% of the time" in advice.text
 
 
-@pytest.mark.parametrize(("place", "verdict"), [("environment", "environment"), ("inference", "inference"), ("train", "learner")])
+@pytest.mark.parametrize(
+    ("place", "verdict"), [("environment", "environment"), ("inference", "inference"), ("train", "learner")]
+)
 def test_processes_that_do_mostly_one_thing_are_slow_at_that(place: str, verdict: str) -> None:
     advice = advise([worker("turns", **{place: 0.8, "wait": 0.05})] * 2)
     assert advice.verdict == verdict and advice.text.startswith(f"Slow {verdict}: every process")

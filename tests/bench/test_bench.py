@@ -16,13 +16,36 @@ from rich.console import Console
 from tests.run.watching import wait_until
 from typer.testing import CliRunner
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, GymnasiumVector, Impala, PolicyWorkers, Scripted, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    GymnasiumVector,
+    Impala,
+    PolicyWorkers,
+    Scripted,
+    Trainer,
+)
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
 from tidemill.bench import measure, table
 from tidemill.bench.advice import Advice, WorkerShares
-from tidemill.bench.measure import Bench, Cost, Run, bench, beyond, bound_of, cost_of, in_threads, notes_of, run_of
+from tidemill.bench.measure import (
+    Bench,
+    Cost,
+    Run,
+    bench,
+    beyond,
+    bound_of,
+    cost_of,
+    in_threads,
+    notes_of,
+    run_of,
+)
 from tidemill.bench.reference import Network, log_prob_entropy, loss_of, parts_of, plain_of, torch_step
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
@@ -36,7 +59,9 @@ from tidemill.run.session import Result
 
 def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:
     workers = {
-        "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=16, inference=inference),)),
+        "actor": Actors(
+            environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=16, inference=inference),)
+        ),
         "trainer": Trainer(algorithm=PPO(minibatch_size=64)),
     }
     if inference != "inline":
@@ -47,22 +72,37 @@ def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = 
 def test_the_bound_is_cores_over_what_a_step_costs() -> None:
     costs = {"env": 6.1e-6, "infer": 0.44e-6, "train": 0.94e-6}
     assert bound_of(2, costs, 1, 4) == pytest.approx(2 / 10.3e-6)  # 194 k, as published
-    assert bound_of(1, {"env": 1.0, "infer": 2.0, "train": 3.0}, rows_per_step=5, epochs=2) == pytest.approx(1 / 41)
+    assert bound_of(1, {"env": 1.0, "infer": 2.0, "train": 3.0}, rows_per_step=5, epochs=2) == pytest.approx(
+        1 / 41
+    )
 
 
 def test_a_cost_is_the_median_of_processor_seconds_per_unit() -> None:
-    answers = [{"units": 10, "cpu": 1.0, "wall": 2.0}, {"units": 10, "cpu": 3.0, "wall": 3.0}, {"units": 10, "cpu": 2.0, "wall": 9.0}]
+    answers = [
+        {"units": 10, "cpu": 1.0, "wall": 2.0},
+        {"units": 10, "cpu": 3.0, "wall": 3.0},
+        {"units": 10, "cpu": 2.0, "wall": 9.0},
+    ]
     assert cost_of({"": answers}) == Cost(0.2, 0.3, (0.1, 0.3, 0.2), {})
 
 
 def test_the_cheaper_way_counts() -> None:
-    cost = cost_of({"torch": [{"units": 10, "cpu": 1.0, "wall": 1.0}], "numpy": [{"units": 10, "cpu": 0.5, "wall": 0.75}]})
+    cost = cost_of(
+        {
+            "torch": [{"units": 10, "cpu": 1.0, "wall": 1.0}],
+            "numpy": [{"units": 10, "cpu": 0.5, "wall": 0.75}],
+        }
+    )
     assert cost == Cost(0.05, 0.075, (0.05,), {"torch": 0.1, "numpy": 0.05})
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("environment", "activation"), [("CartPole-v1", "tanh"), ("CartPole-v1", "relu"), ("Pendulum-v1", "tanh")])
-def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, activation: Any, shared: bool) -> None:
+@pytest.mark.parametrize(
+    ("environment", "activation"), [("CartPole-v1", "tanh"), ("CartPole-v1", "relu"), ("Pendulum-v1", "tanh")]
+)
+def test_both_ways_of_the_reference_have_the_same_gradient(
+    environment: str, activation: Any, shared: bool
+) -> None:
     torch.manual_seed(1)
     policy = ActorCritic(hidden=(16, 8), activation=activation, shared_critic=shared)
     spaces = Gymnasium(id=environment).build(1, 0).agents[0].spaces
@@ -71,8 +111,12 @@ def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, act
     outputs = spaces.action.n if isinstance(spaces.action, Discrete) else 1
     network = Network(policy, encoder, outputs)
     network.log_std.data += 0.3
-    part = {name: torch.randn(50) for name in ("advantage", "target")} | {"input": torch.randn(50, encoder.width)}
-    part["action"] = torch.randint(outputs, (50,)) if isinstance(spaces.action, Discrete) else torch.randn(50, 1)
+    part = {name: torch.randn(50) for name in ("advantage", "target")} | {
+        "input": torch.randn(50, encoder.width)
+    }
+    part["action"] = (
+        torch.randint(outputs, (50,)) if isinstance(spaces.action, Discrete) else torch.randn(50, 1)
+    )
 
     def evaluate(part: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         head, value = network(part["input"])
@@ -84,10 +128,17 @@ def test_both_ways_of_the_reference_have_the_same_gradient(environment: str, act
     plain.gradient(columns)
     plain.gradient(columns)  # in memory that holds something by now
     torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))(part)
-    by_torch = [torch.zeros(()) if p.grad is None else p.grad.T if p.ndim == 2 else p.grad for p in network.parameters()]
+    by_torch = [
+        torch.zeros(()) if p.grad is None else p.grad.T if p.ndim == 2 else p.grad
+        for p in network.parameters()
+    ]
     found = [plain.gradients.log_std]
     for tower, (weight, bias) in enumerate(plain.gradients.heads):
-        found += [part[tower].reshape(part.shape[-1] if part.shape[1] == 1 else part.shape[1:]) for layer in plain.gradients.hidden for part in layer]
+        found += [
+            part[tower].reshape(part.shape[-1] if part.shape[1] == 1 else part.shape[1:])
+            for layer in plain.gradients.hidden
+            for part in layer
+        ]
         found += [weight, bias[:, 0]]
     for ours, theirs in zip(found, by_torch, strict=True):
         np.testing.assert_allclose(ours, np.broadcast_to(theirs.numpy(), ours.shape), atol=1e-6)
@@ -111,10 +162,16 @@ def test_minibatches_are_cut_as_equal_trainers_cut_them(trainers: int, rows: int
 
 def test_speed_counts_trained_steps_and_shares_are_weighted_by_time() -> None:
     def record(seconds: float, step: float, dropped: float, wait: float) -> dict[str, float]:
-        shares = {f"time/trainer-0/{place}": 0.0 for place in PLACES} | {"time/trainer-0/wait": wait, "time/trainer-0/train": 1 - wait}
+        shares = {f"time/trainer-0/{place}": 0.0 for place in PLACES} | {
+            "time/trainer-0/wait": wait,
+            "time/trainer-0/train": 1 - wait,
+        }
         return {"time/seconds": seconds, "step": step, "update": step / 100, "dropped": dropped, **shares}
 
-    found = run_of(experiment(Gymnasium(id="CartPole-v1")), [record(2, 1000, 1, 0.9), record(3, 1500, 1, 0.2), record(6, 3000, 2, 0.6)])
+    found = run_of(
+        experiment(Gymnasium(id="CartPole-v1")),
+        [record(2, 1000, 1, 0.9), record(3, 1500, 1, 0.2), record(6, 3000, 2, 0.6)],
+    )
     assert (found.steps_per_second, found.seconds, found.updates) == (500, 4, 20)
     assert found.dropped == pytest.approx(128 / 2128)  # one sample of 8 lanes × 16 steps
     (trainer,) = found.workers
@@ -126,7 +183,13 @@ def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch:
     def record(seconds: float) -> dict[str, float]:
         return {"step": 100 * seconds, "update": seconds, "dropped": 0, "time/seconds": seconds}
 
-    records = [record(1), {"step": 150, "eval/return/mean": 9.0}, record(2), record(3), {"step": 300, "eval/return/mean": 9.5}]
+    records = [
+        record(1),
+        {"step": 150, "eval/return/mean": 9.0},
+        record(2),
+        record(3),
+        {"step": 300, "eval/return/mean": 9.5},
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     monkeypatch.setattr(measure, "train", lambda *_, **__: Result(tmp_path, {"status": "completed"}))
     found = measure.run_for(experiment(Gymnasium(id="CartPole-v1")), None, 4.0)
@@ -135,21 +198,45 @@ def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch:
 
 def test_shares_of_workers_in_one_process_are_its_own() -> None:
     def record(seconds: float) -> dict[str, float]:
-        shares = {f"time/{name}-{i}/{place}": 0.0 for name in ("actor", "trainer") for i in range(2) for place in PLACES}
+        shares = {
+            f"time/{name}-{i}/{place}": 0.0
+            for name in ("actor", "trainer")
+            for i in range(2)
+            for place in PLACES
+        }
         for i in range(2):
-            shares |= {f"time/actor-{i}/environment": 0.6, f"time/actor-{i}/wait": 0.4, f"time/trainer-{i}/train": 0.3, f"time/trainer-{i}/wait": 0.7}
+            shares |= {
+                f"time/actor-{i}/environment": 0.6,
+                f"time/actor-{i}/wait": 0.4,
+                f"time/trainer-{i}/train": 0.3,
+                f"time/trainer-{i}/wait": 0.7,
+            }
         return {"time/seconds": seconds, "step": seconds, "update": seconds, "dropped": 0, **shares}
 
     made = experiment(Gymnasium(id="CartPole-v1"))
-    turns = made.replace(workers={name: config.replace(count=2) for name, config in made.workers.items()}, together=("actor", "trainer"))
+    turns = made.replace(
+        workers={name: config.replace(count=2) for name, config in made.workers.items()},
+        together=("actor", "trainer"),
+    )
     found = run_of(turns, [record(1), record(2)])
-    assert [(w.name, w.kind) for w in found.workers] == [("actor-0+trainer-0", "turns"), ("actor-1+trainer-1", "turns")]
-    assert found.workers[0].shares == pytest.approx({**dict.fromkeys(PLACES, 0.0), "environment": 0.6, "train": 0.3, "wait": 0.1})
+    assert [(w.name, w.kind) for w in found.workers] == [
+        ("actor-0+trainer-0", "turns"),
+        ("actor-1+trainer-1", "turns"),
+    ]
+    assert found.workers[0].shares == pytest.approx(
+        {**dict.fromkeys(PLACES, 0.0), "environment": 0.6, "train": 0.3, "wait": 0.1}
+    )
 
 
 def check(found: Bench, workers: set[str]) -> None:
-    assert set(found.costs) == {"env", "infer", "train"} and all(cost.core > 0 for cost in found.costs.values())
-    assert found.bound > 0 and found.run.steps_per_second > 0 and found.efficiency == pytest.approx(found.run.steps_per_second / found.bound)
+    assert set(found.costs) == {"env", "infer", "train"} and all(
+        cost.core > 0 for cost in found.costs.values()
+    )
+    assert (
+        found.bound > 0
+        and found.run.steps_per_second > 0
+        and found.efficiency == pytest.approx(found.run.steps_per_second / found.bound)
+    )
     assert {worker.name for worker in found.run.workers} == workers
     for worker in found.run.workers:
         assert set(worker.shares) == set(PLACES) and sum(worker.shares.values()) == pytest.approx(1)
@@ -161,7 +248,17 @@ def test_the_command_prints_tables_of_80_columns_and_writes_all_figures(tmp_path
     words = ["bench", "CartPole-v1", "--seconds", "1", "--json", str(file), "--set", "workers.actor.lanes=8"]
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
     assert result.exit_code == 0, result.output
-    for word in ("steps/s", "bound", "efficiency", "dropped", "environment", "November 2026", "actor-0", "trainer-0", *PLACES):
+    for word in (
+        "steps/s",
+        "bound",
+        "efficiency",
+        "dropped",
+        "environment",
+        "November 2026",
+        "actor-0",
+        "trainer-0",
+        *PLACES,
+    ):
         assert word in result.output
     found = json.loads(file.read_bytes())
     assert found["facts"]["lanes"] == 8 and found["facts"]["network"] == "mlp 64×64 tanh"
@@ -182,14 +279,23 @@ def test_environments_of_another_kind_are_measured_through_the_contract() -> Non
 
 
 def test_the_tables_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = {"environment": "ALE/Pong-v5", "environment_kind": "Atari", "lanes": 1024, "rows_per_step": 64, "batch": 65536, "minibatch": 16384}
+    facts = {
+        "environment": "ALE/Pong-v5",
+        "environment_kind": "Atari",
+        "lanes": 1024,
+        "rows_per_step": 64,
+        "batch": 65536,
+        "minibatch": 16384,
+    }
     facts |= {"network": "nature cnn bfloat16", "epochs": 10}
     shares = dict.fromkeys(PLACES, 1 / 6)
     workers = tuple(WorkerShares(name, "actor", shares) for name in ("actor-0", "a-rather-long-name-0"))
     cost = Cost(1234.5e-6, 1.0, (1000e-6, 2000e-6), {"torch": 1234.5e-6, "numpy": 2e-3})
     run = Run(1_234_567.0, 1234.5, 123_456, 0.5, workers)
     costs = dict.fromkeys(("env", "infer", "train"), cost)
-    found = Bench("experiment", 64, facts, costs, 1e7, run, 0.12, Advice("balanced", "word " * 40), ("note " * 40,))
+    found = Bench(
+        "experiment", 64, facts, costs, 1e7, run, 0.12, Advice("balanced", "word " * 40), ("note " * 40,)
+    )
     console = Console(width=80)
     for part in tables(found):
         console.print(part)
@@ -243,13 +349,17 @@ def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(t
     await_end(tmp_path)
 
 
-def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def patience(copies: Any, write: Any, errors: Any, seconds: float) -> Any:
         wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
         return [], [], []  # and then has no answer for as long as anybody waits
 
     monkeypatch.setattr(measure, "select", patience)
-    (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)"))
+    (tmp_path / "broken.py").write_text(
+        BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)")
+    )
     with pytest.raises(RunError, match=r"180 s after it was told .* does not return"):
         bench(experiment(Gymnasium(make=f"{tmp_path}/broken.py:Broken"), lanes=1), seconds=1)
     await_end(tmp_path)
@@ -260,21 +370,34 @@ EXPERIMENT = """
 def made():
     from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Trainer
 
-    actors = Actors(environment=Gymnasium(make=f"{__file__}:Broken"), lanes=1, agents=(AgentSpec(sample_steps=8),))
-    return Experiment(name="made", policies={"policy": ActorCritic()}, workers={"actor": actors, "trainer": Trainer(algorithm=PPO())})
+    environment = Gymnasium(make=f"{__file__}:Broken")
+    actors = Actors(environment=environment, lanes=1, agents=(AgentSpec(sample_steps=8),))
+    workers = {"actor": actors, "trainer": Trainer(algorithm=PPO())}
+    return Experiment(name="made", policies={"policy": ActorCritic()}, workers=workers)
 """
 
 
-@pytest.mark.parametrize("step", ["__import__('time').sleep(600)", "return self.observation_space.sample(), 1.0, False, False, {}"])
+@pytest.mark.parametrize(
+    "step", ["__import__('time').sleep(600)", "return self.observation_space.sample(), 1.0, False, False, {}"]
+)
 def test_what_a_killed_bench_has_started_ends(tmp_path: Path, step: str) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN.replace('raise ValueError("the ball is lost")', step) + EXPERIMENT)
+    (tmp_path / "broken.py").write_text(
+        BROKEN.replace('raise ValueError("the ball is lost")', step) + EXPERIMENT
+    )
     words = ["bench", f"{tmp_path}/broken.py:made", "--layout", "given", "--seconds", "60"]
-    main = subprocess.Popen([sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    main = subprocess.Popen(
+        [sys.executable, "-m", "tidemill.cli.main", *words],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
     copies = psutil.Process(main.pid).children()
     main.kill()
     main.wait()
-    wait_until(lambda: not any(lives(copy.pid) for copy in copies), 30, "those that measure bare costs have ended")
+    wait_until(
+        lambda: not any(lives(copy.pid) for copy in copies), 30, "those that measure bare costs have ended"
+    )
     await_end(tmp_path)
 
 
@@ -299,10 +422,15 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Pat
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "86400"])
-def test_a_length_that_cannot_be_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+def test_a_length_that_cannot_be_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: str
+) -> None:
     monkeypatch.setattr(arrange, "probe", lambda *_: pytest.fail("measured"))
     result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "measure", "--seconds", seconds])
-    assert result.exit_code == 1 and result.output == f"error: --seconds {float(seconds):g} must be above 0, and less than a day\n"
+    assert (
+        result.exit_code == 1
+        and result.output == f"error: --seconds {float(seconds):g} must be above 0, and less than a day\n"
+    )
 
 
 @pytest.mark.parametrize(("algorithm", "epochs"), [(PPO(epochs=3), 3), (Impala(), 1)])
@@ -316,7 +444,11 @@ def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: Algorith
     ("environment", "policy", "network"),
     [
         (GymnasiumVector(id="CartPole-v1"), ActorCritic(hidden=(8,)), "mlp 8 tanh"),
-        (GymnasiumVector(id="CartPole-v1"), ActorCritic(hidden=(8,), shared_critic=True), "mlp 8 tanh, shared"),
+        (
+            GymnasiumVector(id="CartPole-v1"),
+            ActorCritic(hidden=(8,), shared_critic=True),
+            "mlp 8 tanh, shared",
+        ),
         (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(), "nature cnn float32"),
         (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(shared_critic=False), "own"),
     ],
@@ -335,14 +467,18 @@ class Camera(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         return np.zeros((36, 36, 1), np.uint8), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return np.zeros((36, 36, 1), np.uint8), 0.0, False, False, {}
 
 
-def test_figures_are_in_their_file_before_tables_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_in_their_file_before_tables_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def seen_enough(_: Any) -> Any:
         raise BrokenPipeError
 
@@ -383,6 +519,8 @@ def test_another_algorithm_is_told_to_be_counted_as_ppo() -> None:
 
 @pytest.mark.parametrize(("threads", "told"), [(0, False), (8, True)])
 def test_lanes_in_threads_are_known_to_make_their_actor_wait(threads: int, told: bool) -> None:
-    actors = Actors(environment=Gymnasium(id="CartPole-v1", threads=threads), lanes=8, agents=(AgentSpec(sample_steps=8),))
+    actors = Actors(
+        environment=Gymnasium(id="CartPole-v1", threads=threads), lanes=8, agents=(AgentSpec(sample_steps=8),)
+    )
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO())}
     assert in_threads(Experiment(name="some", policies={"policy": ActorCritic()}, workers=workers)) is told

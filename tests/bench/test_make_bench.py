@@ -36,7 +36,17 @@ def test_the_works_have_the_peers_hyperparameters(name: str) -> None:
     experiment.check()
     actor, trainer, work = experiment.workers["actor"], experiment.workers["trainer"], common.WORKS[name]
     assert isinstance(actor, Actors) and isinstance(trainer, Trainer) and isinstance(trainer.algorithm, PPO)
-    same = ("epochs", "learning_rate", "clip", "entropy_coefficient", "gamma", "gae_lambda", "value_coefficient", "max_gradient_norm", "adam_epsilon")
+    same = (
+        "epochs",
+        "learning_rate",
+        "clip",
+        "entropy_coefficient",
+        "gamma",
+        "gae_lambda",
+        "value_coefficient",
+        "max_gradient_norm",
+        "adam_epsilon",
+    )
     assert {key: getattr(trainer.algorithm, key) for key in same} == {key: getattr(work, key) for key in same}
     assert trainer.algorithm.learning_rate_schedule == "constant" and not trainer.algorithm.normalise_returns
     assert actor.agents[0].sample_steps == work.rollout
@@ -53,23 +63,38 @@ def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) 
     assert type(learner).__name__ == work.algorithm
     same = ("learning_rate", "gamma", "target_rate", "max_gradient_norm")
     assert {key: getattr(learner, key) for key in same} == {key: getattr(work, key) for key in same}
-    assert getattr(learner, "target_every", 1) == work.target_updates and vars(policy)["hidden"] == work.hidden
-    assert (trainer.buffer.capacity, trainer.buffer.warm_up, trainer.buffer.steps) == (work.capacity, work.warm_up, 1)
-    assert (actor.lanes, trainer.batch_size, Fraction(trainer.ratio or 0)) == (work.envs, work.batch, Fraction(work.updates, work.envs))
+    assert (
+        getattr(learner, "target_every", 1) == work.target_updates and vars(policy)["hidden"] == work.hidden
+    )
+    assert (trainer.buffer.capacity, trainer.buffer.warm_up, trainer.buffer.steps) == (
+        work.capacity,
+        work.warm_up,
+        1,
+    )
+    assert (actor.lanes, trainer.batch_size, Fraction(trainer.ratio or 0)) == (
+        work.envs,
+        work.batch,
+        Fraction(work.updates, work.envs),
+    )
     if isinstance(learner, DQN):
         assert not learner.double and learner.learning_rate_schedule == "constant"
         assert isinstance(policy, QNetwork) and not policy.duelling and not policy.noise and policy.atoms == 1
 
 
 def test_every_work_has_its_systems_and_every_system_its_script() -> None:
-    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == {*common.WORKS, *common.OFF_POLICY}
+    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == {
+        *common.WORKS,
+        *common.OFF_POLICY,
+    }
     assert all(work.inline in compare.WORKS for work in compare.WORKS.values() if work.inline)
     for name in compare.WORKS:
         load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")().check()
     assert all((BENCHMARKS / script).exists() for script, *_ in compare.SCRIPTS)
     for name in compare.SYSTEMS:
         if name != compare.TIDEMILL:
-            assert (BENCHMARKS / "peers" / f"{name}.py").exists() and (BENCHMARKS / "peers" / "requirements" / f"{name}.txt").exists()
+            assert (BENCHMARKS / "peers" / f"{name}.py").exists() and (
+                BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
+            ).exists()
 
 
 def test_generated_parts_are_replaced_and_what_is_written_by_hand_stays() -> None:
@@ -80,18 +105,34 @@ def test_generated_parts_are_replaced_and_what_is_written_by_hand_stays() -> Non
 
 
 def test_a_failed_system_is_reported_with_its_reason() -> None:
-    good = {"steps_per_second": 100.0, "settings": {"envs": 2}, "versions": {"torch": "2"}, "seconds_to_475": None}
+    good = {
+        "steps_per_second": 100.0,
+        "settings": {"envs": 2},
+        "versions": {"torch": "2"},
+        "seconds_to_475": None,
+    }
     runs = {
         "cleanrl_style": {"1": good, "2": {**good, "steps_per_second": 300.0, "seconds_to_475": 4.0}},
         "sample_factory": {"1": {"failed": "no end"}},
     }
-    data = {"seconds": 20.0, "date": "2026-11-21", "machine": {"processor": "P", "cores": 2, "gpu": False}, "runs": runs}
+    data = {
+        "seconds": 20.0,
+        "date": "2026-11-21",
+        "machine": {"processor": "P", "cores": 2, "gpu": False},
+        "runs": runs,
+    }
     text = compare.section_of(compare.WORKS["cartpole"], data, "results/bench")
     assert '`make bench ARGS="cartpole --runs 2 --seconds 20"`' in text
-    assert '"pong --runs 2 --seconds 10"' in compare.section_of(compare.WORKS["pong"], {**data, "seconds": 30.0}, "results/bench")
+    assert '"pong --runs 2 --seconds 10"' in compare.section_of(
+        compare.WORKS["pong"], {**data, "seconds": 30.0}, "results/bench"
+    )
     served = {**data, "runs": {"tidemill": {"1": {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}}}}
-    assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(compare.WORKS["cartpole_served"], served, "", 125.0)
-    assert "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
+    assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(
+        compare.WORKS["cartpole_served"], served, "", 125.0
+    )
+    assert (
+        "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
+    )
 
 
 def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +149,20 @@ def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest
 
     monkeypatch.setattr(compare, "command", command)
     found = compare.run_tidemill(compare.WORKS["dqn"], 10.0, 1)
-    assert (found["steps"], found["seconds"], found["steps_per_second"], found["updates"]) == (950.0, 9.5, 100.0, 475.0)
+    assert (found["steps"], found["seconds"], found["steps_per_second"], found["updates"]) == (
+        950.0,
+        9.5,
+        100.0,
+        475.0,
+    )
     assert found["settings"] == {"workers": "actor+trainer", "lanes": 8}
     data = {"seconds": 10.0, "date": "2026-11-22", "machine": {"processor": "P", "cores": 2, "gpu": False}}
     others = {"steps_per_second": 50.0, "settings": {}, "versions": {}}
-    text = compare.section_of(compare.WORKS["dqn"], {**data, "runs": {"tidemill": {"1": found}, "stable_baselines3": {"1": others}}}, "results")
+    text = compare.section_of(
+        compare.WORKS["dqn"],
+        {**data, "runs": {"tidemill": {"1": found}, "stable_baselines3": {"1": others}}},
+        "results",
+    )
     assert "Best other system: 2.00 times slower." in text and "Bound" not in text
 
 
@@ -120,7 +170,9 @@ def test_a_command_past_its_deadline_is_killed() -> None:
     with pytest.raises(compare.Failed, match="no end after"):
         compare.command([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)
     with pytest.raises(compare.Failed, match="status 3: sorry"):
-        compare.command([sys.executable, "-c", "import sys; print('sorry', file=sys.stderr); sys.exit(3)"], 60)
+        compare.command(
+            [sys.executable, "-c", "import sys; print('sorry', file=sys.stderr); sys.exit(3)"], 60
+        )
 
 
 def test_what_a_command_leaves_in_its_temporary_folder_goes() -> None:
@@ -132,9 +184,14 @@ def store_of(folder: Path, seconds: float = 20.0, keep: bool = True) -> Any:
     return compare.Store(folder / "cartpole.json", seconds, keep)
 
 
-def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, int]] = []
-    wrong: dict[str, Exception] = {"stable_baselines3": ValueError("no JSON"), "cleanrl_style": OSError("no such file")}
+    wrong: dict[str, Exception] = {
+        "stable_baselines3": ValueError("no JSON"),
+        "cleanrl_style": OSError("no such file"),
+    }
 
     def run(system: str, work: str, seconds: float, seed: int) -> dict[str, Any]:
         asked.append((system, seed))
@@ -143,11 +200,16 @@ def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(tmp_pa
         return {"steps_per_second": 100.0}
 
     monkeypatch.setattr(compare, "run_peer", run)
-    monkeypatch.setattr(compare, "run_tidemill", lambda work, seconds, seed: run("tidemill", work.name, seconds, seed))
+    monkeypatch.setattr(
+        compare, "run_tidemill", lambda work, seconds, seed: run("tidemill", work.name, seconds, seed)
+    )
     work, systems = compare.WORKS["cartpole"], ("stable_baselines3", "tidemill", "cleanrl_style")
     compare.measure(work, 2, 20.0, systems, store_of(tmp_path, keep=False))
     assert asked == [(system, number) for number in (1, 2) for system in systems]
-    assert "ValueError: no JSON" in json.loads((tmp_path / "cartpole.json").read_text())["runs"]["stable_baselines3"]["2"]["failed"]
+    assert (
+        "ValueError: no JSON"
+        in json.loads((tmp_path / "cartpole.json").read_text())["runs"]["stable_baselines3"]["2"]["failed"]
+    )
     asked.clear()
     wrong.clear()
     compare.measure(work, 2, 20.0, systems, store_of(tmp_path))  # goes on
@@ -174,7 +236,9 @@ def test_a_system_that_cannot_be_installed_is_tried_once(monkeypatch: pytest.Mon
     assert tried == ["sample_factory"]
 
 
-def test_how_long_it_will_take_follows_from_what_runs_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_long_it_will_take_follows_from_what_runs_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = store_of(tmp_path)
     systems = ("tidemill", "sample_factory")
     guessed = compare.expected(store, 5, systems)
@@ -189,7 +253,9 @@ def test_how_long_it_will_take_follows_from_what_runs_took(tmp_path: Path, capsy
     assert "this will take about 3 minutes (runs 3 minutes)" in capsys.readouterr().out
     (tmp_path / "results" / "bench").mkdir(parents=True)
     name = " ".join(next(iter(compare.SCRIPTS)))
-    (tmp_path / "results" / "bench" / "scripts.json").write_text(json.dumps({name: {"output": "", "seconds": 36_000.0}}))
+    (tmp_path / "results" / "bench" / "scripts.json").write_text(
+        json.dumps({name: {"output": "", "seconds": 36_000.0}})
+    )
     compare.foretell({}, {}, 5, tmp_path, False)
     compare.foretell({}, {}, 5, tmp_path, True)
     anew, rest = capsys.readouterr().out.splitlines()

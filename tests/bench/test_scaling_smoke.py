@@ -1,4 +1,5 @@
-"""The benchmarks of scaling, of sleeping environments and of compiled networks run; their figures decide nothing here."""
+"""The benchmarks of scaling, of sleeping environments and of compiled networks run; their
+figures decide nothing here."""
 
 import json
 import shutil
@@ -24,7 +25,16 @@ def test_the_scaling_benchmark_writes_a_table_a_plot_and_json_per_curve(tmp_path
 
 
 def test_the_benchmark_of_sleeping_environments_runs():
-    command = [sys.executable, str(BENCHMARKS / "sleeping.py"), "--runs", "1", "--seconds", "0.5", "--splits", "4x16"]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "sleeping.py"),
+        "--runs",
+        "1",
+        "--seconds",
+        "0.5",
+        "--splits",
+        "4x16",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "bare threads" in done.stdout
@@ -41,6 +51,8 @@ def test_splits_of_other_than_its_environments_are_refused(splits):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles by g++")
 def test_the_benchmark_of_compiled_networks_runs():
     words = ["--rounds", "1", "--minibatches", "16", "--images"]
-    done = subprocess.run([sys.executable, str(BENCHMARKS / "compiled.py"), *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "compiled.py"), *words], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert all(way in done.stdout for way in ("minibatch 16", "autograd", "compiled", "numpy"))

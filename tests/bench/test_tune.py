@@ -1,4 +1,5 @@
-"""Tuning: what is tried, what is kept, what is written. No timing decides anything here."""
+"""Tuning: what is tried, what is kept, what is written. No timing decides anything
+here."""
 
 import json
 import sys
@@ -25,14 +26,17 @@ SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
 
 
 def experiment(environment: Any = None, **trainer: Any) -> Experiment:
-    actors = Actors(environment=environment or Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),))
+    actors = Actors(
+        environment=environment or Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)
+    )
     workers = {"actor": actors, "trainer": Trainer(**{"algorithm": PPO(minibatch_size=1024), **trainer})}
     return Experiment(name="small", policies={"policy": ActorCritic(hidden=(8,))}, workers=workers)
 
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Layout, float]]:
-    """Runs take no time; the more trainers and the longer the samples, the faster. Two slots fail."""
+    """Runs take no time; the more trainers and the longer the samples, the faster. Two
+    slots fail."""
     ran: list[tuple[Layout, float]] = []
 
     def run_for(made: Experiment, source: Path | None, seconds: float) -> Run:
@@ -74,33 +78,57 @@ def test_the_best_few_run_again_by_turns(pretend: list[tuple[Layout, float]]) ->
     assert found.best.layout in fine and len(found.best.fine) == 2
     (failed,) = [trial for trial in found.trials if trial.failed]
     assert failed.failed == "no room" and failed.layout not in fine
-    assert heard[0].startswith(f"0/{len(coarse) + 6} coarse") and heard[-1] == f"{found.done}/{found.runs} " and found.done == found.runs
+    assert (
+        heard[0].startswith(f"0/{len(coarse) + 6} coarse")
+        and heard[-1] == f"{found.done}/{found.runs} "
+        and found.done == found.runs
+    )
     console = Console(width=200, record=True, file=sys.stderr)
     console.print(table(found))
     said = console.export_text()
-    assert said.count("actors=") == len(found.trials) and "no room" in said and "auto" in said and "given" in said
+    assert (
+        said.count("actors=") == len(found.trials)
+        and "no room" in said
+        and "auto" in said
+        and "given" in said
+    )
 
 
-def test_the_layout_that_would_be_chosen_runs_to_the_end(pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_that_would_be_chosen_runs_to_the_end(
+    pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tuning, "FINALISTS", 1)
     found = tune(experiment())
-    assert [(trial.marks, len(trial.fine)) for trial in found.trials if trial.fine] == [(["auto"], 2), ([], 2)]
+    assert [(trial.marks, len(trial.fine)) for trial in found.trials if trial.fine] == [
+        (["auto"], 2),
+        ([], 2),
+    ]
     assert found.done == found.runs and "auto" not in found.best.marks
 
 
-def test_runs_are_as_long_as_slow_updates_need(pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "costs_of", lambda *_: msgspec.structs.replace(CARTPOLE, train=1e-3))  # 4,096 rows take two cores 2 s
+def test_runs_are_as_long_as_slow_updates_need(
+    pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 4,096 rows take two cores 2 s
+    monkeypatch.setattr(tuning, "costs_of", lambda *_: msgspec.structs.replace(CARTPOLE, train=1e-3))
     tune(experiment(), seconds=1.0)
     assert {round(seconds, 1) for _, seconds in pretend} == {8.2, 16.5}
 
 
-def test_an_experiment_that_is_laid_out_already_can_be_tuned_again(pretend: list[tuple[Layout, float]]) -> None:
-    made = apply(experiment(), Layout(actors=2, trainers=2, together=True, lanes=16, sample_steps=128, ring=1, slots=1, threads=0))
+def test_an_experiment_that_is_laid_out_already_can_be_tuned_again(
+    pretend: list[tuple[Layout, float]],
+) -> None:
+    made = apply(
+        experiment(),
+        Layout(actors=2, trainers=2, together=True, lanes=16, sample_steps=128, ring=1, slots=1, threads=0),
+    )
     assert layout_of(undivided(made)).rows == 64 * 64
     assert tune(made).best.layout.trainers == 2
 
 
-def test_what_cannot_be_tuned_says_why(pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_tuned_says_why(
+    pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="--seconds 0"):
         tune(experiment(), seconds=0)
     made = experiment()
@@ -128,7 +156,11 @@ def test_what_cannot_be_tuned_says_why(pretend: list[tuple[Layout, float]], monk
 @pytest.mark.parametrize("ended", [Interrupted("Ctrl-C"), KeyboardInterrupt()])
 @pytest.mark.parametrize("runs", [3, 11])  # amid the coarse runs, amid the longer ones
 def test_a_search_that_a_signal_ends_keeps_what_has_run(
-    pretend: list[tuple[Layout, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: BaseException, runs: int
+    pretend: list[tuple[Layout, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ended: BaseException,
+    runs: int,
 ) -> None:
     run_for = tuning.run_for
 
@@ -145,17 +177,28 @@ def test_a_search_that_a_signal_ends_keeps_what_has_run(
     tried = {str(layout) for layout, _ in pretend}
     assert result.output.partition("fastest: --layout ")[2].splitlines()[0] in tried
     text = out.read_text()
-    assert sum(layout in text for layout in tried) == text.count("  actors=") >= 2 and "until Ctrl-C ended the search" in text
+    assert (
+        sum(layout in text for layout in tried) == text.count("  actors=") >= 2
+        and "until Ctrl-C ended the search" in text
+    )
     assert layout_of(load_attribute(f"{out}:experiment", "experiment")()).rows == 64 * 64
 
 
-def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(pretend: list[tuple[Layout, float]], tmp_path: Path) -> None:
+def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(
+    pretend: list[tuple[Layout, float]], tmp_path: Path
+) -> None:
     found = tune(experiment())
     write(found, tmp_path / "tuned.py", None)
     made = load_attribute(f"{tmp_path / 'tuned.py'}:experiment", "experiment")()
     assert made == apply(experiment(), found.best.layout)
     text = (tmp_path / "tuned.py").read_text()
-    for part in ("tidemill train tuned.py:experiment", "2 cores", str(found.best.layout), "env steps/s", "Return the tuned experiment"):
+    for part in (
+        "tidemill train tuned.py:experiment",
+        "2 cores",
+        str(found.best.layout),
+        "env steps/s",
+        "Return the tuned experiment",
+    ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 150
     assert why_given(made)
@@ -169,7 +212,9 @@ def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(pretend: list[t
     assert made.processes() == [["actor-0"], ["trainer-0"]] and why_given(made) == "together is set"
 
 
-def test_the_file_loads_the_one_whose_classes_it_needs(pretend: list[tuple[Layout, float]], tmp_path: Path) -> None:
+def test_the_file_loads_the_one_whose_classes_it_needs(
+    pretend: list[tuple[Layout, float]], tmp_path: Path
+) -> None:
     own = tmp_path / "own.py"
     own.write_text("LOADED = True\n")
     (tmp_path / "below").mkdir()
@@ -183,7 +228,9 @@ def test_nothing_is_overwritten_by_chance(pretend: list[tuple[Layout, float]], t
     out = tmp_path / "tuned.py"
     out.write_text("mine")
     result = CliRunner().invoke(app, ["tune", "CartPole-v1", "--out", str(out)])
-    assert result.exit_code == 1 and "exists; name another file, or overwrite it with --force" in result.output
+    assert (
+        result.exit_code == 1 and "exists; name another file, or overwrite it with --force" in result.output
+    )
     assert out.read_text() == "mine" and pretend == []
     with pytest.raises(ConfigError, match=r"ends in \.py"):
         check_out(tmp_path / "tuned.txt", False, None)
@@ -196,12 +243,18 @@ def test_nothing_is_overwritten_by_chance(pretend: list[tuple[Layout, float]], t
 
 
 def test_literals() -> None:
-    value = {"a": [1, 2.5, None, True, "x" * 90], "b": {"c": {}, "d": list(range(60))}, "e": "quotes \" and ' and \\"}
+    value = {
+        "a": [1, 2.5, None, True, "x" * 90],
+        "b": {"c": {}, "d": list(range(60))},
+        "e": "quotes \" and ' and \\",
+    }
     text = literal_of(value)
     assert eval(text) == value and max(map(len, text.splitlines())) < 120
 
 
-def test_numbers_that_no_literal_says_are_refused(pretend: list[tuple[Layout, float]], tmp_path: Path) -> None:
+def test_numbers_that_no_literal_says_are_refused(
+    pretend: list[tuple[Layout, float]], tmp_path: Path
+) -> None:
     made = experiment(Gymnasium(id="CartPole-v1", kwargs={"most": float("inf")}))
     with pytest.raises(ConfigError, match="infinite"):
         source_text(tune(made), tmp_path / "tuned.py", None)
@@ -212,10 +265,18 @@ def test_the_command_searches_and_trains(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tuning, "MOST", 2)
     monkeypatch.setattr(tuning, "TURNS", 1)
     small = ["--set", "policies.policy.hidden=[8]", "--set", "workers.trainer.algorithm.epochs=1"]
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["tune", "CartPole-v1", "--seconds", "1", "--out", "tuned.py", *small])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["tune", "CartPole-v1", "--seconds", "1", "--out", "tuned.py", *small]
+    )
     assert result.exit_code == 0, result.output
-    assert "fastest: --layout actors=" in result.output and "train tuned.py:experiment" in result.output and "run 1 of 4" in result.output
-    again = CliRunner().invoke(app, ["train", "tuned.py:experiment", "--max-steps", "5000", "--run-dir", "run"])
+    assert (
+        "fastest: --layout actors=" in result.output
+        and "train tuned.py:experiment" in result.output
+        and "run 1 of 4" in result.output
+    )
+    again = CliRunner().invoke(
+        app, ["train", "tuned.py:experiment", "--max-steps", "5000", "--run-dir", "run"]
+    )
     assert again.exit_code == 0, again.output
     assert "layout: as given, since" in again.output
     assert json.loads(Path("run/layout.json").read_bytes())["layout"] is None

@@ -1,6 +1,8 @@
-"""A simulator of another make, by the letter of layout 0 and without the package: `python broken.py KIND [--log FILE] --memory-path PATH`.
+"""A simulator of another make, by the letter of layout 0 and without the package: `python
+broken.py KIND [--log FILE] --memory-path PATH`.
 
-KIND is the point of the conformance kit at which it does wrong; "nothing": at none. FILE gets PATH, of every start.
+KIND is the point of the conformance kit at which it does wrong; "nothing": at none. FILE
+gets PATH, of every start.
 """
 
 import mmap
@@ -103,7 +105,12 @@ class Simulator:
     def set_groups(self, *names):
         """Go on in a larger file, with these groups."""
         new = self.memory[: self.base] + b"".join(self.group(name) for name in names)
-        new = struct.pack("<i", len(new)) + new[4 : self.base - 4] + struct.pack("<i", len(names)) + new[self.base :]
+        new = (
+            struct.pack("<i", len(new))
+            + new[4 : self.base - 4]
+            + struct.pack("<i", len(names))
+            + new[self.base :]
+        )
         if WRONG != "growth":
             with open(self.path + "_", "wb") as file:
                 file.write(new)
@@ -115,26 +122,35 @@ class Simulator:
 
     def group(self, name):
         length = 200 if WRONG == "groups" else len(name)
-        about = bytes([length]) + name.encode().ljust(63, b"\0") + struct.pack("<iBiii3i", M, 0, 1, 3, 1, 2, 0, 0)
+        about = (
+            bytes([length]) + name.encode().ljust(63, b"\0") + struct.pack("<iBiii3i", M, 0, 1, 3, 1, 2, 0, 0)
+        )
         return about + bytes(END - N)
 
     def put(self, row, agent, t, done=0, cut=0):
         """Write a row."""
         memory, base = self.memory, self.base
-        struct.pack_into("<2f", memory, base + OBS + 8 * row, agent, float("nan") if WRONG == "numbers" else t)
+        struct.pack_into(
+            "<2f", memory, base + OBS + 8 * row, agent, float("nan") if WRONG == "numbers" else t
+        )
         if WRONG != "whole rows":
             struct.pack_into("<f", memory, base + REWARD + 4 * row, 1)
         memory[base + DONE + row], memory[base + CUT + row] = done, cut
         struct.pack_into("<i", memory, base + ID + 4 * row, agent)
-        memory[base + MASKS + 3 * row : base + MASKS + 3 * row + 3] = bytes([WRONG == "masks", 1, WRONG == "masks"])
+        memory[base + MASKS + 3 * row : base + MASKS + 3 * row + 3] = bytes(
+            [WRONG == "masks", 1, WRONG == "masks"]
+        )
 
     def tick(self, t):
-        """Agents a of 3 ask in ticks t with (t + a) % 3 > 0 and end, or are cut, in every eighth tick."""
+        """Agents a of 3 ask in ticks t with (t + a) % 3 > 0 and end, or are cut, in every
+        eighth tick."""
         rows, over = [], t % 8 == 7
         for a in range(3):
             agent = a if WRONG != "agents" else 7
             if over:
-                rows.append((agent + 50 * (WRONG == "varying agents"), t, 1 + (WRONG == "ends"), t % 16 == 15))
+                rows.append(
+                    (agent + 50 * (WRONG == "varying agents"), t, 1 + (WRONG == "ends"), t % 16 == 15)
+                )
             elif (t + a) % 3 or t % 8 == 0:
                 rows.append((agent, t, 0, WRONG == "interruptions"))
         struct.pack_into("<i", self.memory, self.base + N, len(rows))

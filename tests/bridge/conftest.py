@@ -15,7 +15,8 @@ STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 
 
 def _compiler(name: str, package: str) -> str:
-    """Return the program's path; without it the test skips, or fails where continuous integration asks for it."""
+    """Return the program's path; without it the test skips, or fails where continuous
+    integration asks for it."""
     if found := shutil.which(name):
         return found
     text = f"{name} is missing (Debian package {package})"
@@ -41,14 +42,25 @@ def mono() -> str:
 
 @pytest.fixture(scope="session")
 def build_c(c_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compile a C file, once per session and set of flags, with all warnings being errors: `build_c(file, *flags)` → the program."""
+    """Compile a C file, once per session and set of flags, with all warnings being
+    errors: `build_c(file, *flags)` → the program."""
     folder = tmp_path_factory.mktemp("c")
     built: dict[tuple[Path, tuple[str, ...]], Path] = {}
 
     def build(file: Path, *flags: str) -> Path:
         if (file, flags) not in built:
             program = folder / f"{file.stem}-{len(built)}"
-            command = [c_compiler, *STRICT, *flags, f"-I{sources_folder() / 'native'}", str(file), "-o", str(program), "-pthread", "-lm"]
+            command = [
+                c_compiler,
+                *STRICT,
+                *flags,
+                f"-I{sources_folder() / 'native'}",
+                str(file),
+                "-o",
+                str(program),
+                "-pthread",
+                "-lm",
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
             built[file, flags] = program
@@ -67,7 +79,9 @@ def native(build_c: Build) -> Build:
 def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the C# worlds."""
     folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run(["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True)
+    subprocess.run(
+        ["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True
+    )
     return folder
 
 
@@ -76,7 +90,16 @@ def csharp_probe(csharp: Path, csharp_compiler: str, mono: str) -> Path:
     """The tests' C# probe as a program."""
     source, program = Path(__file__).with_name("Probe.cs"), csharp / "probe"
     subprocess.run(
-        [csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror", f"-r:{csharp}/Tidemill.dll", f"-out:{program}.exe", source], check=True
+        [
+            csharp_compiler,
+            "-langversion:7.2",
+            "-unsafe",
+            "-warnaserror",
+            f"-r:{csharp}/Tidemill.dll",
+            f"-out:{program}.exe",
+            source,
+        ],
+        check=True,
     )
     program.write_text(f'#!/bin/sh\nMONO_DISABLE_SHARED_AREA=1 exec "{mono}" "{program}.exe" "$@"\n')
     program.chmod(0o755)

@@ -1,4 +1,5 @@
-"""Both ends of a bridge in one process: a world in a thread of its own, and its trainer."""
+"""Both ends of a bridge in one process: a world in a thread of its own, and its
+trainer."""
 
 import contextlib
 import threading
@@ -9,10 +10,12 @@ from tidemill.bridge import Bridge, Simulator, World
 
 
 class Counting:
-    """A simulator of one world, "count", whose observation is [agent, tick] and whose reward is the sum of the action that it got before.
+    """A simulator of one world, "count", whose observation is [agent, tick] and whose
+    reward is the sum of the action that it got before.
 
-    agents  how many there are
-    plan    called before each exchange with (tick, bridge, worlds by name): adds worlds, makes requests. None: every agent asks, every tick
+    agents: how many there are
+    plan: called before each exchange with (tick, bridge, worlds by name): adds worlds,
+        makes requests. None: every agent asks, every tick
     """
 
     def __init__(self, path, agents=3, branches=(), continuous=2, plan=None, channels=None):
@@ -34,7 +37,9 @@ class Counting:
             while True:
                 if self.plan is None:
                     for agent in range(self.agents):
-                        world.request_decision(agent).set_observation(0, [agent, self.tick]).set_reward(self.rewards[agent])
+                        world.request_decision(agent).set_observation(0, [agent, self.tick]).set_reward(
+                            self.rewards[agent]
+                        )
                 else:
                     self.plan(self.tick, bridge, world)
                 self.tick += 1
@@ -61,7 +66,9 @@ def both_ends(folder, layout="0", trainer_channels=None, deadline=20.0, **world)
     path = folder / "memory"
     ours = Counting(path, **world)
     ours.thread.start()
-    with Simulator(memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline=deadline) as simulator:
+    with Simulator(
+        memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline=deadline
+    ) as simulator:
         yield simulator, ours
     ours.thread.join(10)
     assert not ours.thread.is_alive()

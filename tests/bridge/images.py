@@ -9,11 +9,16 @@ from tidemill.bridge.tables import LAYOUTS
 
 
 def spec_of(observations, continuous=0, branches=(), agents=10):
-    return BehaviorSpec(tuple(ObservationSpec(tuple(shape)) for shape in observations), ActionSpec(continuous, tuple(branches)), agents)
+    return BehaviorSpec(
+        tuple(ObservationSpec(tuple(shape)) for shape in observations),
+        ActionSpec(continuous, tuple(branches)),
+        agents,
+    )
 
 
 def image_of(layout_name, groups, side_channel=b"", capacity=None, rows=0):
-    """Return (first file, body or None) that hold these groups ({name: spec}), with `rows` rows each, every third one ended."""
+    """Return (first file, body or None) that hold these groups ({name: spec}), with
+    `rows` rows each, every third one ended."""
     layout = LAYOUTS[layout_name]
     capacity = capacity or 4 + len(side_channel)
     first = bytearray(layout.header_bytes)

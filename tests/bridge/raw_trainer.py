@@ -1,4 +1,5 @@
-"""A trainer by the letter of the layouts, written apart from the package: bytes at offsets, to check either end against, or to lie to it."""
+"""A trainer by the letter of the layouts, written apart from the package: bytes at
+offsets, to check either end against, or to lie to it."""
 
 import fcntl
 import mmap
@@ -54,18 +55,30 @@ class Cursor:
 
     def array(self, kind: str, *shape: int) -> NDArray[np.generic]:
         count = int(np.prod(shape, dtype=int))
-        found = np.frombuffer(self.memory[self.at : self.at + count * np.dtype(kind).itemsize], kind).reshape(shape)
+        found = np.frombuffer(self.memory[self.at : self.at + count * np.dtype(kind).itemsize], kind).reshape(
+            shape
+        )
         self.at += found.nbytes
         return found
 
 
 class RawTrainer:
-    """Layout "0", "0.3.0" or "0.3.2". `known`: makes the lock file by which simulators know a Tidemill trainer.
+    """Layout "0", "0.3.0" or "0.3.2". `known`: makes the lock file by which simulators
+    know a Tidemill trainer.
 
-    capacity  of the side channel at the start, 4 or 20 unless it is given; 0: the header says 0, and the body has 4 bytes
+    capacity: of the side channel at the start, 4 or 20 unless it is given; 0: the header
+        says 0, and the body has 4 bytes
     """
 
-    def __init__(self, folder: Path, layout: str = "0", *, known: bool = True, name: str = "memory", capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: str = "0",
+        *,
+        known: bool = True,
+        name: str = "memory",
+        capacity: int | None = None,
+    ) -> None:
         self.path = folder / name
         self.first, self.layout, self.body_number = self.path, layout, 1
         self.process: subprocess.Popen[str] | None = None
@@ -76,11 +89,17 @@ class RawTrainer:
             print(os.getpid(), file=self.lock, flush=True)
         if layout == "0":
             capacity = 4 if capacity is None else capacity
-            self._make(self.path, struct.pack("<iiBBi", 18 + capacity, 0, 0, 0, capacity) + bytes(capacity + 4))
+            self._make(
+                self.path, struct.pack("<iiBBi", 18 + capacity, 0, 0, 0, capacity) + bytes(capacity + 4)
+            )
         else:
             capacity = 20 if capacity is None else capacity
             version = [int(part) for part in layout.split(".")]
-            self._make(self.path, struct.pack("<iiiBBBBiii", *version, 1, 1, 0, 0, 1, capacity, 0) + (b"\0" if layout == "0.3.2" else b""))
+            self._make(
+                self.path,
+                struct.pack("<iiiBBBBiii", *version, 1, 1, 0, 0, 1, capacity, 0)
+                + (b"\0" if layout == "0.3.2" else b""),
+            )
             self._make(Path(f"{self.path}_"), bytes(max(4, capacity)))
         self._open()
 
@@ -94,11 +113,16 @@ class RawTrainer:
 
     def _open(self) -> None:
         self.head = self._map(self.path)
-        self.body = self.head if self.layout == "0" else self._map(Path(f"{self.path}{'_' * self.body_number}"))
+        self.body = (
+            self.head if self.layout == "0" else self._map(Path(f"{self.path}{'_' * self.body_number}"))
+        )
 
     def start(self, *command: str | Path) -> None:
         self.process = subprocess.Popen(
-            [str(part) for part in command] + ["--memory-path", str(self.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [str(part) for part in command] + ["--memory-path", str(self.path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def i32(self, at: int, value: int | None = None) -> int:
@@ -127,7 +151,8 @@ class RawTrainer:
         self.body[self.side_at + 4 : self.side_at + 4 + len(data)] = data
 
     def grow(self, capacity: int, spoil: Callable[[Path], None] = lambda path: None) -> None:
-        """Change to a larger file on the trainer's own account; `spoil` may make a lie of it before the simulator hears of it."""
+        """Change to a larger file on the trainer's own account; `spoil` may make a lie of
+        it before the simulator hears of it."""
         old, groups_at = self.capacity, self.groups_at
         if self.layout == "0":
             rest = self.body[groups_at:]
@@ -235,15 +260,23 @@ class RawTrainer:
         masks = cursor.array("u1", agents, sum(branches))
 
         def rows(which: NDArray[np.bool_], obs: list, reward: NDArray, ids: NDArray, cut: NDArray) -> Rows:
-            return Rows(ids[which].tolist(), reward[which].tolist(), [part[which] for part in obs], masks[which], (cut[which] == 1).tolist())
+            return Rows(
+                ids[which].tolist(),
+                reward[which].tolist(),
+                [part[which] for part in obs],
+                masks[which],
+                (cut[which] == 1).tolist(),
+            )
 
         live = np.arange(agents) < n
         if self.layout == "0":
-            decisions, ends = rows(live & (done == 0), obs, reward, ids, cut), rows(live & (done == 1), obs, reward, ids, cut)
+            decisions = rows(live & (done == 0), obs, reward, ids, cut)
+            ends = rows(live & (done == 1), obs, reward, ids, cut)
         else:
             decisions = rows(live, obs, reward, ids, cut)
             n = cursor.i32()
-            obs, reward = [cursor.array("<f4", agents, *shape) for shape in shapes], cursor.array("<f4", agents)
+            obs = [cursor.array("<f4", agents, *shape) for shape in shapes]
+            reward = cursor.array("<f4", agents)
             cut = cursor.array("u1", agents)
             ids = cursor.array("<i4", agents)
             masks = np.zeros_like(masks)  # ends have none
@@ -253,7 +286,8 @@ class RawTrainer:
         return Group(name, agents, shapes, continuous, branches, decisions, ends, actions_at, cursor.at)
 
     def act(self, group: Group, continuous: object = None, discrete: object = None) -> None:
-        """Write actions of the group's decisions; in layout 0 these are its first rows."""
+        """Write actions of the group's decisions; in layout 0 these are its first
+        rows."""
         at = group.actions_at
         if continuous is not None:
             data = np.ascontiguousarray(continuous, "<f4").tobytes()

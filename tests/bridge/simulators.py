@@ -1,4 +1,5 @@
-"""Simulators for tests, in Python: `python simulators.py KIND --memory-path PATH`. Each does on purpose what others do rarely."""
+"""Simulators for tests, in Python: `python simulators.py KIND --memory-path PATH`. Each
+does on purpose what others do rarely."""
 
 import importlib.util
 import os
@@ -6,7 +7,9 @@ import sys
 import time
 import types
 
-package = types.ModuleType("tidemill")  # the trainer's parts, which its own __init__ imports, are not needed here, and take longer than all the rest
+# the trainer's parts, which its own __init__ imports, are not needed here, and take
+# longer than all the rest
+package = types.ModuleType("tidemill")
 package.__path__ = list(importlib.util.find_spec("tidemill").submodule_search_locations)
 sys.modules["tidemill"] = package
 
@@ -18,7 +21,8 @@ KIND = sys.argv[1]
 
 
 class Simulator:
-    """What they share. `tick` says what happens in exchange `t` (0: the first of all, and the first after each reset)."""
+    """What they share. `tick` says what happens in exchange `t` (0: the first of all, and
+    the first after each reset)."""
 
     def __init__(self):
         self.parameters, self.statistics = EnvironmentParameters(), Statistics()
@@ -40,18 +44,24 @@ class Simulator:
         self.bridge.close()
 
     def actions(self, world):
-        return {event.agent_id: (event.continuous.tolist(), event.discrete.tolist()) for event in world.actions()}
+        return {
+            event.agent_id: (event.continuous.tolist(), event.discrete.tolist()) for event in world.actions()
+        }
 
 
 class Episodes(Simulator):
-    """A world in which agent a's k-th episode takes 2 + (a + k) % 3 steps and the next begins in the same exchange ("again"), or the one after
-    ("after"). Observation: [agent, episode, row]; reward: 100 * agent + 10 * episode + row; every third episode is interrupted."""
+    """A world in which agent a's k-th episode takes 2 + (a + k) % 3 steps and the next
+    begins in the same exchange ("again"), or the one after ("after"). Observation:
+    [agent, episode, row]; reward: 100 * agent + 10 * episode + row; every third episode
+    is interrupted."""
 
     again = True
     agents = 3
 
     def worlds(self):
-        self.world = self.bridge.add(World("group", self.agents * 2 if self.again else self.agents, [(3,)], continuous_size=1))
+        self.world = self.bridge.add(
+            World("group", self.agents * 2 if self.again else self.agents, [(3,)], continuous_size=1)
+        )
         self.playing = {}
 
     def reset(self):
@@ -65,8 +75,14 @@ class Episodes(Simulator):
             if row >= 0:
                 row += 1
                 over = row == 2 + (agent + episode) % 3
-                request = (self.world.interrupt_episode if episode % 3 == 2 else self.world.end_episode) if over else self.world.request_decision
-                request(agent).set_reward(100 * agent + 10 * episode + row).set_observation(0, [agent, episode, row])
+                request = (
+                    (self.world.interrupt_episode if episode % 3 == 2 else self.world.end_episode)
+                    if over
+                    else self.world.request_decision
+                )
+                request(agent).set_reward(100 * agent + 10 * episode + row).set_observation(
+                    0, [agent, episode, row]
+                )
             if row < 0 or (over and self.again):
                 episode, row = episode + 1, 0
                 self.world.request_decision(agent).set_observation(0, [agent, episode, row])
@@ -80,7 +96,8 @@ class After(Episodes):
 
 
 class Alternating(Simulator):
-    """Agent a of 3 asks in exchanges t with t % 2 == a % 2, is paid 1 in each, and lives for 7 exchanges."""
+    """Agent a of 3 asks in exchanges t with t % 2 == a % 2, is paid 1 in each, and lives
+    for 7 exchanges."""
 
     def worlds(self):
         self.world = self.bridge.add(World("group", 3, [(1,)], branches=(2,)))
@@ -95,7 +112,8 @@ class Alternating(Simulator):
 
 
 class Rich(Simulator):
-    """Several observations (one a picture), two branches with masks; tells back what was done."""
+    """Several observations (one a picture), two branches with masks; tells back what was
+    done."""
 
     def worlds(self):
         self.world = self.bridge.add(World("rich", 2, [(2,), (2, 3, 1)], branches=(3, 2)))
@@ -103,7 +121,11 @@ class Rich(Simulator):
     def tick(self, t):
         done = self.actions(self.world)
         for agent in range(2):
-            request = self.world.request_decision(agent).set_observation(0, [agent, t]).set_observation(1, [agent * 10 + i for i in range(6)])
+            request = (
+                self.world.request_decision(agent)
+                .set_observation(0, [agent, t])
+                .set_observation(1, [agent * 10 + i for i in range(6)])
+            )
             request.set_action_mask(0, [False, agent == 0, True]).set_action_mask(1, [t % 2 == 1, False])
             if agent in done:
                 first, second = done[agent][1]
@@ -118,7 +140,9 @@ class Hybrid(Simulator):
 
     def tick(self, t):
         done = self.actions(self.world).get(0)
-        self.world.request_decision(0).set_observation(0, [t]).set_reward(sum(done[0]) + sum(done[1]) if done else 0)
+        self.world.request_decision(0).set_observation(0, [t]).set_reward(
+            sum(done[0]) + sum(done[1]) if done else 0
+        )
 
 
 class Late(Simulator):
@@ -136,7 +160,8 @@ class Late(Simulator):
 
 
 class Slow(Simulator):
-    """Groups appear only after the third exchange; agents after some more, also after a reset."""
+    """Groups appear only after the third exchange; agents after some more, also after a
+    reset."""
 
     def worlds(self):
         self.world, self.first = None, self.bridge.add(World("other", 1, [(1,)], continuous_size=1))
@@ -160,7 +185,8 @@ class Crowd(Simulator):
 
 
 class Mortal(Simulator):
-    """Dies in exchange 12 with a message, in every life; tells its seed and parameters."""
+    """Dies in exchange 12 with a message, in every life; tells its seed and
+    parameters."""
 
     def worlds(self):
         self.world = self.bridge.add(World("group", 1, [(3,)], continuous_size=1))
@@ -171,7 +197,9 @@ class Mortal(Simulator):
             print("the sky fell", flush=True)
             sys.exit(3)
         over = t % 5 == 4
-        (self.world.end_episode if over else self.world.request_decision)(0).set_reward(t).set_observation(0, seen)
+        (self.world.end_episode if over else self.world.request_decision)(0).set_reward(t).set_observation(
+            0, seen
+        )
         self.statistics.add("t", t, "most_recent")
         self.statistics.add("exchanges", 1, "sum")
 
@@ -221,7 +249,8 @@ class NotANumber(Simulator):
 
 
 class Single(Simulator):
-    """One agent, whose episodes have four steps. Observation: [row + parameter `first`, seed]; the reward is made of its action."""
+    """One agent, whose episodes have four steps. Observation: [row + parameter `first`,
+    seed]; the reward is made of its action."""
 
     def worlds(self):
         self.world = self.bridge.add(World("single", 1, [(2,)], branches=(3, 2)))
@@ -236,20 +265,25 @@ class Single(Simulator):
         done = self.actions(self.world).get(0)
         self.row = 0 if self.row is None else self.row + 1
         request = (self.world.end_episode if self.row == 4 else self.world.request_decision)(0)
-        request.set_observation(0, [self.row + self.parameters.get("first", 0), self.parameters.get("seed", 0)])
+        request.set_observation(
+            0, [self.row + self.parameters.get("first", 0), self.parameters.get("seed", 0)]
+        )
         request.set_reward(10 * done[1][0] + done[1][1] if done else 0)
         if self.row < 4:
             request.set_action_mask(0, [False, False, True])
 
 
 class One(Simulator):
-    """One agent with a continuous action, whose episodes have three rows; the next begins in a later exchange than the one that ends one."""
+    """One agent with a continuous action, whose episodes have three rows; the next begins
+    in a later exchange than the one that ends one."""
 
     def worlds(self):
         self.world = self.bridge.add(World("one", 1, [(1,)], continuous_size=1))
 
     def tick(self, t):
-        (self.world.end_episode if t % 3 == 2 else self.world.request_decision)(0).set_reward(1).set_observation(0, [t % 3])
+        (self.world.end_episode if t % 3 == 2 else self.world.request_decision)(0).set_reward(
+            1
+        ).set_observation(0, [t % 3])
 
 
 class Telling(One):
@@ -317,7 +351,8 @@ class Twofold(Statistical):
 
 
 class Two(Simulator):
-    """Six agents in one group and one in the other; episodes of three rows in both. The reward of each row is 1 or 2."""
+    """Six agents in one group and one in the other; episodes of three rows in both. The
+    reward of each row is 1 or 2."""
 
     def worlds(self):
         self.many = self.bridge.add(World("many", 6, [(1,)], continuous_size=1))
@@ -326,11 +361,14 @@ class Two(Simulator):
     def tick(self, t):
         for world, agents in ((self.many, 6), (self.one, 1)):
             for agent in range(agents):
-                (world.end_episode if t % 3 == 2 else world.request_decision)(agent).set_reward(1 if world is self.many else 2)
+                (world.end_episode if t % 3 == 2 else world.request_decision)(agent).set_reward(
+                    1 if world is self.many else 2
+                )
 
 
 class Three(Simulator):
-    """Three groups that are new in one turn, with side-channel data for which there is no room; closes after 3 exchanges."""
+    """Three groups that are new in one turn, with side-channel data for which there is no
+    room; closes after 3 exchanges."""
 
     def worlds(self):
         self.three = [self.bridge.add(World(name, 1, [(1,)], continuous_size=1)) for name in ("a", "b", "c")]
@@ -345,7 +383,8 @@ class Three(Simulator):
 
 
 class Again(Simulator):
-    """Five agents ask; from then on all of them end their episode and ask in the same exchange."""
+    """Five agents ask; from then on all of them end their episode and ask in the same
+    exchange."""
 
     def worlds(self):
         self.world = self.bridge.add(World("again", 5, [(4,)], continuous_size=2))
@@ -395,7 +434,25 @@ if __name__ == "__main__":
     kinds = {
         kind.__name__.lower(): kind
         for kind in (
-            *(Episodes, After, Alternating, Rich, Hybrid, Late, Slow, Crowd, Mortal, Napping, Deaf, NotANumber, Single, Two, Blind, Born, Twice),
+            *(
+                Episodes,
+                After,
+                Alternating,
+                Rich,
+                Hybrid,
+                Late,
+                Slow,
+                Crowd,
+                Mortal,
+                Napping,
+                Deaf,
+                NotANumber,
+                Single,
+                Two,
+                Blind,
+                Born,
+                Twice,
+            ),
             *(Statistical, Stepping, Forgetful, Frozen, Twofold, Three, One, Again, Cutting, Telling),
         )
     }

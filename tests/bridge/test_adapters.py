@@ -34,9 +34,14 @@ def opened():
 def test_gymnasiums_own_check_passes(opened):
     env = opened(SimulatorEnv, SIMULATORS, arguments=("single",))
     check_env(env, skip_render_check=True)
-    assert isinstance(env.action_space, gymnasium.spaces.MultiDiscrete) and env.observation_space.shape == (2,)
+    assert isinstance(env.action_space, gymnasium.spaces.MultiDiscrete) and env.observation_space.shape == (
+        2,
+    )
     observation, info = env.reset(seed=3)
-    assert observation.tolist() == [0, 3] and [mask.tolist() for mask in info["action_mask"]] == [[1, 1, 0], [1, 1]]
+    assert observation.tolist() == [0, 3] and [mask.tolist() for mask in info["action_mask"]] == [
+        [1, 1, 0],
+        [1, 1],
+    ]
     rewards = []
     for row in range(1, 5):
         observation, reward, terminated, truncated, info = env.step(np.array([1, 1]))
@@ -50,7 +55,17 @@ def test_pettingzoos_own_check_passes(opened):
     env = opened(SimulatorParallelEnv, corridor.__file__)
     parallel_api_test(env, num_cycles=60)
     observations, infos = env.reset(seed=1)
-    assert env.agents == ["corridor_0"] and observations["corridor_0"].tolist() == [0, 0, 0, 1, 0, 0, 0, observations["corridor_0"][7], 0]
+    assert env.agents == ["corridor_0"] and observations["corridor_0"].tolist() == [
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        observations["corridor_0"][7],
+        0,
+    ]
     assert [mask.tolist() for mask in infos["corridor_0"]["action_mask"]] == [[1, 1, 1], [1, 0]]
     for step in range(1, 10):
         env.step({agent: np.array([0, 0]) for agent in env.agents})
@@ -62,20 +77,28 @@ def test_a_vector_environment_has_the_agents_of_all_simulators(opened):
     assert envs.num_envs == 20 and envs.single_action_space.shape == (2,)
     first, _ = envs.reset(seed=1)
     again, _ = envs.reset(seed=1)
-    assert np.array_equal(first, again) and envs.observation_space.contains(first) and not np.array_equal(first[:10], first[10:])
+    assert (
+        np.array_equal(first, again)
+        and envs.observation_space.contains(first)
+        and not np.array_equal(first[:10], first[10:])
+    )
     observation, ended, begins = first, np.zeros(20, bool), 0
     for _ in range(60):
         position = observation[:, 2:]
         observation, reward, terminated, truncated, _ = envs.step(np.clip(observation[:, :2] / 0.1, -1, 1))
         begins += ended.sum()
         assert (reward[ended] == 0).all()  # the first observation of the next episode
-        assert (np.abs(observation[~ended][:, 2:] - position[~ended]) <= 0.1001).all() and (reward[terminated] > 1).all()
+        assert (np.abs(observation[~ended][:, 2:] - position[~ended]) <= 0.1001).all() and (
+            reward[terminated] > 1
+        ).all()
         ended = terminated | truncated
     assert begins > 20
 
 
 def test_a_vector_environment_tells_final_observations_where_agents_begin_again_at_once(opened):
-    envs = opened(SimulatorVectorEnv, SIMULATORS, arguments=("episodes",), seats={"group": 3}, autoreset="same-step")
+    envs = opened(
+        SimulatorVectorEnv, SIMULATORS, arguments=("episodes",), seats={"group": 3}, autoreset="same-step"
+    )
     observation, _ = envs.reset()
     assert observation.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
     for _ in range(6):
@@ -83,7 +106,11 @@ def test_a_vector_environment_tells_final_observations_where_agents_begin_again_
         observation, _, terminated, truncated, infos = envs.step(np.zeros((3, 1), np.float32))
         for row in np.flatnonzero(terminated | truncated).tolist():
             agent, episode, last = infos["final_obs"][row].tolist()
-            assert [agent, episode] == before[row, :2].tolist() and last == 2 + (agent + episode) % 3 and observation[row, 2] == 0
+            assert (
+                [agent, episode] == before[row, :2].tolist()
+                and last == 2 + (agent + episode) % 3
+                and observation[row, 2] == 0
+            )
     wrong = opened(SimulatorVectorEnv, SIMULATORS, arguments=("after",), autoreset="same-step")
     with pytest.raises(EnvironmentFault, match='autoreset = "next-step"'):
         [wrong.step(np.zeros((3, 1), np.float32)) for _ in range(5) if _ or wrong.reset()]
@@ -148,7 +175,10 @@ def test_an_action_of_both_kinds_is_a_dict_of_both():
     space = Dict({"continuous": Box((1,), "float32"), "discrete": Discrete(3)})
     arrays = {"action.continuous": np.zeros((2, 1), np.float32), "action.discrete": np.zeros(2, np.int64)}
     flatten(space, {"continuous": [0.5], "discrete": np.int64(2)}, arrays, "action", 1)
-    assert arrays["action.continuous"].tolist() == [[0], [0.5]] and arrays["action.discrete"].tolist() == [0, 2]
+    assert arrays["action.continuous"].tolist() == [[0], [0.5]] and arrays["action.discrete"].tolist() == [
+        0,
+        2,
+    ]
     for given in ({"continuous": [0.5]}, [0.5], {"continuous": [0.5], "discrete": 1, "third": 1}):
         with pytest.raises(SchemaError, match="must be a dict of continuous, discrete"):
             flatten(space, given, arrays, "action", 1)

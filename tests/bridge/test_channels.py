@@ -30,7 +30,8 @@ def ends():
 
 @pytest.fixture(params=["uuid", "type"])
 def bridge(request):
-    """(trainer's channels, simulator's), by kind, and what hands over from the one to the other and back."""
+    """(trainer's channels, simulator's), by kind, and what hands over from the one to the
+    other and back."""
     sides = [ends(), ends()]
     joined = [Channels(side, request.param) for side in sides]
 
@@ -57,12 +58,21 @@ def test_everything_that_is_sent_arrives_in_both_framings(bridge):
     simulator[FloatProperties].set("back", 2.0)
     hand_over()
     settings = simulator[EngineSettings].settings
-    assert (settings.width, settings.height, settings.quality_level, settings.time_scale, settings.target_frame_rate) == (640, 480, 2, 20.0, -1)
+    assert (
+        settings.width,
+        settings.height,
+        settings.quality_level,
+        settings.time_scale,
+        settings.target_frame_rate,
+    ) == (640, 480, 2, 20.0, -1)
     assert simulator[EnvironmentParameters].get("gravity", 0.0) == 9.5
     assert simulator[EnvironmentParameters].get("other", 1.5) == 1.5
     draws = [simulator[EnvironmentParameters].get("mass", 0.0) for _ in range(200)]
     assert all(1 <= d < 2 or 5 <= d < 6 for d in draws) and min(draws) < 2 and max(draws) > 5
-    assert simulator[FloatProperties].get("shared", 0.0) == 0.25 and trainer[FloatProperties].get("back", 0.0) == 2.0
+    assert (
+        simulator[FloatProperties].get("shared", 0.0) == 0.25
+        and trainer[FloatProperties].get("back", 0.0) == 2.0
+    )
     assert simulator[RawBytes].take() == [b"\x00\xff"] and simulator[RawBytes].take() == []
     assert summary(trainer[Statistics].tally.take()) == {"score": 2.5, "level": 1.0, "deaths": 5.0}
     assert trainer[Statistics].tally.take() == {}
@@ -96,7 +106,9 @@ def test_samplers_draw_from_what_they_say_and_again_the_same_with_the_same_seed(
         parameters.set("x", sampler, seed=5)
         return [parameters.get("x", 0.0) for _ in range(500)]
 
-    assert all(2 <= d < 3 for d in draws(Uniform(2.0, 3.0))) and draws(Uniform(2.0, 3.0)) == draws(Uniform(2.0, 3.0))
+    assert all(2 <= d < 3 for d in draws(Uniform(2.0, 3.0))) and draws(Uniform(2.0, 3.0)) == draws(
+        Uniform(2.0, 3.0)
+    )
     normal = draws(Gaussian(10.0, 2.0))
     assert abs(sum(normal) / 500 - 10) < 0.5 and 1.5 < (sum((d - 10) ** 2 for d in normal) / 500) ** 0.5 < 2.5
     wide = draws(MultiRange(((0.0, 3.0), (10.0, 11.0))))
@@ -105,7 +117,10 @@ def test_samplers_draw_from_what_they_say_and_again_the_same_with_the_same_seed(
 
 
 def test_messages_for_unknown_channels_are_skipped_and_counted():
-    sender, receiver = Channels([RawBytes(OWN), properties := FloatProperties()]), Channels([known := FloatProperties()])
+    sender, receiver = (
+        Channels([RawBytes(OWN), properties := FloatProperties()]),
+        Channels([known := FloatProperties()]),
+    )
     next(iter(sender)).send(b"lost")
     properties.set("kept", 1.0)
     receiver.incoming(sender.outgoing())
@@ -143,8 +158,10 @@ KEY = FloatProperties().uuid.bytes_le
         EngineSettings().uuid.bytes_le + struct.pack("<iii", 8, 9, 1),
         EnvironmentParameters().uuid.bytes_le + struct.pack("<iiciii", 17, 1, b"a", 1, 0, 9),
         EnvironmentParameters().uuid.bytes_le + struct.pack("<iicif", 13, 1, b"a", 2, 1.0),
-        EnvironmentParameters().uuid.bytes_le + struct.pack("<iiciiiif", 25, 1, b"a", 1, 0, 2, 1, 1.0),  # half a range
-        EnvironmentParameters().uuid.bytes_le + struct.pack("<iiciiiff", 25, 1, b"a", 1, 0, 0, 3.0, 2.0),  # low above high
+        # half a range
+        EnvironmentParameters().uuid.bytes_le + struct.pack("<iiciiiif", 25, 1, b"a", 1, 0, 2, 1, 1.0),
+        # low above high
+        EnvironmentParameters().uuid.bytes_le + struct.pack("<iiciiiff", 25, 1, b"a", 1, 0, 0, 3.0, 2.0),
         Statistics().uuid.bytes_le + struct.pack("<iicfi", 13, 1, b"a", 1.0, 3),
     ],
 )

@@ -1,4 +1,5 @@
-"""The conformance kit: sound simulators pass, and each kind of broken one is caught at its point."""
+"""The conformance kit: sound simulators pass, and each kind of broken one is caught at
+its point."""
 
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from tidemill.core.errors import ConfigError
 HERE = Path(__file__).parent
 WORLDS = Path(reach.__file__).parent
 QUICK = 0.2  # seconds of plain play
-RARE = {"masks", "late groups", "side channel", "query", "unknown command", "one change"}  # what not every world has in every layout
+# what not every world has in every layout
+RARE = {"masks", "late groups", "side channel", "query", "unknown command", "one change"}
 HANG = {"trainer's growth", "unknown command", "trainer's death"}  # broken at these points it hangs
 
 
@@ -34,7 +36,8 @@ def verdicts(points):
 
 
 def seen(program, rare, **only):
-    """Check `program`; longer on a machine so busy that what is not `rare` was not seen in a moment."""
+    """Check `program`; longer on a machine so busy that what is not `rare` was not seen
+    in a moment."""
     for seconds in (QUICK, 1.0, 5.0):
         found = check_simulator(program, seconds, **only)
         if verdicts(found)["not seen"] <= rare:
@@ -109,7 +112,8 @@ def test_what_is_seen_is_told(kind, point, verdict, what):
 OTHER_VERSION = """
 import mmap, sys, tempfile, time
 from pathlib import Path
-file = Path(tempfile.gettempdir(), "ml-agents", sys.argv[-1]).open("r+b")  # of layout 0 the whole path is given
+# of layout 0 the whole path is given
+file = Path(tempfile.gettempdir(), "ml-agents", sys.argv[-1]).open("r+b")
 memory = mmap.mmap(file.fileno(), 0)
 memory[4] = 9
 if memory[0]:
@@ -126,15 +130,24 @@ def test_a_simulator_of_another_version_fails_at_its_start(layout, version, tmp_
     path.write_text(OTHER_VERSION)
     found = check_simulator(Program(str(path), (), layout), QUICK, only=["start", "growth"])
     (failed,) = (point for point in found if point.verdict == "fail")
-    assert failed.name in ("start", "growth") and f"of version {version}, and layout {layout} was chosen" in failed.what
+    assert (
+        failed.name in ("start", "growth")
+        and f"of version {version}, and layout {layout} was chosen" in failed.what
+    )
 
 
 def test_nothing_stays_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tidemill.bridge.scenes._SOON", 0.5)
     log = tmp_path / "log"
     for point in ("nothing", "growth"):
-        check_simulator(Program(str(HERE / "broken.py"), (point, "--log", str(log)), deadline=0.7), QUICK, only=["growth"])
-    check_simulator(Program(str(HERE / "broken.py"), ("trainer's-death", "--log", str(log)), deadline=5.0), QUICK, only=["trainer's death"])
+        check_simulator(
+            Program(str(HERE / "broken.py"), (point, "--log", str(log)), deadline=0.7), QUICK, only=["growth"]
+        )
+    check_simulator(
+        Program(str(HERE / "broken.py"), ("trainer's-death", "--log", str(log)), deadline=5.0),
+        QUICK,
+        only=["trainer's death"],
+    )
     places = {Path(line).parent for line in log.read_text().splitlines()}
     assert len(places) == 3 and not [place for place in places if place.exists()]
 
@@ -147,13 +160,27 @@ def test_a_trainer_to_be_killed_that_hangs_is_not_waited_for(monkeypatch):
 
 def test_the_command_prints_points_and_its_status_tells_whether_all_is_well():
     def run(kind):
-        arguments = ["check", str(HERE / "broken.py"), "--seconds", str(QUICK), "--only", "masks", "--only", "query", "--", kind]
+        arguments = [
+            "check",
+            str(HERE / "broken.py"),
+            "--seconds",
+            str(QUICK),
+            "--only",
+            "masks",
+            "--only",
+            "query",
+            "--",
+            kind,
+        ]
         return CliRunner().invoke(commands, arguments)
 
     sound, torn = run("nothing"), run("masks")
     assert (sound.exit_code, torn.exit_code) == (0, 1)
     assert sound.stdout.splitlines()[-1] == "2 points: 1 pass, 0 fail, 1 not seen"
-    assert "all actions of branch 0 are forbidden to agent 0" in torn.stdout and "leave at least one action" in torn.stdout
+    assert (
+        "all actions of branch 0 are forbidden to agent 0" in torn.stdout
+        and "leave at least one action" in torn.stdout
+    )
 
 
 def test_impossible_settings_are_refused():

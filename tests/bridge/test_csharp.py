@@ -1,4 +1,5 @@
-"""The simulator's end in C#, compiled with Mono: the same behaviour as the others' (test by test), and what is its own."""
+"""The simulator's end in C#, compiled with Mono: the same behaviour as the others' (test
+by test), and what is its own."""
 
 import struct
 import subprocess
@@ -12,7 +13,15 @@ import psutil
 import pytest
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
-from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, FloatProperties, RawBytes, SideChannel, Statistics
+from tidemill.bridge.channels import (
+    Channels,
+    EngineSettings,
+    EnvironmentParameters,
+    FloatProperties,
+    RawBytes,
+    SideChannel,
+    Statistics,
+)
 from tidemill.bridge.samplers import Uniform
 from tidemill.bridge.simulator import Simulator
 from tidemill.bridge.specs import ActionTuple
@@ -25,14 +34,23 @@ LAYOUTS = ("0", "0.3.0", "0.3.2")
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: str) -> Path:
-    """The folder with the sample worlds, the tests' probe and the page's example as programs."""
+    """The folder with the sample worlds, the tests' probe and the page's example as
+    programs."""
     folder = tmp_path_factory.mktemp("csharp")
     subprocess.run(["sh", PACKAGE / "Build~" / "build.sh", folder], check=True)
     game = folder / "Game.cs"
     game.write_text(PAGE.read_text().split("```csharp\n")[1].split("```")[0])
     for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
         subprocess.run(
-            [csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror", f"-r:{folder}/Tidemill.dll", f"-out:{folder}/{name}.exe", source],
+            [
+                csharp_compiler,
+                "-langversion:7.2",
+                "-unsafe",
+                "-warnaserror",
+                f"-r:{folder}/Tidemill.dll",
+                f"-out:{folder}/{name}.exe",
+                source,
+            ],
             check=True,
         )
         (folder / name).write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/{name}.exe" "$@"\n')
@@ -49,7 +67,9 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RawTrain
 
 
 def output(built: Path, name: str, *arguments: object) -> str:
-    return subprocess.run([built / name, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [built / name, *map(str, arguments)], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def steps(simulator: Simulator, count: int) -> None:
@@ -69,7 +89,11 @@ def test_a_world_that_is_killed_leaves_no_file_of_monos(built: Path) -> None:
 
 
 def test_every_asset_of_the_package_has_a_meta_file_with_an_id_of_its_own() -> None:
-    hidden = [path for path in PACKAGE.rglob("*") if any(part.endswith("~") for part in path.relative_to(PACKAGE).parts)]
+    hidden = [
+        path
+        for path in PACKAGE.rglob("*")
+        if any(part.endswith("~") for part in path.relative_to(PACKAGE).parts)
+    ]
     assets = {path for path in PACKAGE.rglob("*") if path not in hidden and path.suffix != ".meta"}
     metas = {path for path in PACKAGE.rglob("*.meta") if path not in hidden}
     assert {Path(f"{asset}.meta") for asset in assets} == metas
@@ -82,11 +106,14 @@ def test_sample_worlds_run_on_their_heuristic_without_a_trainer(built: Path, wor
     words = output(built, world, "--episodes", 200).split()
     assert float(words[2]) == pytest.approx(mean, abs=0.02)
     assert int(words[4]) >= 200
-    assert output(built, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
+    assert (
+        output(built, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
+    )
 
 
 def test_the_example_of_the_page_runs(built: Path) -> None:
-    with subprocess.Popen([built / "game"], stdout=subprocess.PIPE, text=True) as alone:  # without a trainer it goes on, frame after frame
+    # without a trainer it goes on, frame after frame
+    with subprocess.Popen([built / "game"], stdout=subprocess.PIPE, text=True) as alone:
         assert alone.stdout is not None
         actions = [alone.stdout.readline() for _ in range(3)]
         alone.kill()
@@ -96,8 +123,16 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
     with Simulator(built / "game", channels=Channels([parameters, statistics])) as simulator:
         simulator.reset()
         decisions, terminals = simulator.get_steps("walkers")
-        assert list(decisions.agent_id) == [7] and list(terminals.agent_id) == [8] and decisions.obs[1].shape == (1, 8, 8, 1)
-        assert decisions.obs[0].tolist() == [[1, 2, 3]] and decisions.reward[0] == 0.5 and terminals.reward[0] == 1
+        assert (
+            list(decisions.agent_id) == [7]
+            and list(terminals.agent_id) == [8]
+            and decisions.obs[1].shape == (1, 8, 8, 1)
+        )
+        assert (
+            decisions.obs[0].tolist() == [[1, 2, 3]]
+            and decisions.reward[0] == 0.5
+            and terminals.reward[0] == 1
+        )
         simulator.step()
         assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
 
@@ -105,7 +140,18 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
 def test_the_pages_jobs_compile(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
     (tmp_path / "Jobs.cs").write_text(PAGE.read_text().split("```csharp\n")[2].split("```")[0])
     library = f"-out:{tmp_path}/jobs.dll"
-    subprocess.run([csharp_compiler, "-unsafe", "-warnaserror", "-t:library", f"-r:{built}/Tidemill.dll", library, tmp_path / "Jobs.cs"], check=True)
+    subprocess.run(
+        [
+            csharp_compiler,
+            "-unsafe",
+            "-warnaserror",
+            "-t:library",
+            f"-r:{built}/Tidemill.dll",
+            library,
+            tmp_path / "Jobs.cs",
+        ],
+        check=True,
+    )
 
 
 def test_the_short_example_compiles(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
@@ -120,12 +166,16 @@ def scripted(name: str, seen: np.ndarray) -> ActionTuple:
         return ActionTuple(np.clip(seen[:, :2] / 0.1, -1, 1).astype(np.float32))
     right = seen[:, 7] > 0
     there = np.where(right, seen[:, 6], seen[:, 0]) > 0
-    return ActionTuple(discrete=np.stack([np.where(there, 0, np.where(right, 2, 1)), there], axis=1).astype(np.int32))
+    return ActionTuple(
+        discrete=np.stack([np.where(there, 0, np.where(right, 2, 1)), there], axis=1).astype(np.int32)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("world", "mean"), [("reach", 1.99), ("corridor", 0.92)])
-def test_a_scripted_trainer_plays_the_sample_worlds(built: Path, world: str, mean: float, layout: str) -> None:
+def test_a_scripted_trainer_plays_the_sample_worlds(
+    built: Path, world: str, mean: float, layout: str
+) -> None:
     statistics = Statistics()
     rewards, ends = 0.0, 0
     with Simulator(built / world, layout=layout, channels=Channels([statistics])) as simulator:
@@ -138,7 +188,9 @@ def test_a_scripted_trainer_plays_the_sample_worlds(built: Path, world: str, mea
                 cells = decisions.obs[0]
                 ends_of = cells[:, 0] + cells[:, 6] > 0
                 zero = np.zeros(len(cells), bool)
-                assert np.array_equal(decisions.action_mask[0], np.stack([zero, cells[:, 0] > 0, cells[:, 6] > 0], axis=1))
+                assert np.array_equal(
+                    decisions.action_mask[0], np.stack([zero, cells[:, 0] > 0, cells[:, 6] > 0], axis=1)
+                )
                 assert np.array_equal(decisions.action_mask[1], np.stack([zero, ~ends_of], axis=1))
             simulator.set_actions(world, scripted(world, decisions.obs[0]))
             simulator.step()
@@ -171,16 +223,24 @@ def test_rows_masks_ends_and_actions_arrive_as_they_were_set(built: Path, layout
                         assert steps.reward[row] == np.float32(tick + np.float32(agent / 100))
                         assert list(steps.obs[0][row]) == last.get((name, agent), [0, 0])
                         first = np.float32(1000 * tick + 10 * agent)
-                        assert np.allclose(steps.obs[1][row].ravel(), first + np.arange(6) + 0.1, atol=2e-3, rtol=0)
-                        assert np.allclose(steps.obs[2][row].ravel(), first + np.arange(8) + 0.2, atol=2e-3, rtol=0)
+                        assert np.allclose(
+                            steps.obs[1][row].ravel(), first + np.arange(6) + 0.1, atol=2e-3, rtol=0
+                        )
+                        assert np.allclose(
+                            steps.obs[2][row].ravel(), first + np.arange(8) + 0.2, atol=2e-3, rtol=0
+                        )
                 sizes = simulator.behavior_specs[name].action_spec.branches
                 for row, agent in enumerate(decisions.agent_id):
                     if sizes:
                         forbidden = [a == (tick + agent) % sizes[0] and agent < 100 for a in range(sizes[0])]
                         assert list(decisions.action_mask[0][row]) == forbidden
                 agents = decisions.agent_id
-                continuous = (agents[:, None] + np.arange(2) / 4 + tick).astype(np.float32)[:, : 2 if name == "flat" else int(name == "both")]
-                discrete = np.stack([(agents + tick) % 2, agents // 2 % 2], axis=1).astype(np.int32)[:, : len(sizes)]
+                continuous = (agents[:, None] + np.arange(2) / 4 + tick).astype(np.float32)[
+                    :, : 2 if name == "flat" else int(name == "both")
+                ]
+                discrete = np.stack([(agents + tick) % 2, agents // 2 % 2], axis=1).astype(np.int32)[
+                    :, : len(sizes)
+                ]
                 simulator.set_actions(name, ActionTuple(continuous, discrete))
                 for row, agent in enumerate(agents):
                     last[name, agent] = [*continuous[row], *discrete[row]]
@@ -188,14 +248,19 @@ def test_rows_masks_ends_and_actions_arrive_as_they_were_set(built: Path, layout
 
 
 def test_a_hybrid_world_is_refused_where_the_layout_has_one_kind_of_actions(built: Path) -> None:
-    with pytest.raises(SimulatorError) as caught, Simulator(built / "probe", ["echo", "1"], layout="0") as simulator:
+    with (
+        pytest.raises(SimulatorError) as caught,
+        Simulator(built / "probe", ["echo", "1"], layout="0") as simulator,
+    ):
         simulator.reset()
     assert "0.3.2" in str(caught.value)
 
 
 def test_what_jobs_hold_has_no_references(built: Path) -> None:
     lines = output(built, "probe", "blittable").splitlines()
-    assert lines[:-1] == [f"{name} True unmanaged" for name in ("JobWorld", "JobRequest", "JobAction", "TellJob", "HearJob")]
+    assert lines[:-1] == [
+        f"{name} True unmanaged" for name in ("JobWorld", "JobRequest", "JobAction", "TellJob", "HearJob")
+    ]
     assert lines[-1] == "Request world: World"  # that the test would see one
 
 
@@ -252,7 +317,9 @@ def test_the_sample_of_jobs_plays(built: Path) -> None:
         for _ in range(40):
             decisions, terminals = simulator.get_steps("drift")
             assert sorted([*decisions, *terminals]) == list(range(40))
-            simulator.set_actions("drift", ActionTuple(np.sign(decisions.obs[0][:, 1:] - decisions.obs[0][:, :1])))
+            simulator.set_actions(
+                "drift", ActionTuple(np.sign(decisions.obs[0][:, 1:] - decisions.obs[0][:, :1]))
+            )
             simulator.step()
             if len(terminals):
                 assert not terminals.interrupted.any() and (terminals.reward == 1).all()
@@ -308,9 +375,14 @@ class Text(SideChannel):
 def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) -> None:
     raw, text = RawBytes(UUID("aaaabbbb-cccc-dddd-eeee-ffff00001111"), 7), Text()
     nobodys = RawBytes(UUID(int=5), 8)
-    engine, parameters, properties, statistics = EngineSettings(), EnvironmentParameters(), FloatProperties(), Statistics()
+    engine = EngineSettings()
+    parameters = EnvironmentParameters()
+    properties = FloatProperties()
+    statistics = Statistics()
     channels = Channels([raw, text, nobodys, engine, parameters, properties, statistics], framing=framing)
-    with Simulator(built / "probe", ["channels", str(int(framing == "type"))], layout=layout, channels=channels) as simulator:
+    with Simulator(
+        built / "probe", ["channels", str(int(framing == "type"))], layout=layout, channels=channels
+    ) as simulator:
         simulator.reset()
         raw.take()
         long = bytes(range(256)) * 40
@@ -330,7 +402,9 @@ def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) 
         assert words[:4] == ["640x480", "3", "2.5", "60"]
         assert {"speed=0.25", "size=3", "gravity=-9.5", "unknown=1"} <= set(words)
         came = statistics.tally.take()
-        assert came["before"] == ("most_recent", 5.0, 1) and came["ticks"][0] == "sum" and came["ticks"][2] >= 3
+        assert (
+            came["before"] == ("most_recent", 5.0, 1) and came["ticks"][0] == "sum" and came["ticks"][2] >= 3
+        )
         assert properties.get("tick", -1) >= 2
 
 
@@ -382,7 +456,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize(
     ("layout", "offset", "form", "value", "message", "later"),
-    [(layout, *row[:4], later) for layout, rows in HOSTILE.items() for row in rows for later in ((False, True) if row[4] else (False,))],
+    [
+        (layout, *row[:4], later)
+        for layout, rows in HOSTILE.items()
+        for row in rows
+        for later in ((False, True) if row[4] else (False,))
+    ],
 )
 def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
     built: Path, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
@@ -409,7 +488,9 @@ def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
         ("corridor", 2**32 - 1, "is -1"),
     ],
 )
-def test_actions_that_cannot_be_are_told_with_their_agent(built: Path, trainer: RawTrainer, world: str, bits: int, message: str) -> None:
+def test_actions_that_cannot_be_are_told_with_their_agent(
+    built: Path, trainer: RawTrainer, world: str, bits: int, message: str
+) -> None:
     trainer.start(built / world)
     actions = trainer.step()[world].actions_at
     struct.pack_into("<2I", trainer.body, actions, bits, bits)
@@ -419,7 +500,8 @@ def test_actions_that_cannot_be_are_told_with_their_agent(built: Path, trainer: 
 
 
 def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: RawTrainer) -> None:
-    """The trainer's new file has room for a longer side channel, and groups that nobody registered."""
+    """The trainer's new file has room for a longer side channel, and groups that nobody
+    registered."""
     trainer.start(built / "trivial")
     trainer.step()
     trainer.grow(44)
@@ -429,7 +511,9 @@ def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: 
     assert code == 1 and "2 groups" in told
 
 
-@pytest.mark.parametrize(("layout", "others"), [*((layout, []) for layout in LAYOUTS), ("0", ["memory.txt", "thesis"])])
+@pytest.mark.parametrize(
+    ("layout", "others"), [*((layout, []) for layout in LAYOUTS), ("0", ["memory.txt", "thesis"])]
+)
 def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_not_the_bridges(
     built: Path, tmp_path: Path, layout: str, others: list[str]
 ) -> None:
@@ -450,7 +534,9 @@ def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_no
 
 @pytest.mark.parametrize("reason", ["closed", "died"])
 @pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
-def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(built: Path, trainer: RawTrainer, reason: str) -> None:
+def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(
+    built: Path, trainer: RawTrainer, reason: str
+) -> None:
     trainer.start(built / "probe", "idle")
     trainer.give(RESET)
     assert trainer.process is not None and trainer.process.stdout is not None
@@ -464,10 +550,14 @@ def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left
 
 
 @pytest.mark.parametrize("trainer", ["0", "0.3.2"], indirect=True)
-def test_a_second_simulator_at_one_trainer_is_refused_and_disturbs_nobody(built: Path, trainer: RawTrainer) -> None:
+def test_a_second_simulator_at_one_trainer_is_refused_and_disturbs_nobody(
+    built: Path, trainer: RawTrainer
+) -> None:
     trainer.start(built / "trivial")
     trainer.step()
-    second = subprocess.run([built / "trivial", "--memory-path", trainer.first], capture_output=True, text=True)
+    second = subprocess.run(
+        [built / "trivial", "--memory-path", trainer.first], capture_output=True, text=True
+    )
     assert second.returncode == 1 and "Another simulator" in second.stderr
     assert list(trainer.step()["trivial"].decisions.ids) == list(range(10))
     assert Path(f"{trainer.first}.simulator").exists()
@@ -500,13 +590,23 @@ def test_a_deadline_that_was_set_is_told(built: Path, trainer: RawTrainer) -> No
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_simulator_that_closes_is_told_from_one_that_died(built: Path, layout: str) -> None:
-    with Simulator(built / "probe", ["closes", "3"], layout=layout) as simulator, pytest.raises(PeerLost, match="closed"):
+    with (
+        Simulator(built / "probe", ["closes", "3"], layout=layout) as simulator,
+        pytest.raises(PeerLost, match="closed"),
+    ):
         steps(simulator, 10)
 
 
 def test_the_heuristic_acts_without_a_trainer(built: Path) -> None:
     lines = output(built, "probe", "heuristic").splitlines()
-    assert lines == [*["True False there is no trainer"] * 2, "clever 4 3 0", "clever 9 7 1", "still 1 0 0", "4 9 4 9", "0 4"]
+    assert lines == [
+        *["True False there is no trainer"] * 2,
+        "clever 4 3 0",
+        "clever 9 7 1",
+        "still 1 0 0",
+        "4 9 4 9",
+        "0 4",
+    ]
 
 
 def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
@@ -544,7 +644,9 @@ def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
-def test_agents_that_only_a_reset_makes_come_after_a_first_answer_without_any(built: Path, trainer: RawTrainer) -> None:
+def test_agents_that_only_a_reset_makes_come_after_a_first_answer_without_any(
+    built: Path, trainer: RawTrainer
+) -> None:
     trainer.start(built / "probe", "born")
     assert trainer.step()["born"].decisions.ids == []
     assert trainer.step(RESET)["born"].decisions.ids == [1]

@@ -37,19 +37,31 @@ def written(folder, layout, groups, **more):
 
 
 def printed(*arguments):
-    """Run the command; return its status, its output as JSON (None where there is none), and what it complains of."""
+    """Run the command; return its status, its output as JSON (None where there is none),
+    and what it complains of."""
     done = CliRunner().invoke(commands, ["dump", *map(str, arguments)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    valid = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")) if done.stdout else None
+    valid = (
+        json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+        if done.stdout
+        else None
+    )
     return done.exit_code, valid, done.stderr
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_command_prints_what_a_group_is(layout, tmp_path):
-    file, *header = written(tmp_path, layout, {"vector": VECTOR, "choices": CHOICES}, side_channel=b"\x01\xff!", rows=4)
+    file, *header = written(
+        tmp_path, layout, {"vector": VECTOR, "choices": CHOICES}, side_channel=b"\x01\xff!", rows=4
+    )
     status, image, complaint = printed(file, *(["--header", header[0]] if header else []))
     assert (status, complaint) == (0, "")
-    assert (image["layout"], image["command"], image["side_channel_bytes"], image["side_channel"]) == (layout, 0, 3, "01ff21")
+    assert (image["layout"], image["command"], image["side_channel_bytes"], image["side_channel"]) == (
+        layout,
+        0,
+        3,
+        "01ff21",
+    )
     assert [[group[key] for key in SPEC_KEYS] for group in image["groups"]] == [
         ["vector", 10, True, 2, [], [[4]]],
         ["choices", 4, False, 2, [3, 2], [[2], [2, 3, 1]]],
@@ -60,9 +72,16 @@ def test_rows_are_printed_as_they_lie(tmp_path):
     (file,) = written(tmp_path, "0", {"choices": CHOICES}, rows=4)
     (group,) = dump(file)["groups"]
     assert list(group) == SPEC_KEYS + ROW_KEYS
-    assert group["n_agents"] == 4 and group["agent_id"] == [100, 101, 103, 102] and group["reward"] == [0, 1, 3, 2]
+    assert (
+        group["n_agents"] == 4
+        and group["agent_id"] == [100, 101, 103, 102]
+        and group["reward"] == [0, 1, 3, 2]
+    )
     assert group["done"] == [False, False, False, True] and group["max_step"] == [False] * 4
-    assert group["obs"] == [[[10 * i] * 2 for i in (0, 1, 3, 2)], [[[[10 * i + 1]] * 3] * 2 for i in (0, 1, 3, 2)]]
+    assert group["obs"] == [
+        [[10 * i] * 2 for i in (0, 1, 3, 2)],
+        [[[[10 * i + 1]] * 3] * 2 for i in (0, 1, 3, 2)],
+    ]
     assert group["masks"] == [[1, 0, 1, 0, 1]] * 4 and group["action"] == [[0, 0]] * 4
 
 
@@ -71,10 +90,24 @@ def test_decisions_and_terminations_are_apart_in_layout_3(layout, tmp_path):
     (group,) = dump(*written(tmp_path, layout, {"choices": CHOICES}, rows=4))["groups"]
     decisions, terminations = group["decisions"], group["terminations"]
     assert list(decisions) == list(terminations) == ROW_KEYS
-    assert (decisions["n_agents"], decisions["agent_id"], decisions["reward"]) == (3, [100, 101, 103], [0, 1, 3])
-    assert decisions["masks"] == [[1, 0, 1, 0, 1]] * 3 and decisions["action"] == group["action"] == [[0, 0]] * 3
-    assert (terminations["n_agents"], terminations["agent_id"], terminations["done"], terminations["max_step"]) == (1, [102], [True], [False])
-    assert terminations["obs"] == [[[20, 20]], [[[[21]] * 3] * 2]] and terminations["masks"] is terminations["action"] is None
+    assert (decisions["n_agents"], decisions["agent_id"], decisions["reward"]) == (
+        3,
+        [100, 101, 103],
+        [0, 1, 3],
+    )
+    assert (
+        decisions["masks"] == [[1, 0, 1, 0, 1]] * 3 and decisions["action"] == group["action"] == [[0, 0]] * 3
+    )
+    assert (
+        terminations["n_agents"],
+        terminations["agent_id"],
+        terminations["done"],
+        terminations["max_step"],
+    ) == (1, [102], [True], [False])
+    assert (
+        terminations["obs"] == [[[20, 20]], [[[[21]] * 3] * 2]]
+        and terminations["masks"] is terminations["action"] is None
+    )
 
 
 def test_hybrid_actions_are_a_row_of_floats_and_choices(tmp_path):
@@ -99,7 +132,14 @@ def test_turn_and_command(turn, command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "turn", "command"), [((1, 0, 0, 0), 0, 0), ((0, 1, 1, 0), 1, 1), ((0, 1, 0, 1), 1, 3), ((1, 1, 0, 0), None, 0), ((0, 1, 0, 0, 1), 1, 4)]
+    ("flags", "turn", "command"),
+    [
+        ((1, 0, 0, 0), 0, 0),
+        ((0, 1, 1, 0), 1, 1),
+        ((0, 1, 0, 1), 1, 3),
+        ((1, 1, 0, 0), None, 0),
+        ((0, 1, 0, 0, 1), 1, 4),
+    ],
 )
 def test_turn_and_command_of_layout_3_are_told_in_the_same_numbers(flags, turn, command, tmp_path):
     file, header = written(tmp_path, "0.3.2", {})
@@ -127,8 +167,12 @@ def test_a_header_finds_its_body(tmp_path):
 
 
 def damaged(layout):
-    """Every way in which a byte of a valid image can be another, and every length at which it can end."""
-    whole = b"".join(part or b"" for part in image_of(layout, {"a": spec_of([(1,)], branches=(2,), agents=1)}, b"x", rows=1))
+    """Every way in which a byte of a valid image can be another, and every length at
+    which it can end."""
+    whole = b"".join(
+        part or b""
+        for part in image_of(layout, {"a": spec_of([(1,)], branches=(2,), agents=1)}, b"x", rows=1)
+    )
     for i in range(len(whole)):
         for value in (0, 0xFF):
             yield whole[:i] + bytes([value]) + whole[i + 1 :]
@@ -143,7 +187,11 @@ def test_damaged_files_give_one_error_or_an_image(layout, tmp_path):
         (tmp_path / "memory").write_bytes(bytes_ if layout == "0" else bytes_[:header_bytes])
         (tmp_path / "memory_").write_bytes(bytes_[header_bytes:])
         try:
-            text = text_of(dump(tmp_path / "memory") if layout == "0" else dump(tmp_path / "memory_", tmp_path / "memory"))
+            text = text_of(
+                dump(tmp_path / "memory")
+                if layout == "0"
+                else dump(tmp_path / "memory_", tmp_path / "memory")
+            )
         except ImageError as error:
             refused += 1
             assert str(error)
@@ -152,7 +200,9 @@ def test_damaged_files_give_one_error_or_an_image(layout, tmp_path):
     assert refused > 50
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 21, b"a stray!", b"\xff" * 500, struct.pack("<ii", 400, 7) + bytes(400)])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 21, b"a stray!", b"\xff" * 500, struct.pack("<ii", 400, 7) + bytes(400)]
+)
 def test_the_command_ends_with_a_status_and_a_line_where_there_is_no_image(content, tmp_path):
     (tmp_path / "memory").write_bytes(content)
     status, image, complaint = printed(tmp_path / "memory")
@@ -172,7 +222,11 @@ def test_wrong_files_are_named(tmp_path):
     with pytest.raises(ImageError, match="dump it alone"):
         dump(body, single)
     os.mkfifo(tmp_path / "pipe")
-    for path, cause in ((tmp_path / "none", "No such file"), (tmp_path, "no plain file"), (tmp_path / "pipe", "no plain file")):
+    for path, cause in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path, "no plain file"),
+        (tmp_path / "pipe", "no plain file"),
+    ):
         with pytest.raises(ImageError, match=cause):
             dump(path)
 
@@ -186,18 +240,38 @@ def test_a_running_simulator_is_looked_into_without_a_change(layout):
         first = simulator._meeting.path
         while layout == "0" and not first.exists():
             first = first.with_name(first.name + "_")
-        files = [path for path in first.parent.iterdir() if path.name.startswith("memory") and path.suffix == ""]
-        before = {path: (stat.S_IMODE(path.stat().st_mode), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).digest()) for path in files}
+        files = [
+            path for path in first.parent.iterdir() if path.name.startswith("memory") and path.suffix == ""
+        ]
+        before = {
+            path: (
+                stat.S_IMODE(path.stat().st_mode),
+                path.stat().st_mtime_ns,
+                hashlib.sha256(path.read_bytes()).digest(),
+            )
+            for path in files
+        }
         assert layout_of(first.read_bytes()) == layout
         image = dump(first)
         assert before == {
-            path: (stat.S_IMODE(path.stat().st_mode), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).digest()) for path in files
+            path: (
+                stat.S_IMODE(path.stat().st_mode),
+                path.stat().st_mtime_ns,
+                hashlib.sha256(path.read_bytes()).digest(),
+            )
+            for path in files
         }
         (group,) = image["groups"]
         rows = group.get("decisions", group)
         decisions, _ = simulator.get_steps("rich")
         assert (image["turn"], rows["agent_id"], rows["reward"]) == (0, decisions.agent_id.tolist(), [21, 1])
-        assert rows["obs"] == [array.tolist() for array in decisions.obs] and rows["action"] == [[2, 1], [0, 1]]
+        assert rows["obs"] == [array.tolist() for array in decisions.obs] and rows["action"] == [
+            [2, 1],
+            [0, 1],
+        ]
         assert rows["obs"][0] == [[0, 1], [1, 1]]
         simulator.step()
-        assert dump(first)["groups"][0].get("decisions", dump(first)["groups"][0])["obs"][0] == [[0, 2], [1, 2]]
+        assert dump(first)["groups"][0].get("decisions", dump(first)["groups"][0])["obs"][0] == [
+            [0, 2],
+            [1, 2],
+        ]

@@ -28,7 +28,8 @@ def simulator(kind, **settings):
 
 
 class Played:
-    """An environment that is played a tick at a time, each group of the simulator a group of the tick. `tick` returns the ticks."""
+    """An environment that is played a tick at a time, each group of the simulator a group
+    of the tick. `tick` returns the ticks."""
 
     def __init__(self, config, lanes=1, groups=None):
         self.environment = environment = config.build(lanes, 5)
@@ -39,7 +40,10 @@ class Played:
         self.groups = groups or by_group
         environment.bind(self.groups)
         spaces = [environment.agents[group[0]].spaces for group in self.groups]
-        self.ticks = [Tick.allocate(s.observation, lanes * len(g), {}, environment.same_step) for s, g in zip(spaces, self.groups, strict=True)]
+        self.ticks = [
+            Tick.allocate(s.observation, lanes * len(g), {}, environment.same_step)
+            for s, g in zip(spaces, self.groups, strict=True)
+        ]
         self.actions = []
         for s, group in zip(spaces, self.groups, strict=True):
             schema = {name: field_of(leaf) for name, leaf in leaves(s.action, "action").items()}
@@ -49,7 +53,13 @@ class Played:
     def tick(self):
         lanes = self.environment.lanes
         for tick in self.ticks:
-            poison({**tick.observation, **({f"final {k}": v for k, v in tick.final.items()}), "reward": tick.reward})
+            poison(
+                {
+                    **tick.observation,
+                    **({f"final {k}": v for k, v in tick.final.items()}),
+                    "reward": tick.reward,
+                }
+            )
         self.environment.send(self.actions, np.logical_and.reduce([over.all(axis=1) for over in self.over]))
         self.environment.recv(self.ticks)
         for over, tick in zip(self.over, self.ticks, strict=True):
@@ -72,7 +82,8 @@ class Played:
 @pytest.mark.parametrize("kind", ["episodes", "after"])
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_every_row_of_every_episode_arrives_once_in_the_seat_of_its_agent(kind, lanes):
-    """Whole episodes are put together from ticks as an actor's agent does it, and compared with what the simulator plays."""
+    """Whole episodes are put together from ticks as an actor's agent does it, and
+    compared with what the simulator plays."""
     with Played(simulator(kind), lanes) as played:
         seats = len(played.ticks[0].done)
         rows, found, restarts = {}, [], 0
@@ -85,7 +96,12 @@ def test_every_row_of_every_episode_arrives_once_in_the_seat_of_its_agent(kind, 
                 if not (tick.present[seat] or ends):
                     continue
                 if seat in rows:
-                    rows[seat].append((*(tick.final if tick.restarted[seat] else tick.observation)["obs"][seat].tolist(), tick.reward[seat]))
+                    rows[seat].append(
+                        (
+                            *(tick.final if tick.restarted[seat] else tick.observation)["obs"][seat].tolist(),
+                            tick.reward[seat],
+                        )
+                    )
                 if ends:
                     found.append((seat // (seats // lanes), bool(tick.truncated[seat]), rows.pop(seat)))
                 if tick.present[seat] and (not ends or tick.restarted[seat]) and seat not in rows:
@@ -95,7 +111,10 @@ def test_every_row_of_every_episode_arrives_once_in_the_seat_of_its_agent(kind, 
         for _, truncated, episode in found:
             agent, number = episode[0][:2]
             length = 2 + (agent + number) % 3
-            assert episode == [(agent, number, row, 100 * agent + 10 * number + row if row else 0.0) for row in range(int(length) + 1)]
+            assert episode == [
+                (agent, number, row, 100 * agent + 10 * number + row if row else 0.0)
+                for row in range(int(length) + 1)
+            ]
             assert truncated == (number % 3 == 2)
         assert restarts == 0  # the next episodes found other seats free
         if kind == "after":
@@ -112,14 +131,19 @@ def test_an_agent_whose_next_episode_must_take_its_seat_is_restarted():
                 seen += 1
                 agent, episode, row = tick.final["obs"][seat].tolist()
                 assert row == 2 + (agent + episode) % 3 and tick.done[seat] != tick.truncated[seat]
-                assert tick.observation["obs"][seat, 2] == 0 and tick.reward[seat] == 100 * agent + 10 * episode + row
+                assert (
+                    tick.observation["obs"][seat, 2] == 0
+                    and tick.reward[seat] == 100 * agent + 10 * episode + row
+                )
         assert seen >= 6
 
 
 def test_same_step_false_refuses_what_it_says_never_happens():
     with (
         Played(simulator("episodes", same_step=False, seats={"group": 3})) as played,
-        pytest.raises(EnvironmentFault, match=r'simulator 0 \(simulators.py\): group "group".*same_step = False'),
+        pytest.raises(
+            EnvironmentFault, match=r'simulator 0 \(simulators.py\): group "group".*same_step = False'
+        ),
     ):
         played.play(12)
 
@@ -139,10 +163,17 @@ def test_observations_masks_and_actions_are_those_of_the_space():
         (tick,) = played.tick()
         assert tick.observation["obs.observation_0"].tolist() == [[0, 0], [1, 0]]
         assert tick.observation["obs.observation_1"][1].ravel().tolist() == [10, 11, 12, 13, 14, 15]
-        assert tick.observation["obs.action_mask"].tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 1, 1]]  # 1: allowed
+        # 1: allowed
+        assert tick.observation["obs.action_mask"].tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 1, 1]]
         played.actions[0]["action"][:] = [[2, 1], [1, 0]]
         (tick,) = played.tick()
-        assert tick.reward.tolist() == [21, 10] and tick.observation["obs.action_mask"][0].tolist() == [1, 0, 0, 0, 1]
+        assert tick.reward.tolist() == [21, 10] and tick.observation["obs.action_mask"][0].tolist() == [
+            1,
+            0,
+            0,
+            0,
+            1,
+        ]
 
 
 def test_hybrid_actions_are_a_dict():
@@ -159,7 +190,9 @@ def test_hybrid_actions_are_a_dict():
 def test_a_late_group_is_refused_unless_it_was_declared(layout):
     with (
         Played(simulator("late", layout=layout)) as played,
-        pytest.raises(EnvironmentFault, match=r'group "late" appeared after the start.*groups=\(Group\(name=.late'),
+        pytest.raises(
+            EnvironmentFault, match=r'group "late" appeared after the start.*groups=\(Group\(name=.late'
+        ),
     ):
         played.play(10)
     late = Group(name="late", max_agents=2, observations=((2,),), branches=(2,))
@@ -181,7 +214,9 @@ def test_a_lane_begins_with_somebody_however_long_that_takes():
 
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
 def test_agents_that_only_a_reset_makes_are_trained(layout):
-    with Simulator(sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline=20.0) as one:
+    with Simulator(
+        sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline=20.0
+    ) as one:
         assert list(one.behavior_specs) == ["group"] and len(one.get_steps("group")[0]) == 0
         one.reset()
         for _ in range(3):
@@ -206,7 +241,9 @@ def test_more_agents_than_seats_are_named_with_the_cure():
 def test_the_end_of_a_simulator_is_an_error_with_the_tail_of_its_output():
     with (
         Played(simulator("mortal")) as played,
-        pytest.raises(EnvironmentFault, match=r"(?s)simulator 0 \(simulators.py\): .*exit code 3.*the sky fell"),
+        pytest.raises(
+            EnvironmentFault, match=r"(?s)simulator 0 \(simulators.py\): .*exit code 3.*the sky fell"
+        ),
     ):
         played.play(20)
 
@@ -243,7 +280,8 @@ def test_a_simulator_that_is_killed_is_replaced_and_the_others_go_on():
 
 
 def test_lanes_work_at_the_same_time():
-    """Four simulators that take 0.05 s each: what a tick costs is told apart from the sum even on a busy machine."""
+    """Four simulators that take 0.05 s each: what a tick costs is told apart from the sum
+    even on a busy machine."""
     with Played(simulator("napping"), 4) as played:
         played.tick()
         spent = []
@@ -304,9 +342,14 @@ def test_a_stage_of_a_curriculum_sets_environment_parameters():
 
 def test_what_is_not_finite_is_named_and_nothing_is_left_running():
     before = {child.pid for child in psutil.Process().children()}
-    with Played(simulator("notanumber")) as played, pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": observation 0 of agent 0'):
+    with (
+        Played(simulator("notanumber")) as played,
+        pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": observation 0 of agent 0'),
+    ):
         played.play(5)
-    assert {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= before
+    assert {
+        child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
+    } <= before
 
 
 @pytest.mark.parametrize(
@@ -349,12 +392,16 @@ def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
 
 def test_an_editor_that_nobody_opened_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(TidemillError, match=r"an editor.* did not join .*press play there while this waits, or raise start_seconds$"):
+    with pytest.raises(
+        TidemillError,
+        match=r"an editor.* did not join .*press play there while this waits, or raise start_seconds$",
+    ):
         SimulatorEnvironment(start_seconds=0.2).build(1, 1)
 
 
 def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypatch):
-    """Somebody presses play once the trainer waits: the world finds it without being told where, and a second trainer is refused."""
+    """Somebody presses play once the trainer waits: the world finds it without being told
+    where, and a second trainer is refused."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     refused = []
@@ -380,7 +427,10 @@ def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypat
 
 def test_an_agent_that_ends_twice_in_one_exchange_is_told():
     """Which of the two rewards is its episode's nobody could say."""
-    with Played(simulator("twice")) as played, pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": agent 7 ends two episodes'):
+    with (
+        Played(simulator("twice")) as played,
+        pytest.raises(EnvironmentFault, match=r'simulator 0 .*: group "group": agent 7 ends two episodes'),
+    ):
         played.play(5)
 
 
@@ -393,5 +443,7 @@ def test_example_worlds_play_alone():
     from tidemill.bridge.worlds import corridor, reach
 
     for world, least in ((reach, 1.85), (corridor, 0.9199)):
-        told = subprocess.run([sys.executable, world.__file__, "--episodes", "60"], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            [sys.executable, world.__file__, "--episodes", "60"], capture_output=True, text=True, check=True
+        ).stdout
         assert float(told.split()[2]) >= least, told

@@ -1,4 +1,5 @@
-"""Who owns the files of a bridge, and that those of the dead are removed and those of the living are not."""
+"""Who owns the files of a bridge, and that those of the dead are removed and those of the
+living are not."""
 
 import errno
 import os
@@ -49,7 +50,9 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
         create_file(meeting.path.with_name("memory__"), 10).close()
         (meeting.path.parent / "memory.simulator").touch()
     os.close(dead._lock._descriptor)
-    young, old, other = (root / name for name in (f"tidemill-{os.getuid()}-young", f"tidemill-{os.getuid()}-old", "else"))
+    young, old, other = (
+        root / name for name in (f"tidemill-{os.getuid()}-young", f"tidemill-{os.getuid()}-old", "else")
+    )
     for folder in (young, old, other):
         folder.mkdir()
     os.utime(old, (0, 0))
@@ -65,7 +68,16 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
 
 def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
     meeting = Meeting.at(tmp_path / "sub" / "default")
-    for name in ("default", "default_", "default___", "default.simulator", "default.new", "default2", "default_x", "xdefault"):
+    for name in (
+        "default",
+        "default_",
+        "default___",
+        "default.simulator",
+        "default.new",
+        "default2",
+        "default_x",
+        "xdefault",
+    ):
         (tmp_path / "sub" / name).touch()
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
         Meeting.at(tmp_path / "sub" / "default")
@@ -152,12 +164,16 @@ def test_looking_for_the_dead_leaves_no_descriptors_open(root):
 
 @pytest.mark.parametrize("given", ["nowhere", "file"])
 def test_a_temporary_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch, given):
-    """Python would take another one without a word, and the simulator look for the memory in vain."""
+    """Python would take another one without a word, and the simulator look for the memory
+    in vain."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TMPDIR", str(tmp_path / given))
     monkeypatch.setattr("tempfile.tempdir", None)
     for make in (lambda: Meeting.own(2), editor_path):
-        with pytest.raises(ConfigError, match=f"TMPDIR = {tmp_path / given}.*: (No such file|Not a directory).*in which you may write"):
+        with pytest.raises(
+            ConfigError,
+            match=f"TMPDIR = {tmp_path / given}.*: (No such file|Not a directory).*in which you may write",
+        ):
             make()
     assert not Bridge().has_trainer  # which plays alone there
 
@@ -167,6 +183,10 @@ def test_a_disk_without_room_is_told_with_what_to_do(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.write", full)
-    with pytest.raises(SimulatorError, match=f"memory.trainer cannot be made: No space left on device; remove what is not needed in {tmp_path}"):
+    with pytest.raises(
+        SimulatorError,
+        match="memory.trainer cannot be made: No space left on device; remove what is not needed in "
+        f"{tmp_path}",
+    ):
         Meeting(tmp_path / "folder" / "memory", (tmp_path / "folder").mkdir())
     assert not list((tmp_path / "folder").iterdir())

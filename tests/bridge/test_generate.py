@@ -22,10 +22,14 @@ def test_whatever_changes_in_a_table_changes_the_digest_and_what_is_made(monkeyp
 
 def test_descriptions_do_not_count():
     layout = tables.LAYOUTS["0.3.2"]
-    described = dataclasses.replace(layout, header=tuple(dataclasses.replace(field, about="otherwise") for field in layout.header))
+    described = dataclasses.replace(
+        layout, header=tuple(dataclasses.replace(field, about="otherwise") for field in layout.header)
+    )
     assert described.digest == layout.digest
 
 
-@pytest.mark.parametrize(("name", "digest"), [("0", "b08a2094"), ("0.3.0", "804e0ed8"), ("0.3.2", "e0c41017")])
+@pytest.mark.parametrize(
+    ("name", "digest"), [("0", "b08a2094"), ("0.3.0", "804e0ed8"), ("0.3.2", "e0c41017")]
+)
 def test_layouts_are_the_published_ones(name, digest):
     assert tables.LAYOUTS[name].digest == digest

@@ -1,4 +1,5 @@
-"""Images of every layout: their sizes, that they are read as they were written, and that what cannot be is told and not followed."""
+"""Images of every layout: their sizes, that they are read as they were written, and that
+what cannot be is told and not followed."""
 
 import struct
 
@@ -13,7 +14,10 @@ from tidemill.bridge.steps import StepReader
 from tidemill.bridge.tables import LAYOUTS
 from tidemill.core.errors import ConfigError, EnvironmentFault, ImageError
 
-SEVERAL = {"first": spec_of([(2,), (3, 2)], branches=(3, 2), agents=7), "second": spec_of([(4,)], continuous=2, agents=5)}
+SEVERAL = {
+    "first": spec_of([(2,), (3, 2)], branches=(3, 2), agents=7),
+    "second": spec_of([(4,)], continuous=2, agents=5),
+}
 
 
 def read_all(layout, first, body):
@@ -51,14 +55,22 @@ def test_rows_are_read_as_they_were_written(layout):
     }
     for group, (decisions, terminals, _) in zip(image.groups, steps, strict=True):
         asking, ended = rows_of(group.spec, 5)
-        assert decisions.agent_id.tolist() == asking.tolist() and terminals.agent_id.tolist() == ended.tolist()
-        assert decisions.reward.tolist() == (asking - 100).tolist() and terminals.reward.tolist() == (ended - 100).tolist()
+        assert (
+            decisions.agent_id.tolist() == asking.tolist() and terminals.agent_id.tolist() == ended.tolist()
+        )
+        assert (
+            decisions.reward.tolist() == (asking - 100).tolist()
+            and terminals.reward.tolist() == (ended - 100).tolist()
+        )
         for k, spec in enumerate(group.spec.observation_specs):
             assert decisions.obs[k].shape == (len(asking), *spec.shape)
             assert (decisions.obs[k] == (10 * (asking - 100) + k).reshape(-1, *[1] * len(spec.shape))).all()
         assert terminals.interrupted.tolist() == [False] * len(ended)
         if group.name == "first":
-            assert [mask[0].tolist() for mask in decisions.action_mask] == [[True, False, True], [False, True]]
+            assert [mask[0].tolist() for mask in decisions.action_mask] == [
+                [True, False, True],
+                [False, True],
+            ]
 
 
 SHAPES = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), max_size=3)
@@ -71,12 +83,19 @@ def test_any_group_is_read_as_it_was_written(data):
     branches = data.draw(st.lists(st.integers(1, 4), max_size=3))
     continuous = data.draw(st.integers(0, 3)) if layout.hybrid or not branches else 0
     names = data.draw(st.lists(st.text("abc XYZ?09", min_size=1, max_size=63), max_size=3, unique=True))
-    groups = {name: spec_of(data.draw(SHAPES), continuous, branches, data.draw(st.integers(1, 6))) for name in names}
+    groups = {
+        name: spec_of(data.draw(SHAPES), continuous, branches, data.draw(st.integers(1, 6))) for name in names
+    }
     image, _ = read_all(layout, *image_of(layout.name, groups, data.draw(st.binary(max_size=40))))
     assert [group.name for group in image.groups] == names
     for group in image.groups:
-        assert group.spec.action_spec == groups[group.name].action_spec and group.spec.max_agents == groups[group.name].max_agents
-        assert [spec.shape for spec in group.spec.observation_specs] == [spec.shape for spec in groups[group.name].observation_specs]
+        assert (
+            group.spec.action_spec == groups[group.name].action_spec
+            and group.spec.max_agents == groups[group.name].max_agents
+        )
+        assert [spec.shape for spec in group.spec.observation_specs] == [
+            spec.shape for spec in groups[group.name].observation_specs
+        ]
 
 
 def in_bounds(read):
@@ -98,7 +117,9 @@ def test_a_flipped_byte_is_read_or_refused_by_a_typed_error(layout, flip):
             changed = [bytearray(other) for other in files]
             changed[which][i] ^= flip
             refused += not in_bounds(
-                lambda changed=changed: read_all(LAYOUTS[layout], bytes(changed[0]), bytes(changed[1]) if len(changed) > 1 else None)
+                lambda changed=changed: read_all(
+                    LAYOUTS[layout], bytes(changed[0]), bytes(changed[1]) if len(changed) > 1 else None
+                )
             )
     assert refused > 40
 
@@ -118,10 +139,16 @@ HOSTILE = [-(2**31), -1, 0, 1, 63, 64, 255, 65536, 2**24, 2**30, 2**31 - 1]
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(LAYOUTS)), st.data())
 def test_hostile_lengths_and_counts_end_in_a_typed_error(layout, data):
-    files = [bytearray(part) for part in image_of(layout, SEVERAL, side_channel=b"hello", rows=4) if part is not None]
+    files = [
+        bytearray(part)
+        for part in image_of(layout, SEVERAL, side_channel=b"hello", rows=4)
+        if part is not None
+    ]
     for _ in range(data.draw(st.integers(1, 3))):
         part = data.draw(st.sampled_from(files))
-        struct.pack_into("<i", part, data.draw(st.integers(0, len(part) - 4)), data.draw(st.sampled_from(HOSTILE)))
+        struct.pack_into(
+            "<i", part, data.draw(st.integers(0, len(part) - 4)), data.draw(st.sampled_from(HOSTILE))
+        )
     in_bounds(lambda: read_all(LAYOUTS[layout], bytes(files[0]), bytes(files[1]) if len(files) > 1 else None))
 
 
@@ -159,7 +186,12 @@ def test_more_agents_than_there_is_room_for_are_refused_by_name():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    ("field", "says"), [("obs", "observation 1 of agent 101"), ("reward", "reward of agent 101"), ("ended_reward", "reward of agent 102")]
+    ("field", "says"),
+    [
+        ("obs", "observation 1 of agent 101"),
+        ("reward", "reward of agent 101"),
+        ("ended_reward", "reward of agent 102"),
+    ],
 )
 def test_numbers_that_are_not_finite_name_group_agent_and_field(bad, field, says):
     layout = LAYOUTS["0.3.0"]
@@ -174,13 +206,18 @@ def test_numbers_that_are_not_finite_name_group_agent_and_field(bad, field, says
 
 def test_agents_that_ended_may_lie_among_those_that_ask():
     layout = LAYOUTS["0"]
-    image, _ = image_of("0", {"x": spec_of([(2,)], continuous=1, agents=5)}, rows=4)  # 100, 101, 103, and 102, which ended
+    # 100, 101, 103, and 102, which ended
+    image, _ = image_of("0", {"x": spec_of([(2,)], continuous=1, agents=5)}, rows=4)
     group = read_image(layout, image).groups[0]
     changed = bytearray(image)
     changed[group.places["done"] : group.places["done"] + 4] = bytes([0, 1, 0, 1])
     decisions, terminals, asking = StepReader(layout, group).read(bytes(changed))
     assert decisions.agent_id.tolist() == [100, 103] and terminals.agent_id.tolist() == [101, 102]
-    assert decisions.reward.tolist() == [0, 3] and terminals.obs[0].tolist() == [[10, 10], [20, 20]] and asking.tolist() == [0, 2]
+    assert (
+        decisions.reward.tolist() == [0, 3]
+        and terminals.obs[0].tolist() == [[10, 10], [20, 20]]
+        and asking.tolist() == [0, 2]
+    )
 
 
 def test_rows_behind_the_last_may_hold_anything():

@@ -1,4 +1,5 @@
-"""What trainers of other makes need of a simulator, asked of all three ends: start capacity, one change in a turn, who deletes at a close."""
+"""What trainers of other makes need of a simulator, asked of all three ends: start
+capacity, one change in a turn, who deletes at a close."""
 
 import os
 import subprocess
@@ -27,11 +28,14 @@ def end(request: pytest.FixtureRequest) -> list[str | Path]:
 
 @pytest.fixture
 def three(end: list[str | Path]) -> list[str | Path]:
-    """A simulator with three worlds, new in one turn, and side-channel data that need room; it closes after three exchanges."""
+    """A simulator with three worlds, new in one turn, and side-channel data that need
+    room; it closes after three exchanges."""
     return [*end, "three", str(EXCHANGES)]
 
 
-@pytest.mark.parametrize(("layout", "capacity"), [("0", 4), ("0", 24), ("0.3.0", 0), ("0.3.0", 20), ("0.3.2", 0), ("0.3.2", 4)])
+@pytest.mark.parametrize(
+    ("layout", "capacity"), [("0", 4), ("0", 24), ("0.3.0", 0), ("0.3.0", 20), ("0.3.2", 0), ("0.3.2", 4)]
+)
 def test_any_start_capacity_is_taken_and_what_is_new_in_a_turn_is_one_change(
     three: list[str | Path], layout: str, capacity: int, tmp_path: Path
 ) -> None:
@@ -47,7 +51,9 @@ def test_any_start_capacity_is_taken_and_what_is_new_in_a_turn_is_one_change(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_at_the_trainers_close_the_simulator_deletes(three: list[str | Path], layout: str, tmp_path: Path) -> None:
+def test_at_the_trainers_close_the_simulator_deletes(
+    three: list[str | Path], layout: str, tmp_path: Path
+) -> None:
     trainer = RawTrainer(tmp_path, layout, known=False)
     trainer.start(*three)
     trainer.step()
@@ -58,7 +64,9 @@ def test_at_the_trainers_close_the_simulator_deletes(three: list[str | Path], la
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_at_the_simulators_close_the_trainer_deletes(three: list[str | Path], layout: str, tmp_path: Path) -> None:
+def test_at_the_simulators_close_the_trainer_deletes(
+    three: list[str | Path], layout: str, tmp_path: Path
+) -> None:
     trainer = RawTrainer(tmp_path, layout, known=False)
     trainer.start(*three)
     for _ in range(EXCHANGES):
@@ -77,8 +85,11 @@ def test_a_close_before_the_first_exchange_is_told(layout: str, build_c: Build, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_decisions_and_ends_are_counted_apart_but_in_layout_0(end: list[str | Path], layout: str, tmp_path: Path) -> None:
-    """Five agents that end and ask in one update need room for five; where the rows are shared the error names what the trainer is to be told."""
+def test_decisions_and_ends_are_counted_apart_but_in_layout_0(
+    end: list[str | Path], layout: str, tmp_path: Path
+) -> None:
+    """Five agents that end and ask in one update need room for five; where the rows are
+    shared the error names what the trainer is to be told."""
     trainer = RawTrainer(tmp_path, layout, known=False)
     trainer.start(*end, "again")
     assert trainer.step()["again"].decisions.ids == [0, 1, 2, 3, 4]
@@ -97,13 +108,18 @@ def test_decisions_and_ends_are_counted_apart_but_in_layout_0(end: list[str | Pa
 
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_second_simulator_is_told_that_there_is_one(end: list[str | Path], layout: str, known: bool, tmp_path: Path) -> None:
-    """Also where the first one has left the first file for a larger one, and in one line."""
+def test_a_second_simulator_is_told_that_there_is_one(
+    end: list[str | Path], layout: str, known: bool, tmp_path: Path
+) -> None:
+    """Also where the first one has left the first file for a larger one, and in one
+    line."""
     trainer = RawTrainer(tmp_path, layout, known=known)
     trainer.start(*end, "again")
     trainer.step()
     before = sorted(tmp_path.iterdir())
-    second = subprocess.run([*end, "again", "--memory-path", trainer.first], capture_output=True, text=True, timeout=60)
+    second = subprocess.run(
+        [*end, "again", "--memory-path", trainer.first], capture_output=True, text=True, timeout=60
+    )
     assert second.returncode != 0
     said = second.stderr.strip().splitlines()[-1]
     if known:
@@ -122,7 +138,13 @@ def test_an_editor_is_told_that_another_has_joined(end: list[str | Path], tmp_pa
     trainer.start(*end, "again")
     trainer.step()
     assert not trainer.first.exists()
-    second = subprocess.run([*end, "again"], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    second = subprocess.run(
+        [*end, "again"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert second.returncode != 0 and "nother simulator" in second.stderr
     trainer.close()
 
@@ -145,12 +167,22 @@ assert not os.listdir("/dev/shm"), os.listdir("/dev/shm")
 
 
 @pytest.mark.parametrize("size", [8, 12])
-def test_a_full_memory_disk_is_told_with_its_cure_and_nothing_crashes(end: list[str | Path], size: int) -> None:
-    """The trainer has room for its lock and its file, of a page each; the simulator for none, or for its lock and not for its larger file."""
+def test_a_full_memory_disk_is_told_with_its_cure_and_nothing_crashes(
+    end: list[str | Path], size: int
+) -> None:
+    """The trainer has room for its lock and its file, of a page each; the simulator for
+    none, or for its lock and not for its larger file."""
     script = SMALL.format(size=size, python=sys.executable)
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", *end, "again"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *end, "again"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("no file system may be mounted here")
     assert done.returncode == 0, done.stderr
-    assert "--shm-size=1g" in done.stdout and ("No space left" in done.stdout or "no room" in done.stdout or "Disk full" in done.stdout), done.stdout
+    assert "--shm-size=1g" in done.stdout and (
+        "No space left" in done.stdout or "no room" in done.stdout or "Disk full" in done.stdout
+    ), done.stdout
     assert "SIG" not in done.stdout and "nother simulator" not in done.stdout

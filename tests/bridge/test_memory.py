@@ -1,4 +1,5 @@
-"""Growth by changing files: from either side, as often as names allow, with peers that grow earlier or later than ours."""
+"""Growth by changing files: from either side, as often as names allow, with peers that
+grow earlier or later than ours."""
 
 import mmap
 import os
@@ -54,7 +55,9 @@ def test_two_hundred_changes_from_both_sides_and_the_one_that_cannot_be_made_is_
         except SimulatorError as error:
             refused = str(error)
     changes = 255 - len("m") - (1 if layout != "0" else 0)
-    assert changes > 200 and f"after {changes} changes" in refused and f'cannot take world "h{more}"' in refused
+    assert (
+        changes > 200 and f"after {changes} changes" in refused and f'cannot take world "h{more}"' in refused
+    )
     simulator.put(b"goes on")
     assert turn(simulator, trainer) == STEP
     assert len(trainer.groups) == 60 + more and trainer.take_side_channel() == b"goes on"
@@ -66,11 +69,14 @@ def test_two_hundred_changes_from_both_sides_and_the_one_that_cannot_be_made_is_
 
 @LAYOUT
 def test_what_is_new_in_a_turn_needs_one_change_of_the_body(tmp_path, layout):
-    """The original trainer of layouts 0.3 dies of a second one; in layout 0 each group is a change."""
+    """The original trainer of layouts 0.3 dies of a second one; in layout 0 each group is
+    a change."""
     trainer, simulator = pair(tmp_path, layout)
     turn(trainer, simulator)
     simulator.put(bytes(100), [(name, SPEC) for name in "abc"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["m", "m_", "m__", "m___"] if layout == "0" else ["m", "m_", "m__"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        ["m", "m_", "m__", "m___"] if layout == "0" else ["m", "m_", "m__"]
+    )
     turn(simulator, trainer)
     assert trainer.take_side_channel() == bytes(100)
     assert [group.name for group in trainer.groups] == ["a", "b", "c"]
@@ -95,7 +101,8 @@ def test_room_is_made_only_where_it_is_short(tmp_path):
 
 @pytest.mark.parametrize("early", [True, False])
 def test_peers_that_grow_early_or_late_are_followed(tmp_path, early):
-    """Some grow where the data have C − 4 bytes or more, some where they have more; written by hand, as another program does it."""
+    """Some grow where the data have C − 4 bytes or more, some where they have more;
+    written by hand, as another program does it."""
     trainer, simulator = pair(tmp_path, "0")
     turn(trainer, simulator)
     path, file = tmp_path / "m", simulator.data
@@ -207,7 +214,9 @@ def test_side_channel_data_longer_than_their_room_are_refused(tmp_path, layout, 
     turn(trainer, simulator)
     struct.pack_into("<i", simulator.data, 14 if layout == "0" else 0, length)
     turn(simulator, trainer)
-    with pytest.raises(ImageError, match=f"side channel has {length} bytes, and room for {0 if layout == '0' else 16}"):
+    with pytest.raises(
+        ImageError, match=f"side channel has {length} bytes, and room for {0 if layout == '0' else 16}"
+    ):
         trainer.take_side_channel()
 
 
@@ -252,7 +261,9 @@ def test_a_header_of_two_files_that_was_spoilt_is_refused(tmp_path, place, value
         turn(simulator, trainer)
 
 
-HOSTILE = st.sampled_from([-(2**31), -1, 0, 1, 3, 63, 255, 65536, 2**30, 2**31 - 1]) | st.integers(-(2**31), 2**31 - 1)
+HOSTILE = st.sampled_from([-(2**31), -1, 0, 1, 3, 63, 255, 65536, 2**30, 2**31 - 1]) | st.integers(
+    -(2**31), 2**31 - 1
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -275,7 +286,8 @@ def test_whatever_a_simulator_writes_ends_in_a_typed_error(tmp_path, layout, cha
             StepReader(trainer.layout, group).read(trainer.data)
             clear_actions(trainer.data, group)
         trainer.put(bytes(50))
-    except (SimulatorError, EnvironmentFault, AssertionError) as error:  # AssertionError: `look`, the turn itself was spoilt
+    except (SimulatorError, EnvironmentFault, AssertionError) as error:
+        # AssertionError: `look`, the turn itself was spoilt
         assert not isinstance(error, AssertionError) or "this side's turn" in str(error)
     trainer.close()
     for path in tmp_path.iterdir():

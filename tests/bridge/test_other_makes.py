@@ -1,4 +1,5 @@
-"""Peers of other makes, written byte by byte as others wrote them: they wake nobody, know no companion files, and begin in ways of their own."""
+"""Peers of other makes, written byte by byte as others wrote them: they wake nobody, know
+no companion files, and begin in ways of their own."""
 
 import mmap
 import struct
@@ -28,12 +29,18 @@ def wait(condition):
 
 def group_0(name, agents, size, actions):
     """A continuous group of layout 0 with one observation."""
-    head = bytes([len(name)]) + name + bytes(63 - len(name)) + struct.pack("<iBiiiii", agents, 1, actions, 1, size, 0, 0)
+    head = (
+        bytes([len(name)])
+        + name
+        + bytes(63 - len(name))
+        + struct.pack("<iBiiiii", agents, 1, actions, 1, size, 0, 0)
+    )
     return head + bytes(4 + agents * (4 * size + 10 + 4 * actions))
 
 
 class OldSimulator(threading.Thread):
-    """Layout 0. It hands straight back with no group, answers the first reset, and adds its group on the way; it never clears what was there."""
+    """Layout 0. It hands straight back with no group, answers the first reset, and adds
+    its group on the way; it never clears what was there."""
 
     def __init__(self, path, steps):
         super().__init__(daemon=True)
@@ -69,7 +76,8 @@ class OldSimulator(threading.Thread):
             struct.pack_into("<i", file, dynamic, 3)
             struct.pack_into("<6f", file, dynamic + 4, *[step, 0, step, 1, step, 2])
             struct.pack_into("<3f", file, dynamic + 28, 1, 2, 3)
-            file[dynamic + 40 : dynamic + 46] = bytes([0, step == 2, 0, 0, 1, 0])  # max_step of a row that runs is left from before
+            # max_step of a row that runs is left from before
+            file[dynamic + 40 : dynamic + 46] = bytes([0, step == 2, 0, 0, 1, 0])
             struct.pack_into("<3i", file, dynamic + 46, 4, 5, 6)
             file[9], file[8] = 0, 0
             command = self.receive(file)
@@ -86,21 +94,36 @@ def test_an_old_simulator_is_driven(tmp_path):
         assert list(simulator.behavior_specs) == []
         simulator.reset()
         spec = simulator.behavior_specs["old"]
-        assert (spec.max_agents, spec.observation_specs[0].shape, spec.action_spec.continuous_size) == (3, (2,), 1)
+        assert (spec.max_agents, spec.observation_specs[0].shape, spec.action_spec.continuous_size) == (
+            3,
+            (2,),
+            1,
+        )
         for step in range(5):
             decisions, terminals = simulator.get_steps("old")
             running = [0, 2] if step == 2 else [0, 1, 2]
-            assert decisions.obs[0].tolist() == [[step, i] for i in running] and decisions.agent_id.tolist() == [4 + i for i in running]
+            assert decisions.obs[0].tolist() == [
+                [step, i] for i in running
+            ] and decisions.agent_id.tolist() == [4 + i for i in running]
             assert terminals.agent_id.tolist() == ([5] if step == 2 else []) and all(terminals.interrupted)
-            simulator.set_actions("old", ActionTuple(np.array([[10 * step + i] for i in running], np.float32)))
+            simulator.set_actions(
+                "old", ActionTuple(np.array([[10 * step + i] for i in running], np.float32))
+            )
             simulator.step()
     peer.join(10)
-    assert peer.fault is None and peer.got[:5] == [(0, 1, 2), (10, 11, 12), (20, 0, 22), (30, 31, 32), (40, 41, 42)]
+    assert peer.fault is None and peer.got[:5] == [
+        (0, 1, 2),
+        (10, 11, 12),
+        (20, 0, 22),
+        (30, 31, 32),
+        (40, 41, 42),
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
 class OldTrainer:
-    """Layout 0 from the other end: it spins, wakes nobody, holds no lock, and leaves deleting to the simulator."""
+    """Layout 0 from the other end: it spins, wakes nobody, holds no lock, and leaves
+    deleting to the simulator."""
 
     def __init__(self, path):
         self.path = path
@@ -151,7 +174,8 @@ def test_an_old_trainer_drives_a_world(tmp_path, first):
 
 
 class OldSimulator3(threading.Thread):
-    """Layout 0.3.0 and 0.3.2. It says that it joined before it first waits, makes several bodies in one turn, and clears the flags that it reads."""
+    """Layout 0.3.0 and 0.3.2. It says that it joined before it first waits, makes several
+    bodies in one turn, and clears the flags that it reads."""
 
     def __init__(self, path, version):
         super().__init__(daemon=True)
@@ -169,7 +193,13 @@ class OldSimulator3(threading.Thread):
         self.hurried = header[13] != 0  # the next command came before we waited for it
         capacity = struct.unpack_from("<i", header, 20)[0]
         if self.version == 2:
-            spec = b"\x03new" + struct.pack("<ii", 2, 1) + struct.pack("<7i", 2, 0, 0, 1, 0, 0, 0) + struct.pack("<ii", 1, 1) + struct.pack("<i", 3)
+            spec = (
+                b"\x03new"
+                + struct.pack("<ii", 2, 1)
+                + struct.pack("<7i", 2, 0, 0, 1, 0, 0, 0)
+                + struct.pack("<ii", 1, 1)
+                + struct.pack("<i", 3)
+            )
             rows = 2 * (8 + 4 + 4 + 3), 2 * (4 + 4)
         else:
             spec = b"\x03new" + struct.pack("<iBii", 2, 0, 1, 3) + struct.pack("<4i", 1, 2, 0, 0)
@@ -197,7 +227,9 @@ class OldSimulator3(threading.Thread):
             wait(lambda: not header[12] or header[15])
             if header[15]:
                 time.sleep(0.2)
-                self.found = sorted(path.name for path in self.path.parent.iterdir() if path.name in ("m", "m___"))
+                self.found = sorted(
+                    path.name for path in self.path.parent.iterdir() if path.name in ("m", "m___")
+                )
                 self.path.unlink()
                 self.body(3).unlink()
                 return
@@ -214,13 +246,19 @@ def test_an_old_simulator_with_two_files_is_driven(tmp_path, version):
         simulator.reset()
         assert peer.version_seen == (0, 3, version)
         spec = simulator.behavior_specs["new"]
-        assert spec.action_spec.branches == (3,) and spec.action_spec.continuous_size == (1 if version == 2 else 0)
+        assert spec.action_spec.branches == (3,) and spec.action_spec.continuous_size == (
+            1 if version == 2 else 0
+        )
         for _ in range(4):
             decisions, terminals = simulator.get_steps("new")
             step = int(decisions.obs[0][0, 0])
             assert decisions.obs[0].tolist() == [[step, 7]] and decisions.agent_id.tolist() == [40]
             assert decisions.forbidden.tolist() == [[False, True, False]]
-            assert terminals.agent_id.tolist() == [41] * (step % 2) and terminals.reward.tolist() == [9] * (step % 2) and terminals.interrupted.all()
+            assert (
+                terminals.agent_id.tolist() == [41] * (step % 2)
+                and terminals.reward.tolist() == [9] * (step % 2)
+                and terminals.interrupted.all()
+            )
             simulator.set_actions("new", ActionTuple(discrete=np.array([[step % 3]], np.int32)))
             simulator.step()
             assert peer.got[step] == step % 3

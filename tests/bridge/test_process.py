@@ -1,4 +1,5 @@
-"""Simulators as processes: how they start and end, what is told when they die, and that nothing stays behind."""
+"""Simulators as processes: how they start and end, what is told when they die, and that
+nothing stays behind."""
 
 import os
 import signal
@@ -89,8 +90,13 @@ def test_what_cannot_be_run_is_told_with_a_cure(script, tmp_path):
 
 
 def test_a_simulator_that_ends_at_once_is_told_with_the_end_of_its_output(script):
-    path = script("import sys\nfor i in range(200): print('line', i)\nprint('no license found', file=sys.stderr)\nsys.exit(3)")
-    with pytest.raises(PeerLost, match=r"(?s)exit code 3 before it first answered.*line 199\nno license found"):
+    path = script(
+        "import sys\nfor i in range(200): print('line', i)\nprint('no license found', "
+        "file=sys.stderr)\nsys.exit(3)"
+    )
+    with pytest.raises(
+        PeerLost, match=r"(?s)exit code 3 before it first answered.*line 199\nno license found"
+    ):
         Simulator(path)
 
 
@@ -122,10 +128,14 @@ def wait_until(condition, seconds=10.0):
 
 
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
-def test_a_killed_trainer_is_noticed_by_its_simulator_and_the_next_start_leaves_nothing(script, tmp_path, layout):
+def test_a_killed_trainer_is_noticed_by_its_simulator_and_the_next_start_leaves_nothing(
+    script, tmp_path, layout
+):
     reason = tmp_path / "reason"
     world = script(WORLD)
-    trainer = subprocess.Popen([script(TRAINER, "trainer"), world, reason, layout, tmp_path], stdout=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen(
+        [script(TRAINER, "trainer"), world, reason, layout, tmp_path], stdout=subprocess.PIPE, text=True
+    )
     memory = trainer.stdout.readline().split()[0]
     trainer.kill()
     trainer.wait()
@@ -139,7 +149,11 @@ def test_a_killed_trainer_is_noticed_by_its_simulator_and_the_next_start_leaves_
 def test_both_killed_leave_nothing_after_the_next_start(script, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MEMORY", tmp_path)
     world = script(WORLD)
-    trainer = subprocess.Popen([script(TRAINER, "trainer"), world, tmp_path / "reason", "0", tmp_path], stdout=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen(
+        [script(TRAINER, "trainer"), world, tmp_path / "reason", "0", tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     memory, simulator = trainer.stdout.readline().split()
     os.kill(int(simulator), signal.SIGSTOP)  # so that it does not tidy up
     trainer.kill()
@@ -169,10 +183,20 @@ def lives(pid):
         return False
 
 
-def test_a_simulator_that_does_not_notice_ends_with_its_killed_trainer_and_so_does_what_it_started(script, tmp_path):
-    code = "import os, signal, sys\nfrom tidemill.bridge import Simulator\ns = Simulator(sys.argv[1], [sys.argv[2]])\n"
+def test_a_simulator_that_does_not_notice_ends_with_its_killed_trainer_and_so_does_what_it_started(
+    script, tmp_path
+):
+    code = (
+        "import os, signal, sys\nfrom tidemill.bridge import Simulator\ns = Simulator(sys.argv[1], "
+        "[sys.argv[2]])\n"
+    )
     code += "print(s._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
-    done = subprocess.run([sys.executable, "-c", code, script(DEAF), tmp_path / "child"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, script(DEAF), tmp_path / "child"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     pids = [int(done.stdout), int((tmp_path / "child").read_text())]
     wait_until(lambda: not any(map(lives, pids)), 30.0)
 
@@ -180,7 +204,8 @@ def test_a_simulator_that_does_not_notice_ends_with_its_killed_trainer_and_so_do
 def test_nobody_guards_a_simulator_that_has_ended(script, tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with Simulator(script(DEAF), [str(tmp_path / "child")]) as simulator:
-        assert len({child.pid for child in psutil.Process().children(recursive=True)} - before) == 3  # the simulator, its child, and the guard
+        # the simulator, its child, and the guard
+        assert len({child.pid for child in psutil.Process().children(recursive=True)} - before) == 3
         simulator.close(0.0)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
@@ -199,7 +224,12 @@ def test_living_trainers_do_not_disturb_one_another(script, tmp_path):
 
 
 def test_a_simulator_that_does_not_end_is_ended(script):
-    path = script(WORLD.replace("with open", "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\nwith open"))
+    path = script(
+        WORLD.replace(
+            "with open",
+            "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\nwith open",
+        )
+    )
     simulator = Simulator(path)
     pid = int(simulator.get_steps("w")[0].obs[0][0, 2])
     simulator.close(0.1)
@@ -230,7 +260,9 @@ def test_a_close_that_a_simulator_wrote_over_is_said_again(script, tmp_path):
     assert (tmp_path / "heard").read_text() == "3"
 
 
-def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are_replaced(script, tmp_path, monkeypatch):
+def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are_replaced(
+    script, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     folder = tmp_path / "ml-agents"
@@ -239,7 +271,9 @@ def test_an_editor_joins_at_the_default_file_and_the_files_of_a_dead_trainer_are
         (folder / name).write_bytes(struct.pack("<iiHii", 47, 0, 1, 4, 0) + b"left by somebody who died")
     (folder / "default2").write_text("another's")
     default = str(folder / "default")
-    editor = script(f"import time\nwhile open({default!r}, 'rb').read(1) != bytes([22]):\n    time.sleep(0.01)\n" + WORLD)
+    editor = script(
+        f"import time\nwhile open({default!r}, 'rb').read(1) != bytes([22]):\n    time.sleep(0.01)\n" + WORLD
+    )
     process = subprocess.Popen([editor, tmp_path / "reason"], stdout=subprocess.DEVNULL)
     try:
         with Simulator() as simulator:

@@ -1,4 +1,5 @@
-"""Recordings: what was exchanged comes back, in the place of the simulator or compared with one; files that lie are refused."""
+"""Recordings: what was exchanged comes back, in the place of the simulator or compared
+with one; files that lie are refused."""
 
 import stat
 import struct
@@ -17,17 +18,32 @@ from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.compare import compare
 from tidemill.bridge.play import Program
 from tidemill.bridge.record import RecordedSimulator, record
-from tidemill.bridge.recording import MAGIC, Actions, End, Exchange, GroupSpec, Head, Observation, Recording, Rows, Writer
+from tidemill.bridge.recording import (
+    MAGIC,
+    Actions,
+    End,
+    Exchange,
+    GroupSpec,
+    Head,
+    Observation,
+    Recording,
+    Rows,
+    Writer,
+)
 from tidemill.bridge.worlds import corridor
 from tidemill.cli.simulator import simulator as commands
 from tidemill.core.errors import ConfigError, PeerLost, RecordingError, TidemillError
 
 SIMULATORS = str(Path(__file__).parent / "simulators.py")
-REPLAY = "import pathlib, sys; from tidemill.bridge.record import replay; played = replay(pathlib.Path(sys.argv[1])); print(played)"
+REPLAY = (
+    "import pathlib, sys; from tidemill.bridge.record import replay; played = "
+    "replay(pathlib.Path(sys.argv[1])); print(played)"
+)
 
 
 def recorded(out, kind, layout="0.3.2", steps=6, actions=None, **more):
-    """Record a simulator of `simulators.py`; return all steps that were seen, by exchange and group."""
+    """Record a simulator of `simulators.py`; return all steps that were seen, by exchange
+    and group."""
     with RecordedSimulator(sys.executable, [SIMULATORS, kind], out=out, layout=layout, **more) as simulator:
         return played(simulator, steps, actions)
 
@@ -51,7 +67,16 @@ def plain(seen):
             for rows in pair:
                 order = np.argsort(rows.agent_id)
                 flags = rows.interrupted if hasattr(rows, "interrupted") else rows.forbidden
-                found.append((name, *(array[order].tolist() for array in (rows.agent_id, rows.reward, *rows.obs) if len(array))))
+                found.append(
+                    (
+                        name,
+                        *(
+                            array[order].tolist()
+                            for array in (rows.agent_id, rows.reward, *rows.obs)
+                            if len(array)
+                        ),
+                    )
+                )
                 found.append(None if flags is None else flags[order].tolist())
     return found
 
@@ -101,13 +126,17 @@ def test_side_channels_come_back(tmp_path):
     recorded(tmp_path / "r", "statistical", channels=Channels([parameters, told]))
     with Recording(tmp_path / "r") as recording:
         assert b"level" in recording[1].sent and recording[2].sent == b""
-    with Simulator(sys.executable, ["-c", REPLAY, str(tmp_path / "r")], channels=Channels([again])) as simulator:
+    with Simulator(
+        sys.executable, ["-c", REPLAY, str(tmp_path / "r")], channels=Channels([again])
+    ) as simulator:
         played(simulator)
     assert again.tally.take() == told.tally.take() != {}
 
 
 def test_queries_are_recorded_and_skipped(tmp_path):
-    with RecordedSimulator(sys.executable, [SIMULATORS, "rich"], out=tmp_path / "r", layout="0.3.2") as simulator:
+    with RecordedSimulator(
+        sys.executable, [SIMULATORS, "rich"], out=tmp_path / "r", layout="0.3.2"
+    ) as simulator:
         simulator.reset()
         simulator.set_actions("rich", ActionTuple(None, np.array([[2, 1], [0, 1]])))
         simulator.query()
@@ -131,7 +160,10 @@ def test_the_same_world_in_another_language_answers_as_recorded(tmp_path, native
         assert compare(recording, Program(str(native("corridor")), ("--seed", "6")), tell=told.append) < 62
         assert "observation 0 of agent" in told[0]
         assert compare(recording, Program(str(native("reach"))), tell=told.append) == 0
-        assert told[-2:] == ['exchange 0: there is no group "corridor"', 'exchange 0: there is a group "reach", which was not there']
+        assert told[-2:] == [
+            'exchange 0: there is no group "corridor"',
+            'exchange 0: there is a group "reach", which was not there',
+        ]
 
 
 def test_a_tolerance_lets_numbers_differ(tmp_path):
@@ -181,12 +213,27 @@ def test_the_commands(tmp_path):
         return done.exit_code, done.stdout + done.stderr
 
     out = tmp_path / "r"
-    assert run("record", SIMULATORS, "--out", out, "--steps", "4", "--", "rich") == (0, f"{out}: 6 exchanges\n")
-    assert run("replay", out, "--against", SIMULATORS, "--", "rich") == (0, "6 of 6 exchanges were answered as recorded\n")
-    both = tmp_path / "both"  # kinds of actions, which layout 0.3.2 alone has: the recording's layout is taken
-    assert run("record", SIMULATORS, "--out", both, "--steps", "4", "--layout", "0.3.2", "--", "hybrid")[0] == 0
-    assert run("replay", both, "--against", SIMULATORS, "--", "hybrid") == (0, "6 of 6 exchanges were answered as recorded\n")
-    assert "layout 0 takes one of them only" in run("replay", both, "--against", SIMULATORS, "--layout", "0", "--", "hybrid")[1]
+    assert run("record", SIMULATORS, "--out", out, "--steps", "4", "--", "rich") == (
+        0,
+        f"{out}: 6 exchanges\n",
+    )
+    assert run("replay", out, "--against", SIMULATORS, "--", "rich") == (
+        0,
+        "6 of 6 exchanges were answered as recorded\n",
+    )
+    # kinds of actions, which layout 0.3.2 alone has: the recording's layout is taken
+    both = tmp_path / "both"
+    assert (
+        run("record", SIMULATORS, "--out", both, "--steps", "4", "--layout", "0.3.2", "--", "hybrid")[0] == 0
+    )
+    assert run("replay", both, "--against", SIMULATORS, "--", "hybrid") == (
+        0,
+        "6 of 6 exchanges were answered as recorded\n",
+    )
+    assert (
+        "layout 0 takes one of them only"
+        in run("replay", both, "--against", SIMULATORS, "--layout", "0", "--", "hybrid")[1]
+    )
     status, text = run("replay", out, "--against", SIMULATORS, "--", "single")
     assert status == 1 and text.endswith("0 of 6 exchanges were answered as recorded\n")
     with Simulator(sys.executable, ["-m", "tidemill.cli.main", "simulator", "replay", str(out)]) as simulator:
@@ -197,7 +244,7 @@ def test_the_commands(tmp_path):
     assert run("replay", out, "--memory-path", tmp_path / "none")[0] == 1
 
 
-# ---- files that lie --------------------------------------------------------------------------------------------------------------------------------
+# ---- files that lie --------------------------------------------------------------------
 
 GROUP = GroupSpec("g", 2, (Observation((2,), (), 0),), 1, ())
 ASK = Rows(struct.pack("<i", 7), bytes(4), (bytes(8),), b"")
@@ -255,23 +302,58 @@ def changed(record_, **fields):
         ((HEAD, changed(FIRST, groups=(changed(GROUP, max_agents=2**40),))), "do not fit"),
         ((HEAD, changed(FIRST, groups=(changed(GROUP, max_agents=0),))), "at least 1"),
         ((HEAD, changed(FIRST, groups=(changed(GROUP, name="x" * 64),))), "1 to 63"),
-        ((HEAD, changed(FIRST, groups=(changed(GROUP, observations=(Observation((2,), (2**40,), 0),)),))), "properties cannot be"),
-        ((HEAD, changed(FIRST, groups=(changed(GROUP, observations=(Observation((-2,), (), 0),)),))), "from 1 up"),
-        ((HEAD, changed(FIRST, steps={"g": (changed(ASK, agent_id=bytes(7)), NONE)})), "agent ids have 7 bytes where 4"),
-        ((HEAD, changed(FIRST, steps={"g": (changed(ASK, reward=bytes(8)), NONE)})), "rewards have 8 bytes where 4"),
-        ((HEAD, changed(FIRST, steps={"g": (changed(ASK, obs=(bytes(4),)), NONE)})), "an observation have 4 bytes where 8"),
+        (
+            (HEAD, changed(FIRST, groups=(changed(GROUP, observations=(Observation((2,), (2**40,), 0),)),))),
+            "properties cannot be",
+        ),
+        (
+            (HEAD, changed(FIRST, groups=(changed(GROUP, observations=(Observation((-2,), (), 0),)),))),
+            "from 1 up",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (changed(ASK, agent_id=bytes(7)), NONE)})),
+            "agent ids have 7 bytes where 4",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (changed(ASK, reward=bytes(8)), NONE)})),
+            "rewards have 8 bytes where 4",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (changed(ASK, obs=(bytes(4),)), NONE)})),
+            "an observation have 4 bytes where 8",
+        ),
         ((HEAD, changed(FIRST, steps={"g": (changed(ASK, obs=()), NONE)})), "0 observations where 1"),
-        ((HEAD, changed(FIRST, steps={"g": (changed(ASK, flags=b"\1"), NONE)})), "masks have 1 bytes where 0"),
-        ((HEAD, changed(FIRST, steps={"g": (NONE, changed(ASK, flags=b"\1\1"))})), "flags have 2 bytes where 1"),
-        ((HEAD, changed(FIRST, steps={"g": (Rows(bytes(12), bytes(12), (bytes(24),), b""), NONE)})), "3 \\+ 0 rows"),
-        ((HEAD, changed(FIRST, steps={"g": (changed(ASK, reward=struct.pack("<f", np.nan)), NONE)})), "not finite"),
-        ((HEAD, FIRST, changed(NEXT, actions={"g": Actions(bytes(8), b"")})), "continuous actions have 8 bytes where 4"),
+        (
+            (HEAD, changed(FIRST, steps={"g": (changed(ASK, flags=b"\1"), NONE)})),
+            "masks have 1 bytes where 0",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (NONE, changed(ASK, flags=b"\1\1"))})),
+            "flags have 2 bytes where 1",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (Rows(bytes(12), bytes(12), (bytes(24),), b""), NONE)})),
+            "3 \\+ 0 rows",
+        ),
+        (
+            (HEAD, changed(FIRST, steps={"g": (changed(ASK, reward=struct.pack("<f", np.nan)), NONE)})),
+            "not finite",
+        ),
+        (
+            (HEAD, FIRST, changed(NEXT, actions={"g": Actions(bytes(8), b"")})),
+            "continuous actions have 8 bytes where 4",
+        ),
         ((HEAD, FIRST, changed(NEXT, actions={"h": Actions(b"", b"")})), "no group 'h'"),
     ],
 )
 def test_records_that_cannot_be_are_refused_whatever_their_checksums_say(records, cause, tmp_path):
     with pytest.raises(RecordingError, match=cause):
-        read(tmp_path / "r", file_of(*records, End(len(records) - 1)) if not isinstance(records[-1], End) else file_of(*records))
+        read(
+            tmp_path / "r",
+            file_of(*records, End(len(records) - 1))
+            if not isinstance(records[-1], End)
+            else file_of(*records),
+        )
 
 
 def test_what_is_no_file_is_refused(tmp_path):

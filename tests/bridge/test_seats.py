@@ -79,13 +79,20 @@ def test_what_is_kept_of_lists_of_agents_has_a_bound():
 def test_too_many_agents_and_one_twice_are_refused():
     seats = Seats("g", 2)
     seats.seat(ids(1), NOBODY)
-    with pytest.raises(EnvironmentFault, match=r'group "g" has 3 agents alive, and 2 seats.*seats=\{"g": 3\}'):
+    with pytest.raises(
+        EnvironmentFault, match=r'group "g" has 3 agents alive, and 2 seats.*seats=\{"g": 3\}'
+    ):
         seats.seat(ids(2, 3), NOBODY)
     with pytest.raises(EnvironmentFault, match="agent 4 asks for two decisions"):
         seats.seat(ids(4, 4), NOBODY)
 
 
-@given(st.lists(st.tuples(st.sets(st.integers(-5, 12), max_size=6), st.sets(st.integers(-5, 12), max_size=4)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(-5, 12), max_size=6), st.sets(st.integers(-5, 12), max_size=4)),
+        max_size=30,
+    )
+)
 def test_a_seat_is_one_agents_from_its_first_row_to_its_last(exchanges):
     """Played against a dict: whoever is alive has one seat, its own, until it ends."""
     seats, alive = Seats("g", 12), {}
@@ -99,4 +106,6 @@ def test_a_seat_is_one_agents_from_its_first_row_to_its_last(exchanges):
         found, new = seats.seat(ids(*asks), freed)
         for agent, seat, fresh in zip(asks, found.tolist(), new.tolist(), strict=True):
             assert fresh == (agent not in alive) and alive.setdefault(agent, seat) == seat
-        assert len(set(alive.values())) == len(alive) and set(np.flatnonzero(seats.taken)) == set(alive.values())
+        assert len(set(alive.values())) == len(alive) and set(np.flatnonzero(seats.taken)) == set(
+            alive.values()
+        )

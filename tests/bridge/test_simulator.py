@@ -1,4 +1,5 @@
-"""Both ends together, by every layout: what worlds request reaches the trainer, and what it sets reaches them."""
+"""Both ends together, by every layout: what worlds request reaches the trainer, and what
+it sets reaches them."""
 
 import threading
 import time
@@ -9,7 +10,14 @@ from tests.bridge.ends import both_ends
 
 from tidemill.bridge import ActionTuple, Bridge, Simulator, World
 from tidemill.bridge.tables import LAYOUTS
-from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, PeerLost, SchemaError, SimulatorError
+from tidemill.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    PeerLost,
+    SchemaError,
+    SimulatorError,
+)
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
@@ -21,8 +29,14 @@ def test_observations_and_rewards_come_and_actions_go(tmp_path, layout):
         for tick in range(5):
             decisions, terminals = simulator.get_steps("count")
             assert decisions.obs[0].tolist() == [[agent, tick] for agent in range(3)]
-            assert decisions.agent_id.tolist() == [0, 1, 2] and len(terminals) == 0 and decisions.action_mask is None
-            assert decisions.reward.tolist() == ([0, 0, 0] if tick == 0 else [3 * tick, 30 * tick, 300 * tick])
+            assert (
+                decisions.agent_id.tolist() == [0, 1, 2]
+                and len(terminals) == 0
+                and decisions.action_mask is None
+            )
+            assert decisions.reward.tolist() == (
+                [0, 0, 0] if tick == 0 else [3 * tick, 30 * tick, 300 * tick]
+            )
             action = np.array([[1, 2], [10, 20], [100, 200]], np.float32) * (tick + 1)
             simulator.set_actions("count", ActionTuple(action))
             simulator.step()
@@ -52,7 +66,11 @@ def test_agents_that_got_no_action_get_zeros(tmp_path, layout):
         simulator.step()
     got = [continuous for _, continuous, _ in world.got]
     assert got[:3] == [[7, 7]] * 3 and got[3:6] == [[0, 0]] * 3
-    assert got[6:9] == [[0, 0], [5, 6], [0, 0]] and got[9:12] == [[1, 1], [1, 1], [8, 9]] and got[12:15] == [[0, 0]] * 3
+    assert (
+        got[6:9] == [[0, 0], [5, 6], [0, 0]]
+        and got[9:12] == [[1, 1], [1, 1], [8, 9]]
+        and got[12:15] == [[0, 0]] * 3
+    )
 
 
 @LAYOUT
@@ -64,7 +82,10 @@ def test_branches_and_masks(tmp_path, layout):
     with both_ends(tmp_path, layout, continuous=0, branches=(3, 2), plan=plan) as (simulator, world):
         simulator.reset()
         decisions, _ = simulator.get_steps("count")
-        assert [mask.tolist() for mask in decisions.action_mask] == [[[False, True, False], [False] * 3], [[True, False], [False] * 2]]
+        assert [mask.tolist() for mask in decisions.action_mask] == [
+            [[False, True, False], [False] * 3],
+            [[True, False], [False] * 2],
+        ]
         assert decisions.forbidden.tolist() == [[False, True, False, True, False], [False] * 5]
         simulator.set_actions("count", ActionTuple(discrete=np.array([[2, 1], [0, 1]])))
         simulator.step()
@@ -74,7 +95,10 @@ def test_branches_and_masks(tmp_path, layout):
 def test_continuous_and_discrete_actions_at_once_in_the_layout_that_has_both(tmp_path):
     with both_ends(tmp_path, "0.3.2", continuous=2, branches=(3,)) as (simulator, world):
         simulator.reset()
-        simulator.set_actions("count", ActionTuple(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[2], [1], [0]], np.int32)))
+        simulator.set_actions(
+            "count",
+            ActionTuple(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[2], [1], [0]], np.int32)),
+        )
         simulator.step()
     assert world.got[:3] == [(0, [0, 1], [2]), (1, [2, 3], [1]), (2, [4, 5], [0])]
 
@@ -222,17 +246,41 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
         for call, says in (
             (lambda: simulator.get_steps("cuont"), 'did you mean "count"'),
             (lambda: simulator.set_actions("x", ActionTuple()), 'no group "x"'),
-            (lambda: simulator.set_action_for_agent("count", 3, ActionTuple(discrete=good[0])), r"agent 3 .*\[0, 1, 2\]"),
+            (
+                lambda: simulator.set_action_for_agent("count", 3, ActionTuple(discrete=good[0])),
+                r"agent 3 .*\[0, 1, 2\]",
+            ),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good[:2])), r"shape \[3, 2\]"),
             (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(float))), "int32"),
-            (lambda: simulator.set_actions("count", ActionTuple(np.zeros((3, 1), np.float32))), "continuous actions of shape"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=good + np.array([3, 0]))), "branch 0 has 3 actions"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))), "branch 1 .* action -1"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(np.int64) + 2**32)), "branch 0 .* action 4294967296"),
+            (
+                lambda: simulator.set_actions("count", ActionTuple(np.zeros((3, 1), np.float32))),
+                "continuous actions of shape",
+            ),
+            (
+                lambda: simulator.set_actions("count", ActionTuple(discrete=good + np.array([3, 0]))),
+                "branch 0 has 3 actions",
+            ),
+            (
+                lambda: simulator.set_actions("count", ActionTuple(discrete=good - np.array([0, 1]))),
+                "branch 1 .* action -1",
+            ),
+            (
+                lambda: simulator.set_actions("count", ActionTuple(discrete=good.astype(np.int64) + 2**32)),
+                "branch 0 .* action 4294967296",
+            ),
             (lambda: simulator.set_actions("count", good), "takes an ActionTuple .* given ndarray"),
-            (lambda: simulator.set_action_for_agent("count", 1, good[0]), "takes an ActionTuple .* given ndarray"),
-            (lambda: simulator.set_actions("count", ActionTuple(discrete=[[0, 0], [0], [0, 0]])), "differ in length"),
-            (lambda: simulator.set_action_for_agent("count", 1, ActionTuple(discrete=[[0], [0, 0]])), "differ in length"),
+            (
+                lambda: simulator.set_action_for_agent("count", 1, good[0]),
+                "takes an ActionTuple .* given ndarray",
+            ),
+            (
+                lambda: simulator.set_actions("count", ActionTuple(discrete=[[0, 0], [0], [0, 0]])),
+                "differ in length",
+            ),
+            (
+                lambda: simulator.set_action_for_agent("count", 1, ActionTuple(discrete=[[0], [0, 0]])),
+                "differ in length",
+            ),
         ):
             with pytest.raises(SchemaError, match=says):
                 call()
@@ -245,17 +293,31 @@ def test_wrong_names_agents_and_actions_are_told_and_change_nothing(tmp_path, la
 def test_a_step_can_be_asked_for_one_agent(tmp_path, layout):
     def plan(tick, bridge, world):
         for agent in (9, -4):
-            world.request_decision(agent).set_observation(0, [agent, tick]).set_reward(agent / 2).set_action_mask(1, [agent == 9, False])
+            world.request_decision(agent).set_observation(0, [agent, tick]).set_reward(
+                agent / 2
+            ).set_action_mask(1, [agent == 9, False])
         world.interrupt_episode(5).set_observation(0, [5, tick]).set_reward(2.5)
         world.end_episode(6)
 
     with both_ends(tmp_path, layout, plan=plan, agents=4, continuous=0, branches=(3, 2)) as (simulator, _):
         decisions, terminals = simulator.get_steps("count")
-        assert list(decisions) == [9, -4] and list(terminals) == [5, 6] and -4 in decisions and 5 not in decisions
+        assert (
+            list(decisions) == [9, -4]
+            and list(terminals) == [5, 6]
+            and -4 in decisions
+            and 5 not in decisions
+        )
         one, cut = decisions[-4], terminals[5]
         assert (one.obs[0].tolist(), one.reward, one.agent_id) == ([-4, 0], -2, -4)
-        assert [mask.tolist() for mask in one.action_mask] == [[False] * 3, [False] * 2] and decisions[9].action_mask[1].tolist() == [True, False]
-        assert (cut.obs[0].tolist(), cut.reward, cut.interrupted, terminals[6].interrupted) == ([5, 0], 2.5, True, False)
+        assert [mask.tolist() for mask in one.action_mask] == [[False] * 3, [False] * 2] and decisions[
+            9
+        ].action_mask[1].tolist() == [True, False]
+        assert (cut.obs[0].tolist(), cut.reward, cut.interrupted, terminals[6].interrupted) == (
+            [5, 0],
+            2.5,
+            True,
+            False,
+        )
         with pytest.raises(SchemaError, match=r"agent 5 has no row.*\[9, -4\]"):
             decisions[5]
 
@@ -345,7 +407,9 @@ def test_a_simulator_that_asks_for_nothing_after_the_first_reset_is_told_from_on
     game = threading.Thread(target=play)
     game.start()
     simulator = Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
-    with pytest.raises(DeadlineError, match="joined, but asked for no decision after the first reset within start_seconds"):
+    with pytest.raises(
+        DeadlineError, match="joined, but asked for no decision after the first reset within start_seconds"
+    ):
         simulator.reset()
     game.join(5)
     assert not game.is_alive() and list(tmp_path.iterdir()) == []

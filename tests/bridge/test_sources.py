@@ -11,7 +11,9 @@ from tidemill.core.errors import ConfigError
 def test_the_copies_are_the_packages_files(tmp_path: Path) -> None:
     copies = copy_sources(tmp_path / "mine")
     assert {path.relative_to(tmp_path / "mine") for path in copies} == set(source_files())
-    assert {"native/tidemill.h", "native/reach.c", "native/corridor.c"} <= {path.as_posix() for path in source_files()}
+    assert {"native/tidemill.h", "native/reach.c", "native/corridor.c"} <= {
+        path.as_posix() for path in source_files()
+    }
     for path in copies:
         assert path.read_bytes() == (sources_folder() / path.relative_to(tmp_path / "mine")).read_bytes()
 

@@ -1,4 +1,5 @@
-"""Taking turns: nobody burns a core while the other side thinks, a wake is not lost, spinning is given up where it does not pay."""
+"""Taking turns: nobody burns a core while the other side thinks, a wake is not lost,
+spinning is given up where it does not pay."""
 
 import itertools
 import mmap
@@ -141,7 +142,8 @@ class Later:
 
 @pytest.fixture
 def spins(monkeypatch):
-    """Return a side, and a call that has it wait so often, answered soon or never, and returns at which of the waits it spun. A look takes 1 µs."""
+    """Return a side, and a call that has it wait so often, answered soon or never, and
+    returns at which of the waits it spun. A look takes 1 µs."""
     monkeypatch.setattr(turns.time, "perf_counter", partial(next, itertools.count(0.0, 1e-6)))
     memory = mmap.mmap(-1, 4096)
     memory[TURN] = 1

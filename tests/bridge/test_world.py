@@ -1,4 +1,5 @@
-"""Worlds, as authors of simulators use them: without a trainer, from many threads, with callbacks, and what wrong use is told."""
+"""Worlds, as authors of simulators use them: without a trainer, from many threads, with
+callbacks, and what wrong use is told."""
 
 import sys
 import tempfile
@@ -27,7 +28,9 @@ def test_without_a_trainer_nothing_acts_where_there_is_no_heuristic():
         world.request_decision(5)
         world.end_episode(6)
         assert bridge.exchange()
-        assert [(event.agent_id, event.continuous.tolist(), event.discrete.tolist()) for event in world.actions()] == [(5, [0, 0], [])]
+        assert [
+            (event.agent_id, event.continuous.tolist(), event.discrete.tolist()) for event in world.actions()
+        ] == [(5, [0, 0], [])]
 
 
 def test_without_a_trainer_the_heuristic_acts():
@@ -44,7 +47,15 @@ def test_without_a_trainer_the_heuristic_acts():
 
 def test_a_heuristic_of_a_wrong_shape_is_told():
     bridge = Bridge()
-    world = bridge.add(World("w", 3, [(2,)], branches=[4], heuristic=lambda agents, observations: ActionTuple(discrete=np.zeros((1, 2), np.int32))))
+    world = bridge.add(
+        World(
+            "w",
+            3,
+            [(2,)],
+            branches=[4],
+            heuristic=lambda agents, observations: ActionTuple(discrete=np.zeros((1, 2), np.int32)),
+        )
+    )
     world.request_decision(1)
     with pytest.raises(SchemaError, match='world "w": its heuristic'):
         bridge.exchange()
@@ -135,7 +146,9 @@ def test_threads_make_requests_at_once_and_each_gets_its_row(tmp_path, layout):
             for tick in range(4):
                 decisions, terminals = simulator.get_steps("count")
                 together = np.concatenate([decisions.agent_id, terminals.agent_id])
-                assert sorted(together) == list(range(agents)) and set(terminals.agent_id) == set(range(0, agents, 5))
+                assert sorted(together) == list(range(agents)) and set(terminals.agent_id) == set(
+                    range(0, agents, 5)
+                )
                 for steps in (decisions, terminals):
                     assert (steps.reward == steps.agent_id + tick).all()
                     assert (steps.obs[0] == np.stack([steps.agent_id, 2 * steps.agent_id], axis=1)).all()
@@ -154,10 +167,23 @@ def test_many_at_once_are_what_one_by_one_is(tmp_path):
     with both_ends(tmp_path, agents=8, continuous=0, branches=(3,), plan=plan) as (simulator, _):
         for _ in range(2):
             decisions, terminals = simulator.get_steps("count")
-            assert decisions.agent_id.tolist() == [50, 1, 2, 3, 4] and decisions.reward.tolist() == [0, 1, 2, 3, 4]
+            assert decisions.agent_id.tolist() == [50, 1, 2, 3, 4] and decisions.reward.tolist() == [
+                0,
+                1,
+                2,
+                3,
+                4,
+            ]
             assert decisions.obs[0].tolist() == [[0, 0], [0, 1], [2, 3], [4, 5], [6, 7]]
-            assert decisions.forbidden.tolist() == [[False] * 3, *(np.arange(12).reshape(4, 3) % 2 == 1).tolist()]
-            assert terminals.agent_id.tolist() == [5, 6] and terminals.interrupted.tolist() == [True, False] and terminals.reward.tolist() == [5, 6]
+            assert decisions.forbidden.tolist() == [
+                [False] * 3,
+                *(np.arange(12).reshape(4, 3) % 2 == 1).tolist(),
+            ]
+            assert (
+                terminals.agent_id.tolist() == [5, 6]
+                and terminals.interrupted.tolist() == [True, False]
+                and terminals.reward.tolist() == [5, 6]
+            )
             simulator.step()
 
 
@@ -175,7 +201,9 @@ def test_nothing_of_a_row_stays_for_the_next(tmp_path):
     def plan(tick, bridge, world):
         if tick % 2 == 0:
             world.interrupt_episode(7).set_reward(5).set_observation(0, [6, 6])
-            world.request_decision(8).set_reward(5).set_observation(0, [6, 6]).set_action_mask(0, [True, False])
+            world.request_decision(8).set_reward(5).set_observation(0, [6, 6]).set_action_mask(
+                0, [True, False]
+            )
         else:
             world.request_decision(9)
             world.end_episode(9)
@@ -183,7 +211,11 @@ def test_nothing_of_a_row_stays_for_the_next(tmp_path):
     with both_ends(tmp_path, continuous=0, branches=(2,), plan=plan) as (simulator, _):
         simulator.step()
         decisions, terminals = simulator.get_steps("count")
-        assert decisions.reward.tolist() == [0] and decisions.obs[0].tolist() == [[0, 0]] and decisions.forbidden.tolist() == [[False, False]]
+        assert (
+            decisions.reward.tolist() == [0]
+            and decisions.obs[0].tolist() == [[0, 0]]
+            and decisions.forbidden.tolist() == [[False, False]]
+        )
         assert terminals.reward.tolist() == [0] and terminals.interrupted.tolist() == [False]
 
 
@@ -197,7 +229,10 @@ def test_observations_are_taken_by_shape_or_by_size():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda world: world.request_decision(0).set_observation(0, [1, 2, 3]), r"observation 0 takes numbers of shape \[2\], not \[3\]"),
+        (
+            lambda world: world.request_decision(0).set_observation(0, [1, 2, 3]),
+            r"observation 0 takes numbers of shape \[2\], not \[3\]",
+        ),
         (lambda world: world.request_decision(0).set_observation(1, [1, 2]), "no observation 1"),
         (lambda world: world.request_decision(0).set_action_mask(1, [True]), "no branch 1"),
         (lambda world: world.request_decision(0).set_action_mask(0, [True]), "each of 3 actions"),
@@ -221,9 +256,18 @@ def test_wrong_requests_are_told(call, says):
             lambda world: world.request_decisions([1, 2], np.zeros(1), [np.zeros((2, 2))]),
             r"the rewards of 2 agents must be of shape \[2\], not \[1\]",
         ),
-        (lambda world: world.request_decisions([1], [0], [np.zeros((1, 2))], [[True] * 3]), r"masks of 1 agents are of shapes \[\(1, 3\)\]"),
-        (lambda world: world.end_episodes([1, 2], [0, 0], [np.zeros((2, 2))], [True]), "a bool for all agents, or one for each"),
-        (lambda world: world.request_decisions(np.array([2**40]), [0], [np.zeros((1, 2))]), "1099511627776 cannot be an agent's id"),
+        (
+            lambda world: world.request_decisions([1], [0], [np.zeros((1, 2))], [[True] * 3]),
+            r"masks of 1 agents are of shapes \[\(1, 3\)\]",
+        ),
+        (
+            lambda world: world.end_episodes([1, 2], [0, 0], [np.zeros((2, 2))], [True]),
+            "a bool for all agents, or one for each",
+        ),
+        (
+            lambda world: world.request_decisions(np.array([2**40]), [0], [np.zeros((1, 2))]),
+            "1099511627776 cannot be an agent's id",
+        ),
         (lambda world: world.request_decisions([1.5], [0], [np.zeros((1, 2))]), "agent ids are integers"),
         (lambda world: world.request_decision(2**31), "2147483648 cannot be an agent's id"),
         (lambda world: world.end_episode(np.int64(-(2**31) - 1)), "cannot be an agent's id"),

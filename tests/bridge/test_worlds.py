@@ -1,4 +1,5 @@
-"""The example worlds are the same in every language: same rules, same random numbers, same rows, to the last bit."""
+"""The example worlds are the same in every language: same rules, same random numbers,
+same rows, to the last bit."""
 
 import struct
 import subprocess
@@ -20,19 +21,29 @@ WORLDS = ["reach", "corridor"]
 def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the C# worlds."""
     folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run(["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True)
+    subprocess.run(
+        ["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True
+    )
     return folder
 
 
 @pytest.fixture
 def commands(native: Build, csharp: Path, world: str) -> dict[str, list[str | Path]]:
-    return {"C": [native(world)], "Python": [sys.executable, "-m", f"tidemill.bridge.worlds.{world}"], "C#": [csharp / world]}
+    return {
+        "C": [native(world)],
+        "Python": [sys.executable, "-m", f"tidemill.bridge.worlds.{world}"],
+        "C#": [csharp / world],
+    }
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_heuristics_reach_the_same_in_every_language(world: str, commands: dict[str, list[str | Path]]) -> None:
+def test_heuristics_reach_the_same_in_every_language(
+    world: str, commands: dict[str, list[str | Path]]
+) -> None:
     said = {
-        language: subprocess.run([*command, "--episodes", "300", "--seed", "11"], capture_output=True, text=True, check=True).stdout
+        language: subprocess.run(
+            [*command, "--episodes", "300", "--seed", "11"], capture_output=True, text=True, check=True
+        ).stdout
         for language, command in commands.items()
     }
     assert said["C"].startswith("mean return ")
@@ -51,12 +62,24 @@ def rows(group: Group) -> list[tuple[object, ...]]:
     for kind, part in (("decision", group.decisions), ("end", group.ends)):
         for i in np.argsort(part.ids):
             cut = part.interrupted[i] if kind == "end" else False
-            found.append((kind, part.ids[i], cut, part.rewards[i], part.obs[0][i].tolist(), part.masks[i].tolist() if kind == "decision" else None))
+            found.append(
+                (
+                    kind,
+                    part.ids[i],
+                    cut,
+                    part.rewards[i],
+                    part.obs[0][i].tolist(),
+                    part.masks[i].tolist() if kind == "decision" else None,
+                )
+            )
     return found
 
 
-def played(command: list[str | Path], world: str, layout: str, folder: Path) -> list[list[tuple[object, ...]]]:
-    """The steps of a world under actions that depend on the agent and the step alone; with resets, another seed and another speed."""
+def played(
+    command: list[str | Path], world: str, layout: str, folder: Path
+) -> list[list[tuple[object, ...]]]:
+    """The steps of a world under actions that depend on the agent and the step alone;
+    with resets, another seed and another speed."""
     folder.mkdir()
     trainer = RawTrainer(folder, layout, known=False)  # one that wakes nobody: simulators nap
     found = []
@@ -71,7 +94,9 @@ def played(command: list[str | Path], world: str, layout: str, folder: Path) -> 
             if world == "reach":
                 trainer.act(group, continuous=[rng.normal(0.3, 1.0, 2) for rng in rngs])
             else:
-                trainer.act(group, discrete=[[rng.choice(3, p=(0.1, 0.3, 0.6)), rng.random() < 0.3] for rng in rngs])
+                trainer.act(
+                    group, discrete=[[rng.choice(3, p=(0.1, 0.3, 0.6)), rng.random() < 0.3] for rng in rngs]
+                )
         trainer.give(CLOSE)
         assert trainer.end()[0] == 0
     finally:
@@ -84,7 +109,10 @@ def played(command: list[str | Path], world: str, layout: str, folder: Path) -> 
 def test_worlds_are_the_same_to_the_last_bit_in_every_language(
     world: str, layout: str, commands: dict[str, list[str | Path]], tmp_path: Path
 ) -> None:
-    steps = {language: played(command, world, layout, tmp_path / language) for language, command in commands.items()}
+    steps = {
+        language: played(command, world, layout, tmp_path / language)
+        for language, command in commands.items()
+    }
     kinds = {(row[0], row[2]) for step in steps["C"] for row in step}
     assert kinds == {("decision", False), ("end", False), ("end", True)}  # nothing of the rules is left out
     for language in ("Python", "C#"):

@@ -54,8 +54,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "arguments", "returned"), [("Count", (), 5), ("Count", ("--env-arg", "length=3"), 3), ("make", (), 4)])
-def test_a_class_or_its_maker_is_trained_on_checked_and_evaluated(file: Path, name: str, arguments: tuple[str, ...], returned: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments", "returned"),
+    [("Count", (), 5), ("Count", ("--env-arg", "length=3"), 3), ("make", (), 4)],
+)
+def test_a_class_or_its_maker_is_trained_on_checked_and_evaluated(
+    file: Path, name: str, arguments: tuple[str, ...], returned: int
+) -> None:
     what = f"{file}:{name}"
     checked = tidemill("check-env", what, *arguments)
     assert checked.exit_code == 0 and f"the longest took {returned} steps" in checked.output, checked.output
@@ -72,7 +77,17 @@ def test_a_class_or_its_maker_is_trained_on_checked_and_evaluated(file: Path, na
 
 def test_ppo_plays_it_in_lanes(file: Path) -> None:
     lanes = ("--set", "workers.actor.lanes=4", "--set", "workers.actor.agents.0.sample_steps=16")
-    trained = tidemill("train", f"{file}:Count", "--launch", "inline", "--max-steps", 128, "--run-dir", file.parent / "run", *lanes)
+    trained = tidemill(
+        "train",
+        f"{file}:Count",
+        "--launch",
+        "inline",
+        "--max-steps",
+        128,
+        "--run-dir",
+        file.parent / "run",
+        *lanes,
+    )
     assert trained.exit_code == 0, trained.output
 
 
@@ -83,7 +98,9 @@ def test_the_asynchronous_runner_takes_it(file: Path) -> None:
 
 
 def test_what_cannot_be_made_says_so_where_it_is_made(file: Path) -> None:
-    assert environment_from(f"{file}:Count", {"length": 3}) == Asynchronous(make=f"{file}:Count", kwargs={"length": 3})
+    assert environment_from(f"{file}:Count", {"length": 3}) == Asynchronous(
+        make=f"{file}:Count", kwargs={"length": 3}
+    )
     assert environment_from("no_such.module:Env") == Gymnasium(make="no_such.module:Env")
     assert "no async def reset" in " ".join(tidemill("check-env", f"{file}:Half").output.split())
     with pytest.raises(ConfigError, match=r'its step is async def: take Asynchronous\(make=".*:Count"\)'):

@@ -28,7 +28,9 @@ def refused(*words: object) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
     small = ("--set", "workers.actor.lanes=8", "--set", "workers.trainer.algorithm.epochs=1")
-    result = tidemill("train", "CartPole-v1", "--launch", "inline", "--max-steps", 2000, "--run-dir", path, *small)
+    result = tidemill(
+        "train", "CartPole-v1", "--launch", "inline", "--max-steps", 2000, "--run-dir", path, *small
+    )
     assert result.exit_code == 0, result.output
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     assert f"tidemill eval {shown}" in result.output and f"tidemill play {shown}" in result.output
@@ -45,12 +47,19 @@ def test_a_layout_that_was_shown_runs_again(tmp_path: Path) -> None:
     small = ("--set", "workers.trainer.algorithm.epochs=1", "--max-steps", 200)
     result = tidemill("train", "CartPole-v1", "--run-dir", tmp_path / "run", "--layout", text, *small)
     assert result.exit_code == 0, result.output
-    assert "layout: 1 process, an actor of 4 lanes × 16 steps and a trainer by turns, as told; a batch has 64 rows" in result.output
+    assert (
+        "layout: 1 process, an actor of 4 lanes × 16 steps and a trainer by turns, as told; a batch has 64 "
+        "rows" in result.output
+    )
     assert json.loads((tmp_path / "run" / "layout.json").read_bytes())["layout"] == text
     config = json.loads((tmp_path / "run" / "config.json").read_bytes())
     assert (config["together"], config["workers"]["actor"]["lanes"]) == (["actor", "trainer"], 4)
     given = tidemill("train", "CartPole-v1", "--run-dir", tmp_path / "given", "--layout", "given", *small)
-    assert given.exit_code == 0 and "layout:" not in given.output and not (tmp_path / "given" / "layout.json").exists()
+    assert (
+        given.exit_code == 0
+        and "layout:" not in given.output
+        and not (tmp_path / "given" / "layout.json").exists()
+    )
 
 
 def test_eval_prints_a_table_with_an_interval(run: Path) -> None:
@@ -66,7 +75,9 @@ def test_eval_prints_a_table_with_an_interval(run: Path) -> None:
 
 def test_eval_takes_a_checkpoint_and_draws_actions_when_told(run: Path) -> None:
     (checkpoint,) = (run / "checkpoints" / "policy").iterdir()
-    result = tidemill("eval", run, "--episodes", 2, "--stochastic", "--checkpoint", checkpoint.name.removeprefix("update-"))
+    result = tidemill(
+        "eval", run, "--episodes", 2, "--stochastic", "--checkpoint", checkpoint.name.removeprefix("update-")
+    )
     assert result.exit_code == 0, result.output
     assert "no checkpoint" in refused("eval", run, "--checkpoint", "update-1000000")
 
@@ -120,8 +131,11 @@ class Broken(gymnasium.Env):
     assert sound.exit_code == 0, sound.output
 
 
-def test_an_environment_in_a_file_is_trained_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the class, or as what a function returns; named by a path from here, and played from elsewhere later."""
+def test_an_environment_in_a_file_is_trained_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the class, or as what a function returns; named by a path from here, and played
+    from elsewhere later."""
     (tmp_path / "own.py").write_text("""
 import gymnasium
 

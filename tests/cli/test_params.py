@@ -15,8 +15,22 @@ from tidemill.run.folder import RunFolder
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    small = ("workers.actor.lanes=8", "workers.trainer.algorithm.epochs=1", "workers.trainer.database_seconds=1e-6")
-    result = tidemill("train", "CartPole-v1", "--launch", "inline", "--max-steps", 2000, "--run-dir", path, *(w for s in small for w in ("--set", s)))
+    small = (
+        "workers.actor.lanes=8",
+        "workers.trainer.algorithm.epochs=1",
+        "workers.trainer.database_seconds=1e-6",
+    )
+    result = tidemill(
+        "train",
+        "CartPole-v1",
+        "--launch",
+        "inline",
+        "--max-steps",
+        2000,
+        "--run-dir",
+        path,
+        *(w for s in small for w in ("--set", s)),
+    )
     assert result.exit_code == 0, result.output
     return path
 
@@ -65,9 +79,13 @@ def test_results_are_shown_and_asked_for(run: Path) -> None:
 
 
 def test_the_table_fits_into_what_there_is_room_for(run: Path) -> None:
-    """The names of groups stand over their first column; intervals, and what matters least, give way."""
+    """The names of groups stand over their first column; intervals, and what matters
+    least, give way."""
     database = RunFolder.open(run).database()
-    results = {"chance": ("length", "return", "win_rate"), "evaluation": ("beats", "elo", "length", "return", "win_rate")}
+    results = {
+        "chance": ("length", "return", "win_rate"),
+        "evaluation": ("beats", "elo", "length", "return", "win_rate"),
+    }
     for name in (f"{group}/{what}" for group, names in results.items() for what in names):
         database.record("policy", 0, {name: [1.25, 3.5, 7.75]})
     database.tag("policy", "a-long-tag", 0)
@@ -77,7 +95,10 @@ def test_the_table_fits_into_what_there_is_room_for(run: Path) -> None:
         with console.capture() as captured:
             console.print(listing(RunFolder.open(run), None, "version < 1", width))
         lines = captured.get().splitlines()
-        assert max(map(len, lines)) <= width and "…" not in captured.get() and has in captured.get(), (width, captured.get())
+        assert max(map(len, lines)) <= width and "…" not in captured.get() and has in captured.get(), (
+            width,
+            captured.get(),
+        )
         assert lines[1].split() == ["chance", "evaluation"]
 
 
@@ -87,7 +108,12 @@ def test_an_exported_file_plays_without_its_run(run: Path, tmp_path: Path) -> No
     assert result.exit_code == 0 and str(file) in result.output, result.output
     policy, whole = front.load(file), front.load(run, version="latest")
     observation = np.array([0.1, 0.2, -0.1, 0.3], np.float32)
-    assert (policy.name, policy.update, policy.steps, policy.spaces) == (whole.name, whole.update, whole.steps, whole.spaces)
+    assert (policy.name, policy.update, policy.steps, policy.spaces) == (
+        whole.name,
+        whole.update,
+        whole.steps,
+        whole.spaces,
+    )
     assert policy.answer(observation) == whole.answer(observation)
     assert "exists already" in refused("params", run, "export", 0, file)
     assert tidemill("params", run, "export", 0, file, "--force").exit_code == 0
@@ -103,15 +129,24 @@ def test_eval_and_play_take_a_version(run: Path, tmp_path: Path) -> None:
     assert 'did you mean "latest"' in refused("eval", run, "--version", "lates")
     assert "take one of the two" in refused("eval", run, "--version", 0, "--checkpoint", 1)
     pytest.importorskip("imageio_ffmpeg")
-    assert tidemill("play", run, "--version", 0, "--video", tmp_path / "v.mp4", "--max-seconds", 0.1).exit_code == 0
+    assert (
+        tidemill("play", run, "--version", 0, "--video", tmp_path / "v.mp4", "--max-seconds", 0.1).exit_code
+        == 0
+    )
 
 
 def test_what_params_cannot_do_is_said(run: Path, tmp_path: Path) -> None:
     assert 'cannot "tagg"; did you mean "tag"' in refused("params", run, "tagg", "x", 1)
-    assert f"write: tidemill params {run} export VERSION|TAG FILE" in refused("params", run, "export", "latest")
+    assert f"write: tidemill params {run} export VERSION|TAG FILE" in refused(
+        "params", run, "export", "latest"
+    )
     for folder in (".", tmp_path):
-        assert f"{folder} is a folder; name a file in it" in refused("params", run, "export", "latest", folder, "--force")
-    assert 'no versions of a policy "polcy"; did you mean "policy"' in refused("params", run, "--policy", "polcy")
+        assert f"{folder} is a folder; name a file in it" in refused(
+            "params", run, "export", "latest", folder, "--force"
+        )
+    assert 'no versions of a policy "polcy"; did you mean "policy"' in refused(
+        "params", run, "--policy", "polcy"
+    )
     assert "not a run's folder" in refused("params", tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert "holds no versions" in refused("params", tmp_path)
@@ -125,6 +160,13 @@ def test_what_was_collected_is_said_with_what_is_there(run: Path) -> None:
     for tag in database.tags("policy").keys() - {"latest"}:
         database.untag("policy", tag)
     database.collect("policy", 2)
-    for words in (("eval", run, "--version", gone), ("play", run, "--version", gone, "--video", run / "v.mp4"), ("params", run, "tag", "x", gone)):
+    for words in (
+        ("eval", run, "--version", gone),
+        ("play", run, "--version", gone, "--video", run / "v.mp4"),
+        ("params", run, "tag", "x", gone),
+    ):
         said = refused(*words)
-        assert f'version {gone} of policy "policy" was collected' in said and f"The newest that are kept: {kept}, " in said, said
+        assert (
+            f'version {gone} of policy "policy" was collected' in said
+            and f"The newest that are kept: {kept}, " in said
+        ), said

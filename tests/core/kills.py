@@ -1,7 +1,9 @@
-"""Kills a process that writes a parameter database, and looks at what it leaves. `python kills.py everywhere|anywhere FOLDER`, see `test_versions`.
+"""Kills a process that writes a parameter database, and looks at what it leaves. `python
+kills.py everywhere|anywhere FOLDER`, see `test_versions`.
 
-everywhere   one kill before each call that can change a file, in turn: every state between two steps of a push, a result, a tag, a collection
-anywhere     kills after random times, which come in the middle of a call, too
+everywhere: one kill before each call that can change a file, in turn: every state between
+    two steps of a push, a result, a tag, a collection
+anywhere: kills after random times, which come in the middle of a call, too
 """
 
 import os
@@ -27,7 +29,8 @@ def weights(version: int) -> dict[str, Any]:
 
 
 def life(folder: Path, rounds: int) -> None:
-    """What a trainer and its evaluation do to a database. A version's arrays hold its number; "best" and "old" point somewhere."""
+    """What a trainer and its evaluation do to a database. A version's arrays hold its
+    number; "best" and "old" point somewhere."""
     database = ParameterDatabase(folder)
     first = max((v.version for v in database.versions("p")), default=-1)
     database.rewind("p", first)
@@ -41,7 +44,8 @@ def life(folder: Path, rounds: int) -> None:
 
 
 def check(folder: Path) -> int:
-    """Check what a killed process has left: first as it lies there, then tidied up. Return the newest version."""
+    """Check what a killed process has left: first as it lies there, then tidied up.
+    Return the newest version."""
     database = ParameterDatabase(folder)
     for tidy in (False, True):
         if tidy:
@@ -50,13 +54,25 @@ def check(folder: Path) -> int:
         assert [v.version for v in versions] == sorted(v.version for v in versions)
         for version in versions:
             arrays, number = database.load("p", version.version)  # checks the checksum
-            assert number == version.version and arrays["n"] == number and (arrays["w"] == number).all() and len(arrays["w"]) == SIZE
+            assert (
+                number == version.version
+                and arrays["n"] == number
+                and (arrays["w"] == number).all()
+                and len(arrays["w"]) == SIZE
+            )
             assert version.counters == {"env_steps": 10 * number}
-            assert not version.means or (version.means["win_rate"].mean, version.means["win_rate"].count) == (0.5, 2)
+            assert not version.means or (version.means["win_rate"].mean, version.means["win_rate"].count) == (
+                0.5,
+                2,
+            )
         numbers = {v.version for v in versions}
         assert set(database.tags("p").values()) <= numbers
         assert not versions or database.tags("p")["latest"] == max(numbers)
-    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} if folder.exists() else set()
+    left = (
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        if folder.exists()
+        else set()
+    )
     assert left - {"index.sqlite"} == {f"p/{number}.safetensors" for number in numbers}, left
     return max(numbers, default=-1)
 

@@ -10,22 +10,38 @@ import numpy as np
 import pytest
 
 from tidemill.core import checkpoint
-from tidemill.core.checkpoint import MANIFEST, checkpoint_name, checkpoints, read_checkpoint, read_newest, write_checkpoint
+from tidemill.core.checkpoint import (
+    MANIFEST,
+    checkpoint_name,
+    checkpoints,
+    read_checkpoint,
+    read_newest,
+    write_checkpoint,
+)
 from tidemill.core.errors import CheckpointError
 
 ARRAYS = {
-    "policy": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "scalar": np.array(7, np.int64), "turned": np.arange(6).reshape(2, 3).T},
+    "policy": {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "scalar": np.array(7, np.int64),
+        "turned": np.arange(6).reshape(2, 3).T,
+    },
     "algorithm": {"empty": np.zeros((0, 4)), "flag": np.array([True, False])},
 }
 
 
 def write(folder: Path, update: int, keep: int = 100) -> Path:
-    arrays = {file: {name: array + (update if array.dtype.kind != "b" else False) for name, array in c.items()} for file, c in ARRAYS.items()}
+    arrays = {
+        file: {name: array + (update if array.dtype.kind != "b" else False) for name, array in c.items()}
+        for file, c in ARRAYS.items()
+    }
     return write_checkpoint(folder, checkpoint_name(update), arrays, {"updates": update}, keep)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    arrays, facts = read_checkpoint(write_checkpoint(tmp_path, "update-3", ARRAYS, {"updates": 3, "name": "é"}, 1))
+    arrays, facts = read_checkpoint(
+        write_checkpoint(tmp_path, "update-3", ARRAYS, {"updates": 3, "name": "é"}, 1)
+    )
     assert facts == {"updates": 3, "name": "é"}
     assert {*arrays} == {*ARRAYS}
     for file, content in ARRAYS.items():
@@ -38,7 +54,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_order_and_collection_are_numeric(tmp_path: Path) -> None:
     for update in (9, 100, 10, 2, 1000):
         write(tmp_path, update)
-    assert [p.name for p in checkpoints(tmp_path)] == ["update-2", "update-9", "update-10", "update-100", "update-1000"]
+    assert [p.name for p in checkpoints(tmp_path)] == [
+        "update-2",
+        "update-9",
+        "update-10",
+        "update-100",
+        "update-1000",
+    ]
     assert read_newest(tmp_path)[2] == {"updates": 1000}
     write(tmp_path, 99, keep=2)
     assert [p.name for p in checkpoints(tmp_path)] == ["update-100", "update-1000"]
@@ -48,7 +70,9 @@ def test_the_same_name_is_replaced(tmp_path: Path) -> None:
     write(tmp_path, 5)
     write_checkpoint(tmp_path, "update-5", {"policy": {"w": np.zeros(1)}}, {"second": True}, 3)
     ((path, arrays, facts, warnings),) = [read_newest(tmp_path)]
-    assert path.name == "update-5" and {*arrays} == {"policy"} and facts == {"second": True} and warnings == []
+    assert (
+        path.name == "update-5" and {*arrays} == {"policy"} and facts == {"second": True} and warnings == []
+    )
 
 
 class Cut(BaseException):
@@ -56,7 +80,9 @@ class Cut(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_one_that_is_killed_while_it_replaces_the_only_checkpoint_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+def test_one_that_is_killed_while_it_replaces_the_only_checkpoint_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
     """Before each system call, or after it. Whoever writes next leaves nothing of it."""
     count = at = 0
 
@@ -95,16 +121,23 @@ def test_one_that_is_killed_while_it_replaces_the_only_checkpoint_loses_none(tmp
             seen.append(facts)
         at = -1
         replace(folder)
-        assert read_newest(folder)[2] == {"second": True} and [p.name for p in checkpoints(folder)] == ["update-5"]
+        assert read_newest(folder)[2] == {"second": True} and [p.name for p in checkpoints(folder)] == [
+            "update-5"
+        ]
         assert not list(folder.glob("*.replaced"))
-    assert seen == sorted(seen, key=lambda facts: "second" in facts) and {"second": True} in seen and {"updates": 5} in seen
+    assert (
+        seen == sorted(seen, key=lambda facts: "second" in facts)
+        and {"second": True} in seen
+        and {"updates": 5} in seen
+    )
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2])
 def test_one_that_is_killed_while_it_removes_an_old_checkpoint_leaves_no_part_of_it_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
-    """Nothing would ever remove it: it is no checkpoint any more, and not aside either."""
+    """Nothing would ever remove it: it is no checkpoint any more, and not aside
+    either."""
     write(tmp_path, 1)
     unlink, done = os.unlink, []
 
@@ -190,7 +223,9 @@ def test_a_manifest_that_is_none_is_refused_and_passed_over(tmp_path: Path, mani
     assert read_newest(tmp_path)[0].name == "update-1"
 
 
-@pytest.mark.parametrize("name", ["../policy.safetensors", "/etc/passwd", "a/../../b", "a/b/c", "a/..", "../b"])
+@pytest.mark.parametrize(
+    "name", ["../policy.safetensors", "/etc/passwd", "a/../../b", "a/b/c", "a/..", "../b"]
+)
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, 1)
     (path / MANIFEST).write_text(json.dumps({"format": 1, "facts": {}, "sha256": {name: "0" * 64}}))
@@ -213,7 +248,9 @@ def test_nothing_readable_is_an_error_never_a_start_from_scratch(tmp_path: Path)
         read_newest(tmp_path)
 
 
-def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     write_synced, rename = checkpoint.write_synced, Path.rename
 
@@ -234,7 +271,9 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(tmp_path: 
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
     write(tmp_path, 1)
     write_synced, count = checkpoint.write_synced, [0]
 

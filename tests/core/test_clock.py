@@ -36,7 +36,9 @@ with clock.noticing_stops():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
 def test_a_stop_is_left_out_and_blamed_on_nobody() -> None:
-    process = subprocess.Popen([sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.kill(process.pid, signal.SIGSTOP)

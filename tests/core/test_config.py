@@ -1,4 +1,5 @@
-"""Configurations: what was encoded is decoded to an equal value; everything else is refused with the path, the value and the cure."""
+"""Configurations: what was encoded is decoded to an equal value; everything else is
+refused with the path, the value and the cure."""
 
 import contextlib
 import json
@@ -53,7 +54,9 @@ class Plan(Config):
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 smalls = st.builds(Small, size=st.integers(1, 2**53), rate=numbers)
 brains: st.SearchStrategy[Brain] = st.recursive(
-    smalls, lambda inner: st.builds(Deep, widths=st.lists(st.integers(1, 512)).map(tuple), inner=st.none() | inner), max_leaves=3
+    smalls,
+    lambda inner: st.builds(Deep, widths=st.lists(st.integers(1, 512)).map(tuple), inner=st.none() | inner),
+    max_leaves=3,
 )
 names = st.text(st.characters(categories=["L", "N"]), min_size=1)
 plain = st.recursive(
@@ -81,7 +84,15 @@ def test_what_is_encoded_is_decoded_to_an_equal_value_through_json(plan: Plan) -
     assert decode(Plan, msgspec.json.decode(msgspec.json.encode(encode(plan)))) == plan
 
 
-@given(st.dictionaries(st.sampled_from(["kind", "name", "brain", "brains", "spare", "by_name", "options", "limit", "seed", "x"]), plain) | plain)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["kind", "name", "brain", "brains", "spare", "by_name", "options", "limit", "seed", "x"]
+        ),
+        plain,
+    )
+    | plain
+)
 def test_any_plain_data_is_decoded_or_refused(data: Any) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(decode(Plan, data), Plan)
@@ -121,12 +132,24 @@ def test_a_configuration_cannot_be_changed_and_its_copy_is_checked_again() -> No
     ("data", "message"),
     [
         ({"name": "a", "limt": 3}, 'experiment.limt: Plan has no setting "limt"; did you mean "limit"?'),
-        ({"name": "a", "brain": {"kind": "Smal"}}, 'experiment.brain.kind: no Brain is called "Smal"; did you mean "Small"?'),
-        ({"name": "a", "brain": {"kind": "Plan", "name": "b"}}, 'experiment.brain.kind: no Brain is called "Plan"'),
+        (
+            {"name": "a", "brain": {"kind": "Smal"}},
+            'experiment.brain.kind: no Brain is called "Smal"; did you mean "Small"?',
+        ),
+        (
+            {"name": "a", "brain": {"kind": "Plan", "name": "b"}},
+            'experiment.brain.kind: no Brain is called "Plan"',
+        ),
         ({"name": "a", "brain": {"kind": ["Small"]}}, "experiment.brain.kind"),
-        ({"name": "a", "brains": [{"kind": "Small"}, {"kind": "Small", "size": 0}]}, "experiment.brains[1]: size = 0: must be positive"),
+        (
+            {"name": "a", "brains": [{"kind": "Small"}, {"kind": "Small", "size": 0}]},
+            "experiment.brains[1]: size = 0: must be positive",
+        ),
         ({"name": "a", "spare": [{"kind": "Small", "width": 0}]}, "experiment.spare[0].width"),
-        ({"name": "a", "by_name": {"x": {"kind": "Small", "size": 1.5}}}, "experiment.by_name.x.size = 1.5: expected `int`, got `float`"),
+        (
+            {"name": "a", "by_name": {"x": {"kind": "Small", "size": 1.5}}},
+            "experiment.by_name.x.size = 1.5: expected `int`, got `float`",
+        ),
         ({"name": "a", "by_name": [1]}, "experiment.by_name must be a table, not [1]"),
         ({"name": "a", "brains": {}}, "experiment.brains must be a list, not {}"),
         ({"name": "a", "limit": "3"}, "experiment.limit = '3': expected `int`, got `str`"),
@@ -154,14 +177,20 @@ def test_a_whole_number_is_a_float() -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(lambda: 0, r"experiment\.options\.make\[0\] is a function .*FILE\.py:NAME"), (object(), r"options\.make\[0\] is a object"), ({1}, "is a set")],
+    [
+        (lambda: 0, r"experiment\.options\.make\[0\] is a function .*FILE\.py:NAME"),
+        (object(), r"options\.make\[0\] is a object"),
+        ({1}, "is a set"),
+    ],
 )
 def test_what_is_no_plain_data_is_refused(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         encode(Plan(name="a", options={"make": [value]}))
 
 
-PLAN = Plan(name="a", brain=Deep(inner=Small()), brains=(Small(), Small()), by_name={"x": Small()}, options={"lr": 1})
+PLAN = Plan(
+    name="a", brain=Deep(inner=Small()), brains=(Small(), Small()), by_name={"x": Small()}, options={"lr": 1}
+)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +224,11 @@ def test_set_changes_one_field(path: str, text: str, expected: Plan) -> None:
     [
         ("limt", "4", '--set limt: Plan has no "limt"; did you mean "limit"?'),
         ("brain.inner.sise", "4", '--set brain.inner.sise: brain.inner has no "sise"; did you mean "size"?'),
-        ("brain.inner.size.x", "4", '--set brain.inner.size.x: brain.inner.size is 64, which has no "x" inside'),
+        (
+            "brain.inner.size.x",
+            "4",
+            '--set brain.inner.size.x: brain.inner.size is 64, which has no "x" inside',
+        ),
         ("brains.2.size", "4", '--set brains.2.size: brains is a list of 2; "2" is not one of its places'),
         ("brains.-1.size", "4", '"-1" is not one of its places'),
         ("by_name.y.size", "4", '--set by_name.y.size: by_name has no "y"; known: x'),

@@ -1,4 +1,5 @@
-"""Limits of control groups, read from files as the kernel writes them: version 1, version 2, both, in containers and not."""
+"""Limits of control groups, read from files as the kernel writes them: version 1, version
+2, both, in containers and not."""
 
 import os
 import subprocess
@@ -45,7 +46,12 @@ class System:
         at = f"sys/fs/cgroup/{'memory/' if v1 else ''}{group}".rstrip("/")
         self._write(f"{at}/memory.{'limit_in_bytes' if v1 else 'max'}", f"{limit}\n")
         self._write(f"{at}/memory.{'usage_in_bytes' if v1 else 'current'}", f"{used}\n")
-        lines: Mapping[str, int] = {"cache": 3, "inactive_file": 77 if v1 else files, "total_inactive_file": files, **stat}
+        lines: Mapping[str, int] = {
+            "cache": 3,
+            "inactive_file": 77 if v1 else files,
+            "total_inactive_file": files,
+            **stat,
+        }
         self._write(f"{at}/memory.stat", "".join(f"{name} {value}\n" for name, value in lines.items()))
         return self
 
@@ -68,7 +74,9 @@ def test_the_tightest_group_of_all_above_counts(tmp_path: Path, kind: int) -> No
     system = System(tmp_path, kind, "/batch/job/step")
     assert free_memory(tmp_path) is None and processors(tmp_path) is None
     none = NO_LIMIT[system.version]
-    system.memory("batch", 5_000, 1_000, 500).memory("batch/job", none, 900).memory("batch/job/step", 9_000, 100)
+    system.memory("batch", 5_000, 1_000, 500).memory("batch/job", none, 900).memory(
+        "batch/job/step", 9_000, 100
+    )
     system.quota("batch", None).quota("batch/job", 150_000).quota("batch/job/step", 40_000, 10_000)
     assert (free_memory(tmp_path), processors(tmp_path)) == (4_500, 1.5)
     system.memory("batch/job/step", 2_000, 900, 500).quota("batch", 50_000)
@@ -78,8 +86,12 @@ def test_the_tightest_group_of_all_above_counts(tmp_path: Path, kind: int) -> No
 
 
 @KINDS
-@pytest.mark.parametrize("mounted", ["/docker/abc", "/", "/other"], ids=["own group under its name", "namespace", "another name"])
-def test_a_container_that_sees_its_own_group_alone_is_under_it(tmp_path: Path, kind: int, mounted: str) -> None:
+@pytest.mark.parametrize(
+    "mounted", ["/docker/abc", "/", "/other"], ids=["own group under its name", "namespace", "another name"]
+)
+def test_a_container_that_sees_its_own_group_alone_is_under_it(
+    tmp_path: Path, kind: int, mounted: str
+) -> None:
     """Its group lies where the hierarchy is mounted, whatever it is called outside."""
     name = {"/docker/abc": "/docker/abc", "/": "/", "/other": "/docker/abc"}[mounted]
     system = System(tmp_path, kind, name, mounted)
@@ -116,7 +128,10 @@ def test_what_makes_no_sense_is_no_limit(tmp_path: Path) -> None:
 
 def test_a_group_of_this_machine_is_seen(tmp_path: Path) -> None:
     """Where one can be made."""
-    groups = {Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "1073741824"), Path("/sys/fs/cgroup/cpu"): ("cpu.cfs_quota_us", "50000")}
+    groups = {
+        Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "1073741824"),
+        Path("/sys/fs/cgroup/cpu"): ("cpu.cfs_quota_us", "50000"),
+    }
     made = []
     try:
         try:
@@ -128,9 +143,17 @@ def test_a_group_of_this_machine_is_seen(tmp_path: Path) -> None:
                 (group / file).write_text(limit)
         except (OSError, AssertionError):
             pytest.skip("control groups of version 1 cannot be made here")
-        words = "import os, sys\nfor group in sys.argv[1:]:\n    open(group + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
-        words += "from tidemill.core.control_groups import free_memory, processors\nprint(free_memory(), processors())"
-        said = subprocess.run([sys.executable, "-c", words, *map(str, made)], capture_output=True, text=True, check=True).stdout.split()
+        words = (
+            "import os, sys\nfor group in sys.argv[1:]:\n    open(group + '/cgroup.procs', "
+            "'w').write(str(os.getpid()))\n"
+        )
+        words += (
+            "from tidemill.core.control_groups import free_memory, processors\nprint(free_memory(), "
+            "processors())"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", words, *map(str, made)], capture_output=True, text=True, check=True
+        ).stdout.split()
         assert 0 < int(said[0]) <= 1 << 30 and float(said[1]) == 0.5
     finally:
         for group in made:

@@ -1,4 +1,5 @@
-"""Loops of threads: they run while their thread waits at a bell, and what came while they stood still came in time."""
+"""Loops of threads: they run while their thread waits at a bell, and what came while they
+stood still came in time."""
 
 import asyncio
 import os
@@ -180,7 +181,9 @@ def test_a_wait_after_a_long_stand_takes_no_longer_than_it_may(loop, monkeypatch
     monkeypatch.setattr(loop, "_left", loop._left - 1000.0)
     alarms = []
     call_later = loop.loop.call_later
-    monkeypatch.setattr(loop.loop, "call_later", lambda seconds, call: alarms.append(call_later(seconds, call)) or alarms[-1])
+    monkeypatch.setattr(
+        loop.loop, "call_later", lambda seconds, call: alarms.append(call_later(seconds, call)) or alarms[-1]
+    )
     assert not loop.run(0.01)
     assert alarms[0].when() <= loop.loop.time()
 

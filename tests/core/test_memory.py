@@ -12,12 +12,17 @@ from tidemill.core.memory import Need, available, check_memory, held, size
 
 
 def test_needs_that_fit_are_let_pass_and_others_refused_with_the_sums() -> None:
-    needs = [Need("samples", 600, "2 slots x 300 bytes"), Need("batches", 100), Need("samples", 600, "2 slots x 300 bytes")]
+    needs = [
+        Need("samples", 600, "2 slots x 300 bytes"),
+        Need("batches", 100),
+        Need("samples", 600, "2 slots x 300 bytes"),
+    ]
     check_memory(needs, 1300)
     with pytest.raises(ConfigError) as caught:
         check_memory([need for need in needs for _ in range(1_000_000)], 1_299_999_999)
     assert str(caught.value).splitlines() == [
-        "this needs 1.3 GB of memory, and 1.3 GB are available; make sample_steps, lanes, slots, ring or count smaller:",
+        "this needs 1.3 GB of memory, and 1.3 GB are available; make sample_steps, lanes, slots, ring or "
+        "count smaller:",
         "  samples: 1.2 GB = 2,000,000 x 2 slots x 300 bytes",
         "  batches: 100 MB",
     ]
@@ -63,7 +68,12 @@ print(held()[0])
 def test_what_a_process_frees_it_can_keep() -> None:
     """Up to so much: what was needed once only is no loss for good."""
     ways = ("kept", "given back")
-    said = {way: subprocess.run([sys.executable, "-c", FREED, way], check=True, capture_output=True, text=True).stdout for way in ways}
+    said = {
+        way: subprocess.run(
+            [sys.executable, "-c", FREED, way], check=True, capture_output=True, text=True
+        ).stdout
+        for way in ways
+    }
     faults, bytes_held = zip(*(map(int, said[way].split()) for way in ways), strict=True)
     assert faults[0] < 5 < faults[1]
     assert max(bytes_held) < 300_000_000

@@ -38,7 +38,12 @@ def closed_terminal() -> TextIO:
     return open(theirs, "w")
 
 
-BROKEN = {"pipe": broken_pipe, "terminal": closed_terminal, "full disk": lambda: FULL.open("w"), "closed": lambda: _closed()}
+BROKEN = {
+    "pipe": broken_pipe,
+    "terminal": closed_terminal,
+    "full disk": lambda: FULL.open("w"),
+    "closed": lambda: _closed(),
+}
 
 
 def _closed() -> TextIO:
@@ -151,7 +156,12 @@ def test_nobody_waits_for_a_reader_who_does_not_read(make: Callable[[], tuple[in
                 print("x" * 100, number)
             if make is held_terminal:
                 os.write(reader, b"\x11")  # Ctrl-Q
-            seen = read_until(reader, lambda seen: (b"x 0" in seen or make is held_terminal) and select.select([], [stream], [], 0)[1])
+            seen = read_until(
+                reader,
+                lambda seen: (
+                    (b"x 0" in seen or make is held_terminal) and select.select([], [stream], [], 0)[1]
+                ),
+            )
             print("again", file=sys.stderr)
             seen += read_until(reader, lambda seen: b"again" in seen)
             assert (b"x 0" in seen, b"x 2999" in seen) == (make is not held_terminal, False)
@@ -210,7 +220,9 @@ sys.exit(7)
 
 
 def test_a_program_whose_reader_has_gone_ends_with_its_own_status() -> None:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline() == b"word 0\n"
     process.stdout.close()

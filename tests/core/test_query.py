@@ -11,7 +11,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.query import Query
 
 BETWEEN = Query(where=(("win_rate", ">", 0.8), ("win_rate", "<", 0.9)), order="-win_rate", limit=10)
-VERSIONS: list[dict[str, float]] = [{"version": v, "win_rate": v / 10, "games": 10 - v} for v in range(10)] + [{"version": 10}]
+VERSIONS: list[dict[str, float]] = [
+    {"version": v, "win_rate": v / 10, "games": 10 - v} for v in range(10)
+] + [{"version": 10}]
 
 
 def chosen(query: Query) -> list[float]:
@@ -28,7 +30,10 @@ def chosen(query: Query) -> list[float]:
         ("win_rate.n == 3 and age != +7", Query(where=(("win_rate.n", "==", 3), ("age", "!=", 7)))),
         ("order by version", Query(order="version")),
         ("limit 3", Query(limit=3)),
-        ("limits > 1 and orders < 2 and android <= 3", Query(where=(("limits", ">", 1), ("orders", "<", 2), ("android", "<=", 3)))),
+        (
+            "limits > 1 and orders < 2 and android <= 3",
+            Query(where=(("limits", ">", 1), ("orders", "<", 2), ("android", "<=", 3))),
+        ),
     ],
 )
 def test_text_says_what_data_says(text: str, query: Query) -> None:
@@ -116,8 +121,14 @@ def test_a_misspelt_field_is_said_with_the_nearest_one() -> None:
         Query.parse("zzz > 1").check(known)
 
 
-FIELDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_/]{0,10}(\.n)?", fullmatch=True).filter(lambda s: s not in ("and", "order", "by", "limit"))
-CONDITIONS = st.tuples(FIELDS, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), st.floats(allow_nan=False, allow_infinity=False) | st.integers())
+FIELDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_/]{0,10}(\.n)?", fullmatch=True).filter(
+    lambda s: s not in ("and", "order", "by", "limit")
+)
+CONDITIONS = st.tuples(
+    FIELDS,
+    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]),
+    st.floats(allow_nan=False, allow_infinity=False) | st.integers(),
+)
 
 
 @settings(max_examples=50)

@@ -1,4 +1,5 @@
-"""What is read of a file that anybody may have written: plain files that memory can hold, and JSON of a depth that cannot hurt."""
+"""What is read of a file that anybody may have written: plain files that memory can hold,
+and JSON of a depth that cannot hurt."""
 
 import os
 import socket

@@ -30,7 +30,9 @@ def test_each_field_has_its_own_cache_lines(schema: dict[str, Field], lead: tupl
 
 
 @given(schemas, leads, st.integers(0, 3))
-def test_views_share_the_memory_and_not_one_another(schema: dict[str, Field], lead: tuple[int, ...], start: int) -> None:
+def test_views_share_the_memory_and_not_one_another(
+    schema: dict[str, Field], lead: tuple[int, ...], start: int
+) -> None:
     start *= ALIGNMENT
     _, total = layout(schema, lead)
     memory = memoryview(bytearray(start + total))
@@ -48,7 +50,9 @@ def test_views_share_the_memory_and_not_one_another(schema: dict[str, Field], le
 @given(schemas, leads)
 def test_a_schema_is_read_off_its_arrays(schema: dict[str, Field], lead: tuple[int, ...]) -> None:
     arrays = allocate(schema, lead)
-    assert schema_of(arrays) == {name: Field(lead + field.shape, field.dtype) for name, field in schema.items()}
+    assert schema_of(arrays) == {
+        name: Field(lead + field.shape, field.dtype) for name, field in schema.items()
+    }
     assert not any(array.any() for array in arrays.values())
 
 
@@ -59,7 +63,10 @@ def test_an_element_counts_its_bytes() -> None:
 
 
 def test_a_written_out_layout() -> None:
-    assert layout({"obs": Field((4,), "float32"), "done": Field((), "bool")}, (2, 3)) == ({"obs": 0, "done": 128}, 192)
+    assert layout({"obs": Field((4,), "float32"), "done": Field((), "bool")}, (2, 3)) == (
+        {"obs": 0, "done": 128},
+        192,
+    )
 
 
 @pytest.mark.parametrize(("nbytes", "start"), [(127, 0), (128, 1), (128, 64), (0, 0)])

@@ -15,13 +15,13 @@ from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.workers.said import Listener
 
 SECRETS = (
-    "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password", "client_secret", "secretKey", "key",
-    "authorization", "Authorization-Header", "proxy_authorization", "token_value", "passphrase", "credentials", "--token", "TOKEN2", "api_keys",
-    "auth_tokens", "pwd",
+    "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password",
+    "client_secret", "secretKey", "key", "authorization", "Authorization-Header", "proxy_authorization",
+    "token_value", "passphrase", "credentials", "--token", "TOKEN2", "api_keys", "auth_tokens", "pwd",
 )  # fmt: skip
 OTHERS = (
-    "keyboard", "monkey", "key_frames", "keys", "tokens", "max_tokens", "token_dim", "observation_key", "obs_key", "pad_token", "tokenizer",
-    "secretary", "password_file", "compass", "has_key", "hockey", "",
+    "keyboard", "monkey", "key_frames", "keys", "tokens", "max_tokens", "token_dim", "observation_key",
+    "obs_key", "pad_token", "tokenizer", "secretary", "password_file", "compass", "has_key", "hockey", "",
 )  # fmt: skip
 
 
@@ -66,19 +66,32 @@ def test_what_is_saved_has_references_in_the_place_of_secrets_and_nothing_else_i
         "api_key": "env:TIDEMILL_API_KEY",
         "url": "env:TIDEMILL_URL",
         "headers": [["Authorization", "env:TIDEMILL_AUTHORIZATION"], ["Accept", "text"]],
-        "nested": {"X-Api-Key": "env:TIDEMILL_X_API_KEY", "secret": {"left": "env:TIDEMILL_LEFT", "right": ("env:TIDEMILL_RIGHT",)}},
+        "nested": {
+            "X-Api-Key": "env:TIDEMILL_X_API_KEY",
+            "secret": {"left": "env:TIDEMILL_LEFT", "right": ("env:TIDEMILL_RIGHT",)},
+        },
         "lines": ("Authorization: env:TIDEMILL_AUTHORIZATION_2", "Accept: text"),
         "password": "env:TIDEMILL_PASSWORD",
         "use": SETTINGS["kwargs"]["use"],
     }
-    arguments = ["--token=env:TIDEMILL_TOKEN_2", "--password", "env:TIDEMILL_PASSWORD_2", "--port", "3", "--key"]
+    arguments = [
+        "--token=env:TIDEMILL_TOKEN_2",
+        "--password",
+        "env:TIDEMILL_PASSWORD_2",
+        "--port",
+        "3",
+        "--key",
+    ]
     assert hidden == {**SETTINGS, "kwargs": kwargs, "arguments": arguments}
     assert hide(hidden) == hidden and not [literal for literal in LITERALS if literal in repr(hidden)]
     assert known(SETTINGS) >= LITERALS and known(hidden) == set()
 
 
 def test_equal_secrets_of_one_name_have_one_variable() -> None:
-    assert hide({"a": {"token": "1111"}, "b": {"token": "1111"}}) == {"a": {"token": "env:TIDEMILL_TOKEN"}, "b": {"token": "env:TIDEMILL_TOKEN"}}
+    assert hide({"a": {"token": "1111"}, "b": {"token": "1111"}}) == {
+        "a": {"token": "env:TIDEMILL_TOKEN"},
+        "b": {"token": "env:TIDEMILL_TOKEN"},
+    }
 
 
 def test_references_are_looked_up_and_literals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,20 +99,41 @@ def test_references_are_looked_up_and_literals_stay(tmp_path: Path, monkeypatch:
     Path("key.txt").write_text("from the file\n")
     for name, value in {"TIDEMILL_URL": "https://u:p@h", "MINE": "mine", "T": "tttt"}.items():
         monkeypatch.setenv(name, value)
-    settings = {"url": "env:TIDEMILL_URL", "token": "env:MINE", "key": "file:key.txt", "path": "env:T", "note": "file:x", "pin": ["--token=env:T"]}
-    wanted = {"url": "https://u:p@h", "token": "mine", "key": "from the file", "path": "env:T", "note": "file:x", "pin": ["--token=tttt"]}
+    settings = {
+        "url": "env:TIDEMILL_URL",
+        "token": "env:MINE",
+        "key": "file:key.txt",
+        "path": "env:T",
+        "note": "file:x",
+        "pin": ["--token=env:T"],
+    }
+    wanted = {
+        "url": "https://u:p@h",
+        "token": "mine",
+        "key": "from the file",
+        "path": "env:T",
+        "note": "file:x",
+        "pin": ["--token=tttt"],
+    }
     assert reveal(settings) == wanted and reveal(wanted) == wanted
     assert reveal(SETTINGS["kwargs"]) == SETTINGS["kwargs"]
-    assert hide({"key": "file:key.txt"}) == {"key": f"file:{tmp_path}/key.txt"}  # a resumed run may be started elsewhere
+    # a resumed run may be started elsewhere
+    assert hide({"key": "file:key.txt"}) == {"key": f"file:{tmp_path}/key.txt"}
     assert known({"key": "file:key.txt"}) == {"from the file", "from", "file"}
 
 
 def test_what_is_not_there_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEMILL_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match=r"^api_key is read from the environment variable TIDEMILL_API_KEY, which is not set; .* give it again"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^api_key is read from the environment variable TIDEMILL_API_KEY, which is not set; .* give "
+        r"it again",
+    ):
         check_revealed(hide({"kwargs": {"api_key": "abcdef"}}))
     for place in ("missing", "."):
-        with pytest.raises(ConfigError, match=r"^password is read from .*, which cannot be read: there is no such file"):
+        with pytest.raises(
+            ConfigError, match=r"^password is read from .*, which cannot be read: there is no such file"
+        ):
             check_revealed({"password": f"file:{tmp_path / place}"})
     monkeypatch.delenv("TIDEMILL_TOKEN", raising=False)
     check_revealed({"token": "$TIDEMILL_TOKEN"})
@@ -113,9 +147,15 @@ def test_what_is_not_there_is_asked_for_by_name(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["train", "x.py:E", "--env-arg", "token=abc", "--max-steps", "3"], ["train", "x.py:E", "--env-arg", f"token={HIDDEN}", "--max-steps", "3"]),
+        (
+            ["train", "x.py:E", "--env-arg", "token=abc", "--max-steps", "3"],
+            ["train", "x.py:E", "--env-arg", f"token={HIDDEN}", "--max-steps", "3"],
+        ),
         (["--env-arg=api_key=a=b"], [f"--env-arg=api_key={HIDDEN}"]),
-        (["--set", "workers.actor.environment.kwargs.password=abc"], ["--set", f"workers.actor.environment.kwargs.password={HIDDEN}"]),
+        (
+            ["--set", "workers.actor.environment.kwargs.password=abc"],
+            ["--set", f"workers.actor.environment.kwargs.password={HIDDEN}"],
+        ),
         (["--set", 'a.kwargs={"key": "abc", "n": 1}'], ["--set", f'a.kwargs={{"key": "{HIDDEN}", "n": 1}}']),
         (["--token", "abc", "--port", "3"], ["--token", HIDDEN, "--port", "3"]),
         (["--env-arg", "token=env:X", "--token", "$X"], ["--env-arg", "token=env:X", "--token", "$X"]),
@@ -128,7 +168,10 @@ def test_a_command_is_saved_without_its_secrets(words: list[str], wanted: list[s
 
 
 def test_no_secret_is_a_metric(tmp_path: Path) -> None:
-    assert Listener().numbers({"api_key": 123, "score": 1, "user": {"token": 4}, "has_key": True}) == {"score": 1.0, "has_key": 1.0}
+    assert Listener().numbers({"api_key": 123, "score": 1, "user": {"token": 4}, "has_key": True}) == {
+        "score": 1.0,
+        "has_key": 1.0,
+    }
     writer = MetricsWriter(tmp_path)
     writer.write({"step": 1, "environment/password": 1234.0, "environment/score": 2.0})
     writer.close()
@@ -136,9 +179,10 @@ def test_no_secret_is_a_metric(tmp_path: Path) -> None:
 
 
 def test_texts_are_told_without_secrets() -> None:
-    assert mask("Bearer qwerty and qwert of https://u:wxyz@h", known({"auth": "qwert", "token": "Bearer qwerty", "b": "https://u:wxyz@h"})) == (
-        f"{HIDDEN} and {HIDDEN} of {HIDDEN}"
-    )
+    assert mask(
+        "Bearer qwerty and qwert of https://u:wxyz@h",
+        known({"auth": "qwert", "token": "Bearer qwerty", "b": "https://u:wxyz@h"}),
+    ) == (f"{HIDDEN} and {HIDDEN} of {HIDDEN}")
     with pytest.raises(ConfigError) as caught:
         decode(EnvironmentConfig, {"kind": "Rest", "url": "http://h:1", "token": 12345})
     assert "token" in str(caught.value) and "12345" not in str(caught.value)

@@ -13,14 +13,23 @@ def error(number: int) -> OSError:
 
 
 def test_what_has_run_out_is_named_with_its_cure() -> None:
-    for number, cure in ((errno.EAGAIN, "ulimit -u"), (errno.EMFILE, "ulimit -n"), (errno.EFBIG, "ulimit -f"), (errno.ENOMEM, "make lanes")):
+    for number, cure in (
+        (errno.EAGAIN, "ulimit -u"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EFBIG, "ulimit -f"),
+        (errno.ENOMEM, "make lanes"),
+    ):
         assert why(error(number)).startswith(f"{os.strerror(number)}: no ") and cure in why(error(number))
     assert "no more processes or threads" in why(RuntimeError("can't start new thread"))
 
 
 def test_all_else_is_what_it_says() -> None:
     assert why(error(errno.ENOSPC)) == "No space left on device"
-    assert (why(RuntimeError("odd")), why(ValueError("bad")), why(OSError("plain"))) == ("odd", "bad", "plain")
+    assert (why(RuntimeError("odd")), why(ValueError("bad")), why(OSError("plain"))) == (
+        "odd",
+        "bad",
+        "plain",
+    )
 
 
 LIMITED = """
@@ -37,4 +46,8 @@ except OSError as error:
 
 def test_a_limit_of_files_is_one_of_shared_memory_and_told_in_bytes() -> None:
     said = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True).stdout
-    assert said == "File too large: no file or piece of shared memory may be larger (the limit is 10,000 bytes); raise it: ulimit -f unlimited\n"
+    assert (
+        said
+        == "File too large: no file or piece of shared memory may be larger (the limit is 10,000 bytes); "
+        "raise it: ulimit -f unlimited\n"
+    )

@@ -10,13 +10,16 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file, own_path, travel
 
 
-def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "tides_beside.py").write_text("HEIGHT = 5")
     (tmp_path / "tides_later.py").touch()
     (tmp_path / "colorsys.py").write_text("raise RuntimeError('the one that is installed is meant')")
     (tmp_path / "mine.py").write_text(
-        "import colorsys\nfrom tides_beside import HEIGHT\ndef later():\n    import tides_later\n    return tides_later"
+        "import colorsys\nfrom tides_beside import HEIGHT\ndef later():\n    import tides_later\n    return "
+        "tides_later"
     )
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert load_attribute(f"{tmp_path}/mine.py:HEIGHT", "test") == 5
@@ -26,7 +29,9 @@ def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_
     assert sys.path.count(str(tmp_path)) == 1
 
 
-def test_what_has_travelled_comes_last_and_what_lies_beside_a_file_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_travelled_comes_last_and_what_lies_beside_a_file_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     own, folders = [*sys.path], [tmp_path / name for name in ("first", "second", "beside", "later")]
     for folder in folders:
@@ -45,7 +50,9 @@ def test_what_has_travelled_comes_last_and_what_lies_beside_a_file_before_it(tmp
     assert own_path()[:2] == [str(tmp_path), first]
 
 
-def test_a_thread_that_asks_for_a_file_which_another_is_running_gets_the_whole_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_asks_for_a_file_which_another_is_running_gets_the_whole_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.2)\nclass Late: pass")
     with ThreadPoolExecutor(2) as pool:
@@ -53,10 +60,14 @@ def test_a_thread_that_asks_for_a_file_which_another_is_running_gets_the_whole_o
     assert first is second
 
 
-def test_a_file_that_fails_is_run_anew_when_it_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails_is_run_anew_when_it_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ConfigError, match=r"test: running .*broken.py failed: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        ConfigError, match=r"test: running .*broken.py failed: ZeroDivisionError: division by zero"
+    ):
         load_file(tmp_path / "broken.py", "test")
     (tmp_path / "broken.py").write_text("MENDED = True")
     assert load_attribute(f"{tmp_path}/broken.py:MENDED", "test")

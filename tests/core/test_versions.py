@@ -1,4 +1,5 @@
-"""The parameter database: what is kept, what is collected, what several processes and kills may do to it."""
+"""The parameter database: what is kept, what is collected, what several processes and
+kills may do to it."""
 
 import json
 import os
@@ -43,10 +44,14 @@ def numbers(database: ParameterDatabase, policy: str = "p") -> list[int]:
 
 
 def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder / "parameters").as_posix() for path in (folder / "parameters").rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder / "parameters").as_posix()
+        for path in (folder / "parameters").rglob("*")
+        if path.is_file()
+    }
 
 
-# ---- versions ----------------------------------------------------------------------------------------------------------------------------------
+# ---- versions --------------------------------------------------------------------------
 
 
 def test_what_is_pushed_is_loaded_by_number_and_by_tag(tmp_path: Path) -> None:
@@ -98,7 +103,11 @@ def test_what_was_never_there_is_said_and_nothing_is_made_of_it(tmp_path: Path) 
     filled(tmp_path, 5, 6)
     database.collect("p", 1)
     for which, message in (
-        (5, r"version 5 of policy \"p\" was collected, or never pushed; tag a version to keep it\. The newest that are kept: 6"),
+        (
+            5,
+            r"version 5 of policy \"p\" was collected, or never pushed; tag a version to keep it\. The "
+            r"newest that are kept: 6",
+        ),
         ("7", r"version 7 of policy \"p\" was never pushed\. The newest that are kept: 6"),
         ("lates", r"no tag \"lates\"; did you mean \"latest\""),
     ):
@@ -128,8 +137,15 @@ def test_a_version_means_one_set_of_weights(tmp_path: Path) -> None:
     database.record("p", 1, {"win_rate": 1.0})
     database.push("p", 1, weights(1), {"env_steps": 999})
     assert database.tags("p") == {LATEST: 1}
-    assert database.versions("p")[0].counters == {"env_steps": 10.0} and database.versions("p")[0].means["win_rate"].count == 1
-    for other in (weights(1.5), {"w": weights(1)["w"]}, {**weights(1), "w": weights(1)["w"].astype(np.float64)}):
+    assert (
+        database.versions("p")[0].counters == {"env_steps": 10.0}
+        and database.versions("p")[0].means["win_rate"].count == 1
+    )
+    for other in (
+        weights(1.5),
+        {"w": weights(1)["w"]},
+        {**weights(1), "w": weights(1)["w"].astype(np.float64)},
+    ):
         with pytest.raises(DatabaseError, match='version 1 of policy "p" already means other weights'):
             database.push("p", 1, other)
     np.testing.assert_array_equal(database.load("p", 1)[0]["w"], weights(1)["w"])
@@ -137,14 +153,21 @@ def test_a_version_means_one_set_of_weights(tmp_path: Path) -> None:
 
 def test_facts_are_finite_numbers_under_names_of_their_own(tmp_path: Path) -> None:
     database = ParameterDatabase(tmp_path / "parameters")
-    for counters in ({"x": float("nan")}, {"version": 1.0}, {"age": 1.0}, {"a b": 1.0}, {"and": 1.0}, {"win_rate.n": 1.0}):
+    for counters in (
+        {"x": float("nan")},
+        {"version": 1.0},
+        {"age": 1.0},
+        {"a b": 1.0},
+        {"and": 1.0},
+        {"win_rate.n": 1.0},
+    ):
         with pytest.raises(ConfigError):
             database.push("p", 1, weights(1), counters)
     with pytest.raises(ConfigError, match="version = -1"):
         database.push("p", -1, weights(1))
 
 
-# ---- nothing from a file is trusted ------------------------------------------------------------------------------------------------------------
+# ---- nothing from a file is trusted ----------------------------------------------------
 
 
 @pytest.mark.parametrize("change", ["cut", "bit", "other", "empty"])
@@ -155,7 +178,9 @@ def test_a_damaged_file_is_noticed_and_can_be_pushed_again(tmp_path: Path, chang
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes({"cut": data[:-4], "bit": data, "other": pack(weights(1)), "empty": b""}[change])
-    with pytest.raises(DatabaseError, match=r'1\.safetensors, version 1 of policy "p", is damaged \(its checksum differs\)'):
+    with pytest.raises(
+        DatabaseError, match=r'1\.safetensors, version 1 of policy "p", is damaged \(its checksum differs\)'
+    ):
         database.load("p", "best")
     database.push("p", 1, weights(1))
     assert database.load("p", "best")[1] == 1
@@ -167,7 +192,9 @@ def test_a_file_that_is_gone_is_said_and_its_row_is_removed_by_the_next_writer(t
     (tmp_path / "parameters" / "p" / "1.safetensors").unlink()
     with pytest.raises(DatabaseError, match=r"version 1 .* cannot be read: No such file"):
         database.load("p", 1)
-    assert database.rewind("p", 2) == ['version 1 of policy "p", tagged best, is removed from the parameter database: its file is gone']
+    assert database.rewind("p", 2) == [
+        'version 1 of policy "p", tagged best, is removed from the parameter database: its file is gone'
+    ]
     assert numbers(database) == [2] and database.tags("p") == {LATEST: 2}
 
 
@@ -212,7 +239,9 @@ def test_packed_arrays_and_text_come_back_and_anything_else_is_refused() -> None
             unpack(data)
 
 
-def test_a_push_that_the_disk_does_not_take_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_the_disk_does_not_take_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = filled(tmp_path, 1)
 
     def full(path: Path, data: bytes) -> None:
@@ -227,7 +256,7 @@ def test_a_push_that_the_disk_does_not_take_leaves_what_was_there(tmp_path: Path
     database.push("p", 2, weights(2))
 
 
-# ---- tags and collection -----------------------------------------------------------------------------------------------------------------------
+# ---- tags and collection ---------------------------------------------------------------
 
 
 def test_the_newest_by_number_and_the_tagged_are_kept(tmp_path: Path) -> None:
@@ -278,12 +307,15 @@ def test_a_tag_moves_and_goes(tmp_path: Path) -> None:
     assert database.tags("p") == {LATEST: 2}
 
 
-def test_rewinding_removes_later_versions_so_that_their_numbers_can_mean_other_weights(tmp_path: Path) -> None:
+def test_rewinding_removes_later_versions_so_that_their_numbers_can_mean_other_weights(
+    tmp_path: Path,
+) -> None:
     database = filled(tmp_path, 1, 9, 10, 11)
     database.tag("p", "best", 11)
     database.record("p", 10, {"win_rate": 1.0})
     assert database.rewind("p", 9) == [
-        'version 11 of policy "p", tagged best, latest, is removed from the parameter database: the run goes on from version 9'
+        'version 11 of policy "p", tagged best, latest, is removed from the parameter database: the run goes '
+        "on from version 9"
     ]
     assert numbers(database) == [1, 9] and database.tags("p") == {LATEST: 9}
     assert files(tmp_path) == {"index.sqlite", "p/1.safetensors", "p/9.safetensors"}
@@ -301,7 +333,12 @@ def test_an_exported_file_holds_all_and_says_whose_it_is(tmp_path: Path) -> None
     assert database.export("p", LATEST, file) == 4
     arrays, text = unpack(file.read_bytes())
     np.testing.assert_array_equal(arrays["w"], weights(4)["w"])
-    assert {**text, "counters": json.loads(text["counters"])} == {"policy": "p", "version": "4", "counters": {"env_steps": 40.0}, "label": "c"}
+    assert {**text, "counters": json.loads(text["counters"])} == {
+        "policy": "p",
+        "version": "4",
+        "counters": {"env_steps": 40.0},
+        "label": "c",
+    }
     with pytest.raises(DatabaseError, match="nowhere/out cannot be written: No such file"):
         database.export("p", 4, tmp_path / "nowhere" / "out")
     with pytest.raises(DatabaseError, match="is a folder; name a file in it"):
@@ -309,7 +346,7 @@ def test_an_exported_file_holds_all_and_says_whose_it_is(tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-# ---- metadata and queries ----------------------------------------------------------------------------------------------------------------------
+# ---- metadata and queries --------------------------------------------------------------
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), max_size=6))
@@ -340,7 +377,10 @@ def test_results_are_folded_into_running_means(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("results", [{"a b": 1.0}, {"win_rate": float("inf")}, {"win_rate": [[1.0]]}, {"env_steps": 1.0}, {"version": 1.0}])
+@pytest.mark.parametrize(
+    "results",
+    [{"a b": 1.0}, {"win_rate": float("inf")}, {"win_rate": [[1.0]]}, {"env_steps": 1.0}, {"version": 1.0}],
+)
 def test_results_that_are_none_are_refused_and_none_is_recorded(tmp_path: Path, results: Any) -> None:
     database = filled(tmp_path, 1)
     with pytest.raises(ConfigError):
@@ -352,7 +392,9 @@ def test_a_result_of_a_collected_version_is_refused(tmp_path: Path) -> None:
     database = filled(tmp_path, 1, 2)
     database.record("p", 1, {"win_rate": 1.0})
     database.collect("p", 1)
-    with pytest.raises(VersionGone, match=r'version 1 of policy "p" was collected.*The newest that are kept: 2'):
+    with pytest.raises(
+        VersionGone, match=r'version 1 of policy "p" was collected.*The newest that are kept: 2'
+    ):
         database.record("p", 1, {"win_rate": 1.0})
 
 
@@ -360,27 +402,40 @@ def test_the_best_ten_by_win_rate(tmp_path: Path) -> None:
     database = filled(tmp_path, *range(22))
     for version in range(20):
         database.record("p", version, {"win_rate": [((version * 7) % 20) / 20] * (version + 1)})
-    best = [(v.version, v.means["win_rate"].mean) for v in database.query("p", Query(order="-win_rate", limit=10))]
+    best = [
+        (v.version, v.means["win_rate"].mean) for v in database.query("p", Query(order="-win_rate", limit=10))
+    ]
     assert [mean for _, mean in best] == pytest.approx([0.05 * i for i in range(19, 9, -1)])
-    some = database.query("p", Query.parse("win_rate > 0.62 and win_rate < 0.78 and win_rate.n >= 5 order by version"))
+    some = database.query(
+        "p", Query.parse("win_rate > 0.62 and win_rate < 0.78 and win_rate.n >= 5 order by version")
+    )
     assert [v.version for v in some] == [5, 19]  # 0.75 and 0.65
-    assert [v.version for v in database.query("p", Query.parse("env_steps >= 190 and age < 1000"))] == [21, 20, 19]
+    assert [v.version for v in database.query("p", Query.parse("env_steps >= 190 and age < 1000"))] == [
+        21,
+        20,
+        19,
+    ]
 
 
 def test_a_misspelt_field_is_refused_and_a_declared_one_waits(tmp_path: Path) -> None:
     database = filled(tmp_path, 1)
-    with pytest.raises(ConfigError, match='asks for "env_step", which no version has; did you mean "env_steps"'):
+    with pytest.raises(
+        ConfigError, match='asks for "env_step", which no version has; did you mean "env_steps"'
+    ):
         database.query("p", Query.parse("env_step > 3"))
     with pytest.raises(ConfigError, match='asks for "win_rate"'):
         database.query("p", Query.parse("win_rate > 0.5"))
-    assert database.query("p", Query.parse("win_rate > 0.5 order by -win_rate.n"), declared=("win_rate",)) == []
+    assert (
+        database.query("p", Query.parse("win_rate > 0.5 order by -win_rate.n"), declared=("win_rate",)) == []
+    )
 
 
-# ---- several processes, and kills --------------------------------------------------------------------------------------------------------------
+# ---- several processes, and kills ------------------------------------------------------
 
 
 def test_threads_and_processes_share_it(tmp_path: Path) -> None:
-    """Writers of two policies, one of results, and readers, none of whom loses anything."""
+    """Writers of two policies, one of results, and readers, none of whom loses
+    anything."""
     database = filled(tmp_path, 0, policy="a")
     filled(tmp_path, 0, policy="b")
     errors: list[BaseException] = []
@@ -422,24 +477,40 @@ for _ in range(20):
     assert database.versions("b")[0].means["win_rate"] == Mean(20, 1.0, 0.0)
 
 
-def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = filled(tmp_path, 1)
     monkeypatch.setattr(versions, "BUSY", 0.05)
     index = sqlite3.connect(tmp_path / "parameters" / "index.sqlite", isolation_level=None)
     index.execute("BEGIN EXCLUSIVE")
-    for call in (lambda: database.load("p", 1), lambda: database.tag("p", "best", 1), lambda: database.push("p", 2, weights(2))):
-        with pytest.raises(DeadlineError, match=rf"index\.sqlite was not free within 0\.05 s: process {os.getpid()} holds its lock"):
+    for call in (
+        lambda: database.load("p", 1),
+        lambda: database.tag("p", "best", 1),
+        lambda: database.push("p", 2, weights(2)),
+    ):
+        with pytest.raises(
+            DeadlineError,
+            match=rf"index\.sqlite was not free within 0\.05 s: process {os.getpid()} holds its lock",
+        ):
             call()
     index.execute("COMMIT")
     index.close()
-    with database._writing("p"), pytest.raises(DeadlineError, match=rf"parameters/p was not free .*process {os.getpid()} holds its lock"):
+    with (
+        database._writing("p"),
+        pytest.raises(
+            DeadlineError, match=rf"parameters/p was not free .*process {os.getpid()} holds its lock"
+        ),
+    ):
         database.collect("p", 1)
     database.push("p", 2, weights(2))
     assert files(tmp_path) == {"index.sqlite", "p/1.safetensors", "p/2.safetensors"}
 
 
 @pytest.mark.parametrize("which", [LATEST, 1])
-def test_what_is_collected_while_it_is_read_is_looked_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int | str) -> None:
+def test_what_is_collected_while_it_is_read_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int | str
+) -> None:
     database, moved = filled(tmp_path, 1), [False]
 
     def meanwhile(path: Path) -> bytes:
@@ -459,18 +530,28 @@ def test_what_is_collected_while_it_is_read_is_looked_up_again(tmp_path: Path, m
 
 @pytest.mark.parametrize("how", ["everywhere", "anywhere"])
 def test_a_writer_that_is_killed_leaves_whole_versions_and_nothing_else(tmp_path: Path, how: str) -> None:
-    result = subprocess.run([sys.executable, KILLS, how, tmp_path / "parameters"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, KILLS, how, tmp_path / "parameters"], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
-    kills, newest = (int(word) for word in result.stdout.replace(",", "").split() if word.lstrip("-").isdigit())
+    kills, newest = (
+        int(word) for word in result.stdout.replace(",", "").split() if word.lstrip("-").isdigit()
+    )
     assert kills >= 50 and newest >= 2, result.stdout
 
 
-def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An environment may fork at any time; its child inherits all descriptors."""
     monkeypatch.setattr(versions, "BUSY", 0.05)
     database = filled(tmp_path, 1)
     with database._writing("p") as folder:
-        (lock,) = (name for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(folder.resolve()))
+        (lock,) = (
+            name
+            for name in os.listdir("/proc/self/fd")
+            if os.path.realpath(f"/proc/self/fd/{name}") == str(folder.resolve())
+        )
         inherited = os.dup(int(lock))  # the same open file, as a fork's
     database.collect("p", 1)
     os.close(inherited)

@@ -1,4 +1,5 @@
-"""The page of architectures: each experiment on it trains, in one thread and in processes."""
+"""The page of architectures: each experiment on it trains, in one thread and in
+processes."""
 
 import json
 import re
@@ -34,7 +35,9 @@ def test_it_trains(name: str, launch: str, tmp_path: Path) -> None:
     summary = train(experiment, launch=launch, run_dir=tmp_path / "run", quiet=True, layout="given").summary
     assert summary["status"] == "completed" and summary["updates"] >= 2
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines and all(isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    assert lines and all(
+        isfinite(value) for line in lines for value in line.values() if isinstance(value, float)
+    )
 
 
 def test_more_policy_workers_than_askers_are_refused() -> None:

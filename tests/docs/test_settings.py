@@ -1,4 +1,5 @@
-"""The page of settings: each public configuration's settings stand there with their defaults, or on a page of its own, and so do metrics."""
+"""The page of settings: each public configuration's settings stand there with their
+defaults, or on a page of its own, and so do metrics."""
 
 import dataclasses
 import re
@@ -29,23 +30,31 @@ ELSEWHERE = {
     "SimulatorEnvironment": "simulators.md",
     "Slots": "async.md",
 }
-"""Where configurations have no section of their own on the page of settings: all their settings are named there."""
+"""Where configurations have no section of their own on the page of settings: all their
+settings are named there."""
 FOR_TESTS = {"Free", "Scripted"}
 CONFIGS: dict[str, type[Any]] = {
     name: found
     for name in tidemill.__all__
-    if isinstance(found := getattr(tidemill, name), type) and issubclass(found, Config) and dataclasses.fields(found) and name not in FOR_TESTS
+    if isinstance(found := getattr(tidemill, name), type)
+    and issubclass(found, Config)
+    and dataclasses.fields(found)
+    and name not in FOR_TESTS
 } | {"Limits": Limits, "Stage": Stage}
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Of each configuration with a section: its settings there, and their defaults as written. A class's section goes over those that it shares."""
+    """Of each configuration with a section: its settings there, and their defaults as
+    written. A class's section goes over those that it shares."""
     found: dict[str, dict[str, str]] = {}
     for section in (DOCS / "experiments.md").read_text().split("\n### ")[1:]:
         table = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? *\|", section.split("\n## ")[0], re.MULTILINE)
         for name in re.findall(r"`(\w+)`", section.partition("\n")[0]):
             found.setdefault(name, {}).update(table)
-    return {name: {**found["ActorCritic"], **table} if name == "RecurrentActorCritic" else table for name, table in found.items()}
+    return {
+        name: {**found["ActorCritic"], **table} if name == "RecurrentActorCritic" else table
+        for name, table in found.items()
+    }
 
 
 def default(field: "dataclasses.Field[Any]") -> str:
@@ -69,7 +78,10 @@ def test_each_setting_has_its_default_on_the_page(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_each_setting_is_named_on_the_page_of_its_own(name: str) -> None:
     text = (DOCS / ELSEWHERE[name]).read_text()
-    assert name in text and [f.name for f in dataclasses.fields(CONFIGS[name]) if not re.search(rf"\b{f.name}\b", text)] == []
+    assert (
+        name in text
+        and [f.name for f in dataclasses.fields(CONFIGS[name]) if not re.search(rf"\b{f.name}\b", text)] == []
+    )
 
 
 @pytest.mark.parametrize("name", ["PPO", "Impala", "DQN", "SAC"])

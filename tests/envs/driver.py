@@ -1,4 +1,5 @@
-"""Drives an environment of one group as a target would, and keeps copies of what it told."""
+"""Drives an environment of one group as a target would, and keeps copies of what it
+told."""
 
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ from tidemill.envs.check import sample_actions
 
 @dataclass
 class Told:
-    """One tick: what the tick held, and the reset mask and actions that were sent for it."""
+    """One tick: what the tick held, and the reset mask and actions that were sent for
+    it."""
 
     tick: Tick
     reset: np.ndarray
@@ -19,7 +21,12 @@ class Told:
 
 
 def copy_of(tick: Tick) -> Tick:
-    return Tick(**{k: {n: a.copy() for n, a in v.items()} if isinstance(v, dict) else v.copy() for k, v in vars(tick).items()})
+    return Tick(
+        **{
+            k: {n: a.copy() for n, a in v.items()} if isinstance(v, dict) else v.copy()
+            for k, v in vars(tick).items()
+        }
+    )
 
 
 class Driver:
@@ -41,7 +48,10 @@ class Driver:
         if reset is None:
             reset = np.logical_and.reduce([over.all(axis=1) for over in self.over])
         if actions is None:
-            actions = [sample_actions(s.action, self.rng, lanes * len(g)) for s, g in zip(self.spaces, self.groups, strict=True)]
+            actions = [
+                sample_actions(s.action, self.rng, lanes * len(g))
+                for s, g in zip(self.spaces, self.groups, strict=True)
+            ]
         for tick in self.ticks:
             poison(tick.observation)
             poison(tick.final)

@@ -1,4 +1,5 @@
-"""Small environments with identifiable answers, for the tests of the adapters (and found there by name, as a user's would be)."""
+"""Small environments with identifiable answers, for the tests of the adapters (and found
+there by name, as a user's would be)."""
 
 import random
 import sys
@@ -12,7 +13,8 @@ from gymnasium import spaces
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Observation [seed, step]; ends after `length` steps. `fault` names what goes wrong in step 2."""
+    """Observation [seed, step]; ends after `length` steps. `fault` names what goes wrong
+    in step 2."""
 
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(3, start=5)
@@ -55,21 +57,32 @@ class Counter(gymnasium.Env[Any, Any]):
 
 
 class Nested(Counter):
-    """Dict observation and Tuple action, with a Discrete part that does not start at 0."""
+    """Dict observation and Tuple action, with a Discrete part that does not start at
+    0."""
 
     observation_space = spaces.Dict(
-        {"step": spaces.Discrete(100, start=10), "place": spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.MultiBinary(3)])}
+        {
+            "step": spaces.Discrete(100, start=10),
+            "place": spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.MultiBinary(3)]),
+        }
     )  # type: ignore[assignment]
     action_space = spaces.Tuple(
-        [spaces.Box(-1, 1, (2,), np.float32), spaces.Dict({"a": spaces.Discrete(2, start=3), "b": spaces.MultiDiscrete([2, 3])})]
+        [
+            spaces.Box(-1, 1, (2,), np.float32),
+            spaces.Dict({"a": spaces.Discrete(2, start=3), "b": spaces.MultiDiscrete([2, 3])}),
+        ]
     )
 
     def _see(self) -> Any:
-        return {"step": 10 + self.steps, "place": (np.full((2, 2), self.steps, np.uint8), np.array([1, 0, 1], np.int8))}
+        return {
+            "step": 10 + self.steps,
+            "place": (np.full((2, 2), self.steps, np.uint8), np.array([1, 0, 1], np.int8)),
+        }
 
 
 class Delayed(Counter):
-    """Takes a time that nobody can foresee, of `most` seconds at most; knows in which threads it was stepped, and whether it was closed."""
+    """Takes a time that nobody can foresee, of `most` seconds at most; knows in which
+    threads it was stepped, and whether it was closed."""
 
     def __init__(self, length: int = 4, fault: str = "", most: float = 0.002) -> None:
         super().__init__(length, fault)
@@ -131,11 +144,19 @@ class Double(Counter):
         return super()._see().astype(np.float64)
 
 
-def vector(num_envs: int, mode: str | None = "NextStep", kind: str = "Counter", publish: bool = True, lengths: tuple[int, ...] = (2, 3, 4)) -> Any:
-    """A vector environment in the given autoreset mode; lane i plays games of ``lengths[i % len]`` steps."""
+def vector(
+    num_envs: int,
+    mode: str | None = "NextStep",
+    kind: str = "Counter",
+    publish: bool = True,
+    lengths: tuple[int, ...] = (2, 3, 4),
+) -> Any:
+    """A vector environment in the given autoreset mode; lane i plays games of
+    ``lengths[i % len]`` steps."""
     classes = {"Counter": Counter, "Nested": Nested}
     env = gymnasium.vector.SyncVectorEnv(
-        [lambda i=i: classes[kind](lengths[i % len(lengths)]) for i in range(num_envs)], autoreset_mode=mode or "NextStep"
+        [lambda i=i: classes[kind](lengths[i % len(lengths)]) for i in range(num_envs)],
+        autoreset_mode=mode or "NextStep",
     )  # type: ignore[misc]
     if not publish:
         del env.metadata["autoreset_mode"]

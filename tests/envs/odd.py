@@ -1,4 +1,5 @@
-"""Environments that answer one wrong value in one lane, of every kind there is, and such as share memory; found by name, as a user's would be."""
+"""Environments that answer one wrong value in one lane, of every kind there is, and such
+as share memory; found by name, as a user's would be."""
 
 from types import MappingProxyType
 from typing import Any
@@ -9,13 +10,16 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 FLAT = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-PARTS = spaces.Dict({"a": spaces.Box(0, 1, (2,), np.float32), "b": spaces.Tuple([spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(5, start=1)])})
-BYTES, SMALL, BITS, DIGITS = (
-    spaces.Box(0, 255, (3,), np.uint8),
-    spaces.Box(-128, 127, (3,), np.int8),
-    spaces.MultiBinary(3),
-    spaces.MultiDiscrete([2, 3]),
+PARTS = spaces.Dict(
+    {
+        "a": spaces.Box(0, 1, (2,), np.float32),
+        "b": spaces.Tuple([spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(5, start=1)]),
+    }
 )
+BYTES = spaces.Box(0, 255, (3,), np.uint8)
+SMALL = spaces.Box(-128, 127, (3,), np.int8)
+BITS = spaces.MultiBinary(3)
+DIGITS = spaces.MultiDiscrete([2, 3])
 WIDE = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
 
@@ -45,9 +49,21 @@ OBSERVATIONS: dict[str, tuple[spaces.Space[Any], Any, str]] = {
     "half a choice": (spaces.Discrete(4), 1.5, r"obs of agent \w+ has dtype float64"),
     "digit": (DIGITS, np.array([1, 3]), r"obs of agent \w+\[1\] is 3 "),
     "bit": (BITS, np.array([0, 2, 1], np.int8), r"obs of agent \w+\[1\] is 2 "),
-    "uint16": (BYTES, np.array([0, 256, 1], np.uint16), r"obs of agent \w+\[1\] is 256 \(uint16\); it is stored as uint8, which holds 0 … 255"),
-    "int64": (SMALL, np.array([0, 1, -129]), r"obs of agent \w+\[2\] is -129 \(int64\); it is stored as int8"),
-    "float64": (WIDE, np.array([0, 1e39]), r"obs of agent \w+\[1\] is 1e\+39 \(float64\); it is stored as float32"),
+    "uint16": (
+        BYTES,
+        np.array([0, 256, 1], np.uint16),
+        r"obs of agent \w+\[1\] is 256 \(uint16\); it is stored as uint8, which holds 0 … 255",
+    ),
+    "int64": (
+        SMALL,
+        np.array([0, 1, -129]),
+        r"obs of agent \w+\[2\] is -129 \(int64\); it is stored as int8",
+    ),
+    "float64": (
+        WIDE,
+        np.array([0, 1e39]),
+        r"obs of agent \w+\[1\] is 1e\+39 \(float64\); it is stored as float32",
+    ),
     "complex": (FLAT, np.zeros(4, np.complex128), r"obs of agent \w+ has dtype complex128"),
     "ragged": (FLAT, [[0.0], [0.0, 0.0], [0.0], [0.0]], r"obs of agent \w+ is no array: .*inhomogeneous"),
     "nothing": (FLAT, None, r"obs of agent \w+ has (shape \(\)|dtype object)"),
@@ -55,7 +71,10 @@ OBSERVATIONS: dict[str, tuple[spaces.Space[Any], Any, str]] = {
 REWARDS: dict[str, tuple[Any, str]] = {
     "text": ("1.5", r"reward of agent \w+ is '1.5'; it must be one number"),
     "none": (None, r"reward of agent \w+ is None; it must be one number"),
-    "array": (np.zeros(1), r"reward of agent \w+ is array\(\[0\.\]\)|each be an array of 2 lanes; reward has the shape"),
+    "array": (
+        np.zeros(1),
+        r"reward of agent \w+ is array\(\[0\.\]\)|each be an array of 2 lanes; reward has the shape",
+    ),
     "complex": (1j, r"reward of agent \w+ is .*1j.*; it must be one number"),
     "large": (1e39, r"reward of agent \w+ is 1e\+39; rewards are stored as float32"),
     "larger": (10**400, r"reward of agent \w+ is 1000+…; rewards are stored as float32"),
@@ -66,7 +85,11 @@ ENDS: dict[str, tuple[Any, str]] = {
     "text": ("False", r"terminated of agent \w+ is 'False'; it must be one bool"),
     "number": (0.5, r"terminated of agent \w+ is 0.5; it must be one bool"),
     "two": (2, r"terminated of agent \w+ is 2; it must be one bool"),
-    "array": (np.zeros(1, bool), r"terminated of agent \w+ is array\(\[False\]\)|each be an array of 2 lanes; terminated has the shape"),
+    "array": (
+        np.zeros(1, bool),
+        r"terminated of agent \w+ is array\(\[False\]\)|each be an array of 2 lanes; terminated has the "
+        r"shape",
+    ),
 }
 
 Answer = tuple[Any, Any, Any]  # observation, reward, terminated
@@ -164,7 +187,10 @@ class Turns(AECEnv):  # type: ignore[misc]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self.agents, self.agent_selection = ["x"], "x"
-        self.terminations, self.truncations, self.infos, self.rewards = {"x": False}, {"x": False}, {"x": {}}, {"x": 0.0}
+        self.terminations = {"x": False}
+        self.truncations = {"x": False}
+        self.infos = {"x": {}}
+        self.rewards = {"x": 0.0}
         self.seen, _ = self.env.reset()
 
     def observe(self, agent: str) -> Any:
@@ -175,11 +201,13 @@ class Turns(AECEnv):  # type: ignore[misc]
 
 
 class Vector:
-    """Environments as a vector whose reward and terminated are arrays of whatever the lanes answer."""
+    """Environments as a vector whose reward and terminated are arrays of whatever the
+    lanes answer."""
 
     def __init__(self, envs: list[Any]) -> None:
         self.envs, self.num_envs = envs, len(envs)
-        self.single_observation_space, self.single_action_space = envs[0].observation_space, envs[0].action_space
+        self.single_observation_space = envs[0].observation_space
+        self.single_action_space = envs[0].action_space
         self.metadata = {"autoreset_mode": "NextStep"}
 
     def reset(self, *, seed: int | None = None) -> Any:
@@ -204,9 +232,10 @@ class Vector:
 
 
 class Sharing(gymnasium.Env[Any, Any]):
-    """Every copy writes [its number, steps] into one array of the class. `view`: what it returns is a new view of it each time. `parts`: it lies in
-    a dict of the class, of which only the parts are new; `mapping`: in a new mapping that is no dict. `buffer`: what is returned is a new array over
-    one bytearray. `still`: it writes nothing."""
+    """Every copy writes [its number, steps] into one array of the class. `view`: what it
+    returns is a new view of it each time. `parts`: it lies in a dict of the class, of
+    which only the parts are new; `mapping`: in a new mapping that is no dict. `buffer`:
+    what is returned is a new array over one bytearray. `still`: it writes nothing."""
 
     observation_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)

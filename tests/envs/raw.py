@@ -1,4 +1,5 @@
-"""What the rows of an environment of PettingZoo's must be: plain loops over its own interface, agent by agent, and games by the script."""
+"""What the rows of an environment of PettingZoo's must be: plain loops over its own
+interface, agent by agent, and games by the script."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ class Stuck(Exception):
 
 
 class Book:
-    """The rows of one seat, as a loop that knows nothing of lanes and ticks writes them down."""
+    """The rows of one seat, as a loop that knows nothing of lanes and ticks writes them
+    down."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -30,20 +32,35 @@ class Book:
             self.rows[-1]["reward"] += float(reward)
 
     def end(self, observation: Any, done: bool) -> None:
-        """The open episode is over; without a final observation, the last one stands for it."""
+        """The open episode is over; without a final observation, the last one stands for
+        it."""
         if self.open:
-            self._row(self.rows[-1]["obs"] if observation is None else observation, done=done, truncated=not done)
+            self._row(
+                self.rows[-1]["obs"] if observation is None else observation, done=done, truncated=not done
+            )
             self.open = False
 
     def _row(self, observation: Any, **more: Any) -> None:
-        self.rows.append({"obs": observation, "action": None, "reward": 0.0, "on_reset": False, "done": False, "truncated": False} | more)
+        self.rows.append(
+            {
+                "obs": observation,
+                "action": None,
+                "reward": 0.0,
+                "on_reset": False,
+                "done": False,
+                "truncated": False,
+            }
+            | more
+        )
 
 
 def raw_parallel(env: Any, seed: int, choose: Choose, games: int, limit: int = 0) -> dict[str, Book]:
     books = {agent: Book() for agent in env.possible_agents}
     for game in range(games):
         seen, _ = env.reset(seed=seed if game == 0 else None)
-        actions = {agent: books[agent].act(choose, agent, seen[agent]) for agent in env.agents if agent in seen}
+        actions = {
+            agent: books[agent].act(choose, agent, seen[agent]) for agent in env.agents if agent in seen
+        }
         steps = 0
         while actions or any(book.open for book in books.values()):
             seen, paid, ended, cut, _ = env.step(actions)

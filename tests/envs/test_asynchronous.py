@@ -1,4 +1,5 @@
-"""Environments of one's own with `async def`: on one event loop, the rows of serial ones."""
+"""Environments of one's own with `async def`: on one event loop, the rows of serial
+ones."""
 
 import asyncio
 import threading
@@ -79,11 +80,16 @@ def the_loop_is_gone():
 
 def test_rows_are_those_of_serial_lanes_and_all_wait_in_the_thread_that_plays_them():
     envs = [Slow(0.002) for _ in range(7)]
-    drivers = [Driver(AsyncLanes(envs, "Slow", 4)), Driver(LaneLoop([gymnasium.make(CARTPOLE) for _ in range(7)], CARTPOLE, 4))]
+    drivers = [
+        Driver(AsyncLanes(envs, "Slow", 4)),
+        Driver(LaneLoop([gymnasium.make(CARTPOLE) for _ in range(7)], CARTPOLE, 4)),
+    ]
     for _ in range(60):
         (left,), (right,) = (driver.tick() for driver in drivers)
         assert np.array_equal(left.tick.observation["obs"], right.tick.observation["obs"])
-        assert np.array_equal(left.tick.reward, right.tick.reward) and np.array_equal(left.tick.done, right.tick.done)
+        assert np.array_equal(left.tick.reward, right.tick.reward) and np.array_equal(
+            left.tick.done, right.tick.done
+        )
     assert set.union(*(env.threads for env in envs)) == {threading.get_ident()}
     for driver in drivers:
         driver.environment.close()
@@ -194,8 +200,12 @@ def test_it_is_named_by_what_makes_it():
 
 
 def test_answers_that_came_meanwhile_ring_together():
-    """Many targets, as the slots of an actor are: whoever plays them finds all that has come."""
-    targets, bell, rung, begun = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)], LocalBell(), [], np.ones(1, np.bool_)
+    """Many targets, as the slots of an actor are: whoever plays them finds all that has
+    come."""
+    targets = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)]
+    bell = LocalBell()
+    rung = []
+    begun = np.ones(1, np.bool_)
     for number, target in enumerate(targets):
         target.on_ready(lambda number=number: rung.append(number))
         target.send([{"action": np.zeros(1, np.int64)}], begun)
@@ -226,7 +236,8 @@ def test_a_lane_that_wants_to_exit_or_meets_a_second_ctrl_c_is_its_player_s_to_t
 
 
 def test_another_thread_closes_what_is_played_here():
-    """As a slot does with an environment that failed, while its actor goes on with the others."""
+    """As a slot does with an environment that failed, while its actor goes on with the
+    others."""
     env, bell = Slow(fault="hang"), LocalBell()
     driver = Driver(AsyncLanes([env], "slow", 0))
     driver.tick(), driver.tick(), driver.tick()

@@ -81,13 +81,16 @@ def test_bad_settings(settings, says):
         Atari(**settings).build(1, 0)
 
 
-@pytest.mark.parametrize("name", ["ALE/MsPacman-v5", "ms_pacman", "MsPacman", "ALE/UpNDown-v5", "ALE/TicTacToe3D-v5"])
+@pytest.mark.parametrize(
+    "name", ["ALE/MsPacman-v5", "ms_pacman", "MsPacman", "ALE/UpNDown-v5", "ALE/TicTacToe3D-v5"]
+)
 def test_games_go_by_both_kinds_of_name(name):
     Atari(id=name).build(1, 0).close()
 
 
 def heard(environment, ticks):
-    """Play at random; return the rewards' sum and what was said of each lane's episodes, in order."""
+    """Play at random; return the rewards' sum and what was said of each lane's episodes,
+    in order."""
     sums, found, driver = np.zeros(2), [], Driver(environment)
     for _ in range(ticks):
         (told,) = driver.tick()
@@ -106,16 +109,22 @@ def test_a_games_score_is_said_at_its_end_whatever_its_rewards_are():
     for (lane, paid, said), (other, score, also) in zip(clipped, own, strict=True):
         assert lane == other and said["score"] == also["score"] == score
         assert score >= 10 * paid > 0 and said["lives"] == 3
-    assert game.rewarded == "rewards clipped to -1, 0 and 1; the game's score is info/score" and not game.scored().rewarded
+    assert (
+        game.rewarded == "rewards clipped to -1, 0 and 1; the game's score is info/score"
+        and not game.scored().rewarded
+    )
 
 
 def test_of_an_episode_that_a_lost_life_ends_no_score_is_said():
-    found = heard(Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252)
+    found = heard(
+        Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252
+    )
     lost = [said for _, _, said in found if said["lives"] == 2]
     assert lost and all("score" not in said for said in lost)
     lives = Atari(id="ms_pacman", episodic_life=True)
     assert (
-        lives.rewarded == "rewards clipped to -1, 0 and 1 and of one life" and lives.replace(reward_clipping=False).rewarded == "rewards of one life"
+        lives.rewarded == "rewards clipped to -1, 0 and 1 and of one life"
+        and lives.replace(reward_clipping=False).rewarded == "rewards of one life"
     )
 
 

@@ -38,8 +38,14 @@ def levels(config):
 )
 def test_sound_environments_pass(config):
     found = levels(config)
-    assert {name: level for name, level in found.items() if level == "fail" or (level == "warn" and name != "speed")} == {}
-    assert {"build", "spaces", "play", "bounds", "reset and step", "episodes", "determinism", "speed"} <= set(found)
+    assert {
+        name: level
+        for name, level in found.items()
+        if level == "fail" or (level == "warn" and name != "speed")
+    } == {}
+    assert {"build", "spaces", "play", "bounds", "reset and step", "episodes", "determinism", "speed"} <= set(
+        found
+    )
 
 
 @pytest.mark.parametrize("fault", ["raise", "shape", "nan", "reward", "old", "reset"])
@@ -52,7 +58,10 @@ def test_faulty_ones_fail_with_the_fault(fault):
 def test_a_reset_of_the_old_kind_is_told_what_it_must_be():
     findings = check_environment(Gymnasium(make=f"{GAMES}:Counter", kwargs={"fault": "reset"}), seconds=0.2)
     found = next(finding for finding in findings if finding.name == "raw observation")
-    assert found.level == "fail" and "reset(self, *, seed=None, options=None), and return (observation, info)" in found.cure
+    assert (
+        found.level == "fail"
+        and "reset(self, *, seed=None, options=None), and return (observation, info)" in found.cure
+    )
 
 
 def test_an_unknown_environment_is_one_finding():
@@ -69,7 +78,9 @@ def test_numbers_drawn_elsewhere_are_noticed():
     assert levels(Gymnasium(make=f"{GAMES}:Unseeded"))["determinism"] == "warn"
 
 
-@pytest.mark.parametrize("config", [Asynchronous(make=f"{__file__}:Prompt"), Gymnasium(make=f"{GAMES}:Counter", threads=2)])
+@pytest.mark.parametrize(
+    "config", [Asynchronous(make=f"{__file__}:Prompt"), Gymnasium(make=f"{GAMES}:Counter", threads=2)]
+)
 def test_speed_is_what_the_environment_takes_and_not_how_often_somebody_looks(config, monkeypatch):
     def sleep(_):
         raise AssertionError("who sleeps is not woken by the answer")

@@ -1,4 +1,5 @@
-"""Lanes that step in threads: the same rows, faults and ends as lanes that step one after the other."""
+"""Lanes that step in threads: the same rows, faults and ends as lanes that step one after
+the other."""
 
 import threading
 import time
@@ -63,7 +64,10 @@ def test_rows_are_those_of_serial_lanes_whatever_the_delays(lengths, threads, se
     same_rows(serial, threaded, 15, force)
 
 
-@pytest.mark.parametrize(("env_id", "limit"), [("CartPole-v1", 20), ("CartPole-v1", None), ("Pendulum-v1", 30), ("FrozenLake-v1", 7)])
+@pytest.mark.parametrize(
+    ("env_id", "limit"),
+    [("CartPole-v1", 20), ("CartPole-v1", None), ("Pendulum-v1", 30), ("FrozenLake-v1", 7)],
+)
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_gymnasiums_own_environments_give_the_same_rows(env_id, limit, threads):
     config = Gymnasium(id=env_id, max_episode_steps=limit)
@@ -71,7 +75,12 @@ def test_gymnasiums_own_environments_give_the_same_rows(env_id, limit, threads):
 
 
 def test_nested_spaces_give_the_same_rows():
-    same_rows(LaneLoop([Nested() for _ in range(4)], "Nested", 1), LaneLoop([Nested() for _ in range(4)], "Nested", 1, 4), 20, {3})
+    same_rows(
+        LaneLoop([Nested() for _ in range(4)], "Nested", 1),
+        LaneLoop([Nested() for _ in range(4)], "Nested", 1, 4),
+        20,
+        {3},
+    )
 
 
 def test_a_finished_lane_idles_until_its_reset():
@@ -119,11 +128,15 @@ def three_ticks(driver):
         driver.tick()
 
 
-@pytest.mark.parametrize("fault", ["raise", "shape", "dtype", "nan", "reward", "reward shape", "old", "reset"])
+@pytest.mark.parametrize(
+    "fault", ["raise", "shape", "dtype", "nan", "reward", "reward shape", "old", "reset"]
+)
 def test_faults_say_what_they_say_of_serial_lanes(fault):
     said = []
     for threads in (0, 2):
-        loop = LaneLoop([Counter(length=9), Counter(length=9, fault=fault), Counter(length=9)], "Counter", 100, threads)
+        loop = LaneLoop(
+            [Counter(length=9), Counter(length=9, fault=fault), Counter(length=9)], "Counter", 100, threads
+        )
         with pytest.raises(EnvironmentFault) as raised:
             three_ticks(Driver(loop))
         loop.close()
@@ -144,7 +157,9 @@ def test_a_lane_in_which_something_was_cancelled_is_named(threads):
     environment = LaneLoop([Cancelling()], "arm", 0, threads)
     driver = Driver(environment)
     driver.tick()
-    with pytest.raises(EnvironmentFault, match=r"lane 0 raised CancelledError while stepping .*the call of the arm"):
+    with pytest.raises(
+        EnvironmentFault, match=r"lane 0 raised CancelledError while stepping .*the call of the arm"
+    ):
         driver.tick()
     environment.close()
 
@@ -185,7 +200,8 @@ def test_a_lane_that_hangs_is_never_ready_and_holds_up_no_close(monkeypatch):
     assert time.monotonic() - began < 30
     assert [bool(env.closed) for env in envs] == [True, False, True] and not loop.wait_closed(0)
     envs[1].freed.set()
-    assert loop.wait_closed(10) and envs[1].closed == next(iter(envs[1].threads))  # its own thread has closed it
+    # its own thread has closed it
+    assert loop.wait_closed(10) and envs[1].closed == next(iter(envs[1].threads))
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2])
@@ -205,7 +221,10 @@ def test_the_number_of_threads_is_a_setting():
     with pytest.raises(ConfigError, match="threads = -1"):
         Gymnasium(id="CartPole-v1", threads=-1)
     experiment = experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"))
-    assert set_path(experiment, "workers.actor.environment.threads", "64").workers["actor"].environment.threads == 64
+    assert (
+        set_path(experiment, "workers.actor.environment.threads", "64").workers["actor"].environment.threads
+        == 64
+    )
 
 
 def test_more_threads_than_the_machine_lets_start_are_named_with_the_cure(monkeypatch):

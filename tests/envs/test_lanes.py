@@ -114,10 +114,17 @@ def test_rows_may_lie_apart_in_memory():
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("raise", r"Counter: lane 1 raised ZeroDivisionError while stepping with action \d: the pole is gone"),
+        (
+            "raise",
+            r"Counter: lane 1 raised ZeroDivisionError while stepping with action \d: the pole is gone",
+        ),
         ("shape", r"lane 1: obs of agent agent has shape \(3,\); the observation space says \(2,\)"),
         ("dtype", r"lane 1: obs of agent agent has dtype <U1"),
-        ("nan", r"obs of agent agent in lane 1 is not finite: \[100. *nan\]|obs of agent agent in lane 1 is not finite: \[101. *nan\]"),
+        (
+            "nan",
+            r"obs of agent agent in lane 1 is not finite: \[100. *nan\]|obs of agent agent in lane 1 is not "
+            r"finite: \[101. *nan\]",
+        ),
         ("reward", r"reward of agent agent in lane 1 is not finite: inf"),
         ("reward shape", r"lane 1: reward of agent agent is array"),
         ("old", r"lane 1: step returned .* instead of \(observation, reward, terminated, truncated, info\)"),
@@ -163,7 +170,9 @@ def test_what_cannot_be_built_is_one_clear_error(config, says):
         Gymnasium(**config).build(1, 0)
 
 
-@pytest.mark.parametrize("config", [{}, {"id": "CartPole-v1", "make": "a:b"}, {"id": "CartPole-v1", "max_episode_steps": -1}])
+@pytest.mark.parametrize(
+    "config", [{}, {"id": "CartPole-v1", "make": "a:b"}, {"id": "CartPole-v1", "max_episode_steps": -1}]
+)
 def test_impossible_settings_are_refused_at_once(config):
     with pytest.raises(ConfigError):
         Gymnasium(**config)
@@ -204,7 +213,9 @@ def test_an_environment_s_own_limit_cuts_each_episode_by_its_own_steps():
 
 
 def test_a_lane_that_waits_for_its_reset_is_not_cut_again():
-    driver = Driver(Gymnasium(make=f"{GAMES}:Counter", kwargs={"length": 50}, max_episode_steps=1).build(2, 0))
+    driver = Driver(
+        Gymnasium(make=f"{GAMES}:Counter", kwargs={"length": 50}, max_episode_steps=1).build(2, 0)
+    )
     driver.tick()
     (told,) = driver.tick()
     assert told.tick.truncated.all()
@@ -228,7 +239,9 @@ def test_actions_are_what_an_action_space_samples():
 
 
 def test_limit_0_lifts_the_limit():
-    assert not isinstance(Gymnasium(id="CartPole-v1", max_episode_steps=0).make_one(), gymnasium.wrappers.TimeLimit)
+    assert not isinstance(
+        Gymnasium(id="CartPole-v1", max_episode_steps=0).make_one(), gymnasium.wrappers.TimeLimit
+    )
 
 
 def test_a_picture_comes_from_lane_0_alone():
@@ -243,7 +256,9 @@ def test_a_picture_comes_from_lane_0_alone():
     environment.close()
 
 
-@pytest.mark.parametrize("config", [Gymnasium(make=f"{GAMES}:Counter"), Gymnasium(id="tests.envs.games:TidemillCounter-v0")])
+@pytest.mark.parametrize(
+    "config", [Gymnasium(make=f"{GAMES}:Counter"), Gymnasium(id="tests.envs.games:TidemillCounter-v0")]
+)
 def test_an_environment_without_pictures_has_none(config):
     environment = config.build(1, 0, render=True)
     Driver(environment).tick()

@@ -16,7 +16,12 @@ class Made(Environment):
     """Knows who made it, and whether it was closed."""
 
     def __init__(self, number: int, voids: bool) -> None:
-        self.number, self.voids, self.thread, self.closed = number, voids, threading.get_ident(), threading.Event()
+        self.number, self.voids, self.thread, self.closed = (
+            number,
+            voids,
+            threading.get_ident(),
+            threading.Event(),
+        )
 
     def close(self) -> None:
         self.closed.set()
@@ -30,9 +35,12 @@ class Made(Environment):
 
 
 class Maker:
-    """Makes slow ones, once `gate` is open but for the first; counts how many were being made at a time."""
+    """Makes slow ones, once `gate` is open but for the first; counts how many were being
+    made at a time."""
 
-    def __init__(self, voids: bool = True, slow: bool = True, fails: dict[int, BaseException] | None = None) -> None:
+    def __init__(
+        self, voids: bool = True, slow: bool = True, fails: dict[int, BaseException] | None = None
+    ) -> None:
         self.voids, self.slow, self.fails = voids, slow, fails or {}
         self.gate = threading.Event()
         self.made: list[Made] = []
@@ -99,7 +107,9 @@ def test_slow_ones_that_may_be_are_made_side_by_side_and_come_in_order() -> None
 
 
 @pytest.mark.parametrize(("voids", "slow"), [(False, True), (True, False)])
-def test_quick_ones_and_those_of_one_thread_are_made_by_the_thread_that_wants_them(voids: bool, slow: bool) -> None:
+def test_quick_ones_and_those_of_one_thread_are_made_by_the_thread_that_wants_them(
+    voids: bool, slow: bool
+) -> None:
     maker = Maker(voids=voids, slow=slow)
     assert [environment.thread for environment in make_all(maker, range(4))] == [threading.get_ident()] * 4  # type: ignore[attr-defined]
 
@@ -121,7 +131,9 @@ def test_what_making_raises_is_raised_and_the_others_are_closed(error: BaseExcep
     maker.gate.set()
     found = make_all(maker, range(6))
     handed = [next(found), next(found)]
-    with pytest.raises(type(error) if isinstance(error, Exception) else EnvironmentFault, match=r"no room|SystemExit: 3"):
+    with pytest.raises(
+        type(error) if isinstance(error, Exception) else EnvironmentFault, match=r"no room|SystemExit: 3"
+    ):
         next(found)
     wait_for(lambda: len(maker.made) == 5)
     wait_for(lambda: all(made.closed.is_set() for made in maker.made if made not in handed))

@@ -13,7 +13,16 @@ import websockets
 from tests.envs.driver import Driver
 
 from tidemill.core.config import encode
-from tidemill.core.errors import ConfigError, EnvironmentFault, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    ProtocolFault,
+    RemoteFault,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ReplyLost,
+    SessionLost,
+)
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.openenv import OpenEnv
 
@@ -34,7 +43,8 @@ class CartPole:
 
 @contextmanager
 def serving(fault="", at=3, token=None, port=0):
-    """A server whose session goes wrong in its step `at`. Without the token none is opened."""
+    """A server whose session goes wrong in its step `at`. Without the token none is
+    opened."""
     sessions = []
 
     async def session(socket):
@@ -52,7 +62,10 @@ def serving(fault="", at=3, token=None, port=0):
                     done = ended or cut
                 case "close":
                     break
-            answer = {"type": "observation", "data": {"observation": {"state": state.tolist()}, "reward": reward, "done": done}}
+            answer = {
+                "type": "observation",
+                "data": {"observation": {"state": state.tolist()}, "reward": reward, "done": done},
+            }
             if message["type"] == "step" and steps == at:
                 match fault:
                     case "drop":
@@ -70,7 +83,11 @@ def serving(fault="", at=3, token=None, port=0):
                     case "nan":
                         answer["data"]["reward"] = float("nan")
                     case dict():
-                        answer["data"] = {key: value for key, value in (answer["data"] | fault).items() if value != "missing"}
+                        answer["data"] = {
+                            key: value
+                            for key, value in (answer["data"] | fault).items()
+                            if value != "missing"
+                        }
             await socket.send(json.dumps(answer))
 
     loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
@@ -81,7 +98,9 @@ def serving(fault="", at=3, token=None, port=0):
             said = request.headers.get("authorization")
             return None if token is None or said == f"Bearer {token}" else connection.respond(401, "no token")
 
-        async with websockets.serve(session, "127.0.0.1", port, close_timeout=0.1, process_request=known) as server:
+        async with websockets.serve(
+            session, "127.0.0.1", port, close_timeout=0.1, process_request=known
+        ) as server:
             ports.append(server.sockets[0].getsockname()[1])
             ready.set()
             await stop.wait()
@@ -90,7 +109,10 @@ def serving(fault="", at=3, token=None, port=0):
     thread.start()
     assert ready.wait(20)
     try:
-        yield OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline=20.0), sessions
+        yield (
+            OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline=20.0),
+            sessions,
+        )
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(20)
@@ -103,7 +125,9 @@ def test_rows_are_those_of_the_environment_itself():
         for _ in range(80):
             (left,), (right,) = (driver.tick() for driver in drivers)
             assert np.array_equal(left.tick.observation["obs"], right.tick.observation["obs"])
-            assert np.array_equal(left.tick.reward, right.tick.reward) and np.array_equal(left.tick.done, right.tick.done)
+            assert np.array_equal(left.tick.reward, right.tick.reward) and np.array_equal(
+                left.tick.done, right.tick.done
+            )
         assert len(sessions) == 3
         for driver in drivers:
             driver.environment.close()

@@ -1,4 +1,5 @@
-"""PettingZoo's environments: every row and tick against plain loops over PettingZoo's own interface."""
+"""PettingZoo's environments: every row and tick against plain loops over PettingZoo's own
+interface."""
 
 import re
 import subprocess
@@ -34,10 +35,12 @@ FOUR = "pettingzoo.classic.connect_four_v3"
 BASE = derive_seed(1, "actor-0", "target", 0)  # what the first target of `World` is seeded with
 
 
-# ---- rows, through an actor ----------------------------------------------------------------------------------------------------------------------
+# ---- rows, through an actor ------------------------------------------------------------
 
 
-def world_of(environment: PettingZoo, agents: int, lanes: int, split: bool, steps: int = 3, limit: int = 0) -> World:
+def world_of(
+    environment: PettingZoo, agents: int, lanes: int, split: bool, steps: int = 3, limit: int = 0
+) -> World:
     specs = [AgentSpec(match="a_.*", policy="p", samples="a", sample_steps=steps)]
     if split and agents > 1:
         specs.append(AgentSpec(match="b_.*", policy="q", samples="b", sample_steps=steps))
@@ -52,7 +55,8 @@ def chosen(agent: str, observation: Any) -> int:
 
 
 def check_rows(world: World, books: list[dict[str, Book]]) -> int:
-    """Compare every cell of every sample with the lanes' books; return how many rows were compared."""
+    """Compare every cell of every sample with the lanes' books; return how many rows were
+    compared."""
     world.begin()
     for _ in range(15):
         world.poll()
@@ -79,7 +83,9 @@ def check_column(cells: dict[str, np.ndarray], expected: list[dict[str, Any]], p
         assert (cells["obs"][t] == row["obs"]).all(), f"{where}: {cells['obs'][t]} is not {row['obs']}"
         last = t == len(expected) - 1  # committed before its reward came
         acted = {} if row["done"] else answer_of(np.array(row["obs"], np.int64), 0, 0)
-        wanted = {name: row[name] for name in ("on_reset", "done", "truncated")} | {"reward": 0.0 if last else row["reward"]}
+        wanted = {name: row[name] for name in ("on_reset", "done", "truncated")} | {
+            "reward": 0.0 if last else row["reward"]
+        }
         wanted |= {name: acted.get(name, 0) for name in ("action", "log_prob", "value")}
         wanted |= {"version": -1 if row["done"] else 0}
         wanted |= {"info_mask": not last and (expected[t + 1]["done"] or expected[t + 1]["truncated"])}
@@ -91,18 +97,31 @@ def meadow(script: list[str], **kwargs: Any) -> PettingZoo:
     return PettingZoo(make=f"{ZOO}:Meadow", kwargs={"script": script, "base": BASE, **kwargs})
 
 
-def check_meadow(script: list[str], lanes: int = 2, split: bool = False, limit: int = 0, own_limit: int = 0) -> int:
+def check_meadow(
+    script: list[str], lanes: int = 2, split: bool = False, limit: int = 0, own_limit: int = 0
+) -> int:
     config = meadow(script).replace(max_episode_steps=own_limit)
     games = 250 // max(1, min(limit or own_limit or 99, *(len(text) for text in script))) + 2
-    books = [raw_parallel(zoo.Meadow(script, BASE), BASE + lane, chosen, games, limit or own_limit) for lane in range(lanes)]
+    books = [
+        raw_parallel(zoo.Meadow(script, BASE), BASE + lane, chosen, games, limit or own_limit)
+        for lane in range(lanes)
+    ]
     return check_rows(world_of(config, len(script), lanes, split, limit=limit), books)
 
 
 letters = st.text("oh.DTdt", min_size=1, max_size=7)
 
 
-@given(st.lists(letters, min_size=1, max_size=3), st.integers(2, 6), st.sampled_from("DTdt"), st.integers(1, 2), st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(
+    st.lists(letters, min_size=1, max_size=3),
+    st.integers(2, 6),
+    st.sampled_from("DTdt"),
+    st.integers(1, 2),
+    st.booleans(),
+)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 def test_rows_of_parallel_agents_that_die_appear_late_leave_and_return(others, length, end, lanes, split):
     script = ["o" * length + end, *others]
     try:
@@ -136,20 +155,30 @@ def test_a_lane_is_cut_at_the_limit_and_nobody_begins_then(limit, own):
 
 
 def table(players: int, events: list[str], **kwargs: Any) -> PettingZoo:
-    return PettingZoo(make=f"{ZOO}:Table", kwargs={"players": players, "events": events, "base": BASE, **kwargs})
+    return PettingZoo(
+        make=f"{ZOO}:Table", kwargs={"players": players, "events": events, "base": BASE, **kwargs}
+    )
 
 
 words = st.builds(lambda kind, player: f"{kind}{player}", st.sampled_from("DT++"), st.integers(0, 2))
 
 
 @given(
-    st.lists(st.lists(words, max_size=2).map(" ".join), min_size=1, max_size=9), st.integers(1, 3), st.booleans(), st.integers(1, 2), st.booleans()
+    st.lists(st.lists(words, max_size=2).map(" ".join), min_size=1, max_size=9),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(1, 2),
+    st.booleans(),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_of_agents_that_act_in_turn(events, there, cuts, lanes, split):
     kwargs = {"there": tuple(range(there)), "cuts": cuts}
-    books = [raw_turns(zoo.Table(3, events, base=BASE, **kwargs), BASE + lane, chosen, 160) for lane in range(lanes)]
-    assume(all(len(book.rows) > 200 or not book.rows for book in books[0].values()))  # with fewer a game, a sample takes too long
+    books = [
+        raw_turns(zoo.Table(3, events, base=BASE, **kwargs), BASE + lane, chosen, 160)
+        for lane in range(lanes)
+    ]
+    # with fewer a game, a sample takes too long
+    assume(all(len(book.rows) > 200 or not book.rows for book in books[0].values()))
     assert check_rows(world_of(table(3, events, **kwargs), 3, lanes, split), books) > 0
 
 
@@ -174,7 +203,7 @@ def test_who_leaves_without_a_last_turn_ends_with_the_game():
     assert driver.over[0].all()
 
 
-# ---- ticks, of real games ------------------------------------------------------------------------------------------------------------------------
+# ---- ticks, of real games --------------------------------------------------------------
 
 
 def whole(observation: dict[str, np.ndarray], seat: int) -> Any:
@@ -184,7 +213,8 @@ def whole(observation: dict[str, np.ndarray], seat: int) -> Any:
 
 
 def ledger(driver: Driver, choose: Any, ticks: int) -> list[dict[str, Book]]:
-    """Drive an environment by `choose`, and keep each seat's books by what the ticks tell."""
+    """Drive an environment by `choose`, and keep each seat's books by what the ticks
+    tell."""
     environment = driver.environment
     names = [agent.name for agent in environment.agents]
     books = [{name: Book() for name in names} for _ in range(environment.lanes)]
@@ -233,8 +263,13 @@ def test_particle_environments_are_those_of_mpe2_step_for_step(make):
     environment = PettingZoo(make=make, kwargs={"max_cycles": 7}).build(lanes, seed)
     assert isinstance(environment, ParallelLanes)
     kinds = kinds_of(environment.agents)
-    groups = [[i for i, agent in enumerate(environment.agents) if re.fullmatch(match, agent.name)] for match in kinds.values()]
-    choose = by_sum if make != "mpe2.simple_speaker_listener_v4" else lambda agent, seen: by_sum(agent, seen) % 3
+    groups = [
+        [i for i, agent in enumerate(environment.agents) if re.fullmatch(match, agent.name)]
+        for match in kinds.values()
+    ]
+    choose = (
+        by_sum if make != "mpe2.simple_speaker_listener_v4" else lambda agent, seen: by_sum(agent, seen) % 3
+    )
     found = ledger(Driver(environment, groups), choose, 40)
     raw = importlib.import_module(make).parallel_env
     check_books(found, [raw_parallel(raw(max_cycles=7), seed + lane, choose, 8) for lane in range(lanes)], 30)
@@ -248,7 +283,9 @@ def test_board_games_are_those_of_pettingzoo_move_for_move(make):
     environment = PettingZoo(make=make).build(lanes, 0)
     assert isinstance(environment, TurnLanes)
     size = environment.agents[0].spaces.action.n
-    assert environment.agents[0].spaces.observation.spaces["action_mask"] == Box((size,), "int8", (0.0,), (1.0,))
+    assert environment.agents[0].spaces.observation.spaces["action_mask"] == Box(
+        (size,), "int8", (0.0,), (1.0,)
+    )
     games: dict[str, int] = {}
 
     def choose(agent: str, seen: Any) -> int:
@@ -261,7 +298,9 @@ def test_board_games_are_those_of_pettingzoo_move_for_move(make):
     check_books(found, wanted, 40)
     rewards = {row["reward"] for books in found for book in books.values() for row in book.rows}
     assert {1.0, -1.0} <= rewards  # the loser's, too, has reached the row of its last move
-    assert all(row["reward"] == 0 for books in found for book in books.values() for row in book.rows if row["done"])
+    assert all(
+        row["reward"] == 0 for books in found for book in books.values() for row in book.rows if row["done"]
+    )
 
 
 def test_an_illegal_move_ends_the_game_for_both():
@@ -284,18 +323,22 @@ def test_an_illegal_move_ends_the_game_for_both():
     assert told.tick.observation["obs.action_mask"][0].all()
 
 
-# ---- what is added, and what is refused ----------------------------------------------------------------------------------------------------------
+# ---- what is added, and what is refused ------------------------------------------------
 
 
 def test_the_global_state_is_a_part_of_every_observation():
     environment = PettingZoo(make=SPREAD, state=True).build(2, 5)
     spaces = environment.agents[0].spaces
-    assert {name: leaf.shape for name, leaf in leaves(spaces.observation, "obs").items()} == {"obs.observation": (18,), "obs.global_state": (54,)}
+    assert {name: leaf.shape for name, leaf in leaves(spaces.observation, "obs").items()} == {
+        "obs.observation": (18,),
+        "obs.global_state": (54,),
+    }
     driver = Driver(environment)
     for _ in range(30):
         (told,) = driver.tick()
         seen = told.tick.observation
-        by_lane = seen["obs.observation"].reshape(2, 3 * 18)  # the state of simple_spread: what all agents see
+        # the state of simple_spread: what all agents see
+        by_lane = seen["obs.observation"].reshape(2, 3 * 18)
         assert (seen["obs.global_state"].reshape(2, 3, 54) == by_lane[:, None]).all()
 
 
@@ -315,7 +358,9 @@ def test_masks_in_infos_become_parts_and_what_they_leave_out_is_allowed():
     assert seen == [["obs.observation", "obs.action_mask"], ["obs"]]  # continuous actions have no mask
     driver = Driver(environment, [[0], [1]])
     for step in range(5):
-        (told, _) = driver.tick(actions=[{"action": np.array([[0, 2], [1, 1]])}, {"action": np.full((2, 2), 3, np.float32)}])
+        (told, _) = driver.tick(
+            actions=[{"action": np.array([[0, 2], [1, 1]])}, {"action": np.full((2, 2), 3, np.float32)}]
+        )
         expected = [1, 0, 0, 1, 1] if step % 2 == 0 else [1] * 5
         assert told.tick.observation["obs.action_mask"].tolist() == [expected] * 2
         assert told.tick.observation["obs.observation"][0].tolist() == [0, 0, 0, step, 0]
@@ -334,7 +379,9 @@ def test_a_team_is_paid_the_mean():
         (mine,), (ours,) = own.tick(), team.tick()
         paid = mine.tick.reward[mine.tick.reward != 0]
         if len(paid):
-            assert ours.tick.reward[mine.tick.reward != 0].tolist() == [np.float32(paid.mean())] * len(paid), alive
+            assert ours.tick.reward[mine.tick.reward != 0].tolist() == [np.float32(paid.mean())] * len(
+                paid
+            ), alive
     turns = Driver(table(2, ["", "", "", ""], there=(0, 1), base=0).replace(team_reward=True).build(1, 0))
     turns.tick()
     (told,) = turns.tick(actions=[{"action": np.array([3, 0])}])
@@ -367,14 +414,26 @@ def test_a_finished_lane_idles_until_its_reset():
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("raise", r"Meadow: lane 0 raised ZeroDivisionError while stepping with actions a_0: \d, b_1: \d: the wolf came"),
+        (
+            "raise",
+            r"Meadow: lane 0 raised ZeroDivisionError while stepping with actions a_0: \d, b_1: \d: the wolf "
+            r"came",
+        ),
         ("shape", r"lane 0: obs of agent b_1 has shape \(3,\); the observation space says \(5,\)"),
         ("nan", r"obs of agent b_1 in lane 0 is not finite"),
         ("reward", r"lane 0: reward of agent b_1 is 'much'; it must be one number"),
-        ("unpaid", "lane 0: step returned an observation of agent b_1, and no reward; return one for every agent that acted"),
+        (
+            "unpaid",
+            "lane 0: step returned an observation of agent b_1, and no reward; return one for every agent "
+            "that acted",
+        ),
         ("endless", "lane 0: step returned an observation of agent b_1, and no termination"),
         ("uncut", "lane 0: step returned an observation of agent b_1, and no truncation"),
-        ("old", r"lane 0: step returned .* instead of \(observations, rewards, terminations, truncations, infos\)"),
+        (
+            "old",
+            r"lane 0: step returned .* instead of \(observations, rewards, terminations, truncations, "
+            r"infos\)",
+        ),
         ("unknown", r"lane 0 has an agent 'stranger' that is not among its possible_agents \(a_0, b_1\)"),
         ("blind", r"lane 0: b_1 live \(env.agents\), but no agent has an observation"),
     ],
@@ -392,7 +451,10 @@ def test_faults_of_turns_name_the_agent():
     driver = Driver(table(2, [""] * 5, there=(0, 1), base=0, fault="raise").build(1, 0))
     driver.tick()
     driver.tick()
-    with pytest.raises(EnvironmentFault, match=r"Table: lane 0 raised ZeroDivisionError while stepping: agent b_1, action \d: the table fell"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"Table: lane 0 raised ZeroDivisionError while stepping: agent b_1, action \d: the table fell",
+    ):
         driver.tick()
     driver = Driver(table(2, ["D1", ""], there=(0, 1), base=0, fault="undead").build(1, 0))
     driver.tick()
@@ -401,25 +463,39 @@ def test_faults_of_turns_name_the_agent():
     driver = Driver(table(2, ["", "D1", ""], there=(0, 1), base=0, fault="reborn").build(1, 0))
     driver.tick()
     driver.tick()
-    with pytest.raises(EnvironmentFault, match="the episode of agent b_1 ended and another began within one step"):
+    with pytest.raises(
+        EnvironmentFault, match="the episode of agent b_1 ended and another began within one step"
+    ):
         driver.tick()
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"make": "mpe2.simple_sprad_v3"}, 'there is no module "mpe2.simple_sprad_v3"; did you mean "mpe2.simple_spread_v3"'),
+        (
+            {"make": "mpe2.simple_sprad_v3"},
+            'there is no module "mpe2.simple_sprad_v3"; did you mean "mpe2.simple_spread_v3"',
+        ),
         ({"make": "mpe2.simple_spread_v3:paralel_env"}, 'did you mean "parallel_env"'),
         ({"make": "mpe2.simple_spread_v3.parallel_env"}, 'write "mpe2.simple_spread_v3:parallel_env"'),
-        ({"make": "pettingzoo.mpe.simple_spread_v3"}, "have a package of their own now: mpe2.simple_spread_v3"),
+        (
+            {"make": "pettingzoo.mpe.simple_spread_v3"},
+            "have a package of their own now: mpe2.simple_spread_v3",
+        ),
         ({"make": "nosuchzoo.games"}, 'needs the module "nosuchzoo", which is not installed'),
         ({"make": f"{ZOO}:not_an_env"}, "neither a pettingzoo.ParallelEnv nor a pettingzoo.AECEnv"),
         ({"make": "tests.envs.games"}, 'neither "parallel_env" nor "env"'),
         ({"make": "games.py"}, 'which of its functions makes the environment: "games.py:NAME"'),
         ({"make": f"{ZOO}:anonymous"}, "its possible_agents must name all"),
-        ({"make": SPREAD, "kwargs": {"max_cycle": 3}}, 'has no argument "max_cycle"; did you mean "max_cycles"'),
+        (
+            {"make": SPREAD, "kwargs": {"max_cycle": 3}},
+            'has no argument "max_cycle"; did you mean "max_cycles"',
+        ),
         ({"make": FOUR, "state": True}, r"has no state\(\)"),
-        ({"make": f"{ZOO}:parallel_env", "kwargs": {"fault": "reset"}}, "raised RuntimeError at its first reset: no grass"),
+        (
+            {"make": f"{ZOO}:parallel_env", "kwargs": {"fault": "reset"}},
+            "raised RuntimeError at its first reset: no grass",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_a_cure(config, says):
@@ -428,7 +504,9 @@ def test_what_cannot_be_built_is_refused_with_a_cure(config, says):
 
 
 def test_an_environment_of_the_registry_is_made_by_its_id():
-    registered = PettingZoo(make="pettingzoo:make", kwargs={"env_type": "aec", "id": "classic/tictactoe-v3"}).build(1, 0)
+    registered = PettingZoo(
+        make="pettingzoo:make", kwargs={"env_type": "aec", "id": "classic/tictactoe-v3"}
+    ).build(1, 0)
     assert [agent.name for agent in registered.agents] == ["player_1", "player_2"]
 
 
@@ -445,17 +523,22 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     for name in [name for name in sys.modules if name.startswith("mpe2")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r'needs the module "pygame.*", which is not installed: pip install "mpe2"'):
+    with pytest.raises(
+        ConfigError, match=r'needs the module "pygame.*", which is not installed: pip install "mpe2"'
+    ):
         PettingZoo(make=SPREAD).build(1, 0)
 
 
 def test_importing_the_configuration_imports_no_simulator():
     imports = "{'pettingzoo', 'gymnasium', 'pygame', 'torch'} & {*sys.modules}"
     code = f"import sys, tidemill; tidemill.PettingZoo(make='mpe2.simple_spread_v3'); print({imports})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
 
 
-# ---- from the command line to a video ------------------------------------------------------------------------------------------------------------
+# ---- from the command line to a video --------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -465,7 +548,10 @@ def test_importing_the_configuration_imports_no_simulator():
         PettingZoo(make=FOUR),
         PettingZoo(make="mpe2.simple_adversary_v3:env"),
         PettingZoo(make=f"{ZOO}:Meadow", kwargs={"script": ["oooooD", "oD.oT", "..ohoD"]}),
-        PettingZoo(make=f"{ZOO}:Table", kwargs={"players": 3, "events": ["", "+2", "D1", "", "T0", ""], "there": (0, 1)}),
+        PettingZoo(
+            make=f"{ZOO}:Table",
+            kwargs={"players": 3, "events": ["", "+2", "D1", "", "T0", ""], "there": (0, 1)},
+        ),
     ],
     ids=lambda config: config.make.rpartition("/")[2],
 )
@@ -479,18 +565,26 @@ def test_agents_of_equal_spaces_share_a_policy():
     assert spread == "policy"
     tag = experiment_for("pettingzoo:mpe2.simple_tag_v3", PettingZoo(make="mpe2.simple_tag_v3"))
     tag.check()
-    assert {spec.policy: spec.match for spec in tag.workers["actor"].agents} == {"adversary": r"adversary_?\d*", "agent": r"agent_?\d*"}
+    assert {spec.policy: spec.match for spec in tag.workers["actor"].agents} == {
+        "adversary": r"adversary_?\d*",
+        "agent": r"agent_?\d*",
+    }
     assert tag.name == "mpe2-simple_tag_v3"
     world = PettingZoo(make="mpe2.simple_world_comm_v3").build(1, 0)
     assert [*kinds_of(world.agents)] == ["leadadversary", "adversary", "agent"]
-    mixed = [tidemill.AgentInfo(name, tidemill.api.spaces.Spaces(Discrete(n), Discrete(2))) for name, n in (("a_0", 2), ("a_1", 3), ("1", 4))]
+    mixed = [
+        tidemill.AgentInfo(name, tidemill.api.spaces.Spaces(Discrete(n), Discrete(2)))
+        for name, n in (("a_0", 2), ("a_1", 3), ("1", 4))
+    ]
     assert kinds_of(mixed) == {"kind0": "a_0", "kind1": "a_1", "kind2": "1"}
 
 
 def train(experiment: Experiment, folder: Path, updates: int) -> Any:
     small = experiment.workers["actor"].replace(lanes=4)
     small = small.replace(agents=tuple(spec.replace(sample_steps=16) for spec in small.agents))
-    experiment = experiment.replace(workers={**experiment.workers, "actor": small}, limits=Limits(updates=updates))
+    experiment = experiment.replace(
+        workers={**experiment.workers, "actor": small}, limits=Limits(updates=updates)
+    )
     return tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True)
 
 
@@ -515,7 +609,8 @@ def test_a_policy_of_a_run_acts_for_one_agent(tmp_path):
 
 
 def test_masked_policies_never_play_an_illegal_move(tmp_path):
-    """An illegal move pays -1 and its opponent nothing; in every other game what one wins the other loses."""
+    """An illegal move pays -1 and its opponent nothing; in every other game what one wins
+    the other loses."""
     result = train(experiment_for(FOUR, PettingZoo(make=FOUR)), tmp_path / "run", 6)
     assert result.summary["updates"] == 6
     (found,) = evaluate(tmp_path / "run", 40, lanes=4, quiet=True, deterministic=False).specs

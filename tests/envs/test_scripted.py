@@ -13,7 +13,11 @@ from tidemill.envs.scripted import Free, Scripted, reward_of
 
 CONFIGS = st.builds(
     lambda turns, shortest, extra, **rest: Scripted(
-        turns=turns, shortest=max(shortest, turns), longest=max(shortest, turns) + extra, same_step=False, **rest
+        turns=turns,
+        shortest=max(shortest, turns),
+        longest=max(shortest, turns) + extra,
+        same_step=False,
+        **rest,
     ),
     agents=st.integers(1, 5),
     kinds=st.integers(1, 2),
@@ -32,7 +36,8 @@ def groups_of(config):
 @settings(max_examples=40, deadline=None)
 @given(config=CONFIGS, lanes=st.integers(1, 4), seed=st.integers(0, 9))
 def test_every_seat_tells_its_known_story(config, lanes, seed):
-    """Follow each seat on its own, as plainly as can be, and compare each of its numbers."""
+    """Follow each seat on its own, as plainly as can be, and compare each of its
+    numbers."""
     driver = Driver(config.build(lanes, 0), groups_of(config), seed)
     episode = [-1] * lanes
     ticks = [0] * lanes
@@ -57,7 +62,9 @@ def test_every_seat_tells_its_known_story(config, lanes, seed):
                         assert not tick.present[seat] and not tick.done[seat] and not tick.truncated[seat]
                         continue
                     elif open_[key]:
-                        owed[key] += reward_of(lane, agent, episode[lane], row[key], said.actions["action"][seat])
+                        owed[key] += reward_of(
+                            lane, agent, episode[lane], row[key], said.actions["action"][seat]
+                        )
                         row[key] += 1
                     dies = ticks[lane] >= config.death(lane, agent, episode[lane])
                     on_turn = ticks[lane] % config.turns == agent % config.turns
@@ -86,10 +93,19 @@ def test_same_step_tells_the_same_rows_in_fewer_ticks(agents, deaths, lanes):
             tick = said.tick
             for seat, seen in enumerate(story):
                 if tick.restarted[seat]:
-                    seen.append((*tick.final["obs"][seat], tick.reward[seat], tick.done[seat], tick.truncated[seat]))
+                    seen.append(
+                        (*tick.final["obs"][seat], tick.reward[seat], tick.done[seat], tick.truncated[seat])
+                    )
                     seen.append((*tick.observation["obs"][seat], 0, False, False))
                 elif tick.present[seat]:
-                    seen.append((*tick.observation["obs"][seat], tick.reward[seat], tick.done[seat], tick.truncated[seat]))
+                    seen.append(
+                        (
+                            *tick.observation["obs"][seat],
+                            tick.reward[seat],
+                            tick.done[seat],
+                            tick.truncated[seat],
+                        )
+                    )
         return story
 
     for there, here in zip(rows(True), rows(False), strict=True):
@@ -98,7 +114,9 @@ def test_same_step_tells_the_same_rows_in_fewer_ticks(agents, deaths, lanes):
 
 
 def test_rewards_tell_rows_apart_exactly():
-    lane, agent, episode, row, action = np.meshgrid(np.arange(8), np.arange(16), np.arange(4), np.arange(20), np.arange(4), indexing="ij")
+    lane, agent, episode, row, action = np.meshgrid(
+        np.arange(8), np.arange(16), np.arange(4), np.arange(20), np.arange(4), indexing="ij"
+    )
     rewards = reward_of(lane, agent, episode, row, action).ravel()
     assert len(np.unique(rewards)) == rewards.size
     assert np.array_equal(rewards.astype(np.float32).astype(np.int64), rewards)
@@ -144,7 +162,16 @@ def test_a_slow_tick_is_not_ready_at_once_and_rings():
     assert driver.ticks[0].observation["obs"].tolist() == [[0, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("settings_", [{"agents": 0}, {"kinds": 3}, {"shortest": 5, "longest": 4}, {"turns": 4}, {"same_step": True, "turns": 2}])
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"agents": 0},
+        {"kinds": 3},
+        {"shortest": 5, "longest": 4},
+        {"turns": 4},
+        {"same_step": True, "turns": 2},
+    ],
+)
 def test_impossible_settings_are_refused(settings_):
     with pytest.raises(ConfigError):
         Scripted(**settings_)
@@ -162,7 +189,9 @@ def test_free_agents_die_at_the_given_rate_and_lanes_begin_again():
         assert not np.any(said.tick.done & ~alive)
         assert not np.any(said.tick.observation["obs"])
         alive &= ~said.tick.done
-        deaths, seats, resets = deaths + int(said.tick.done.sum()), seats + int(said.tick.present.sum()), resets + int(said.reset.sum())
+        deaths = deaths + int(said.tick.done.sum())
+        seats = seats + int(said.tick.present.sum())
+        resets = resets + int(said.reset.sum())
     assert 0.03 < deaths / seats < 0.07
     assert resets > 8
 

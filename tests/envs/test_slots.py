@@ -1,4 +1,5 @@
-"""Slots: a lost step is voided and never made up, the environment is made anew, and one that keeps failing is left out."""
+"""Slots: a lost step is voided and never made up, the environment is made anew, and one
+that keeps failing is left out."""
 
 import os
 import threading
@@ -119,7 +120,11 @@ def test_a_step_that_raises_is_voided_and_the_next_episode_is_of_a_new_environme
     driver = Driver(fails=((0, 2, place),))
     assert [driver.step() for _ in range(6)] == [(0, 0), (0, 1), "voided", (1, 0), (1, 1), (1, 2)]
     assert [env.closed for env in Fragile.built] == [1, 0]
-    assert len(driver.slot.faults) == 1 and f"copy 0, send 2, {place}" in driver.slot.faults[0] and "a step is lost" in driver.slot.faults[0]
+    assert (
+        len(driver.slot.faults) == 1
+        and f"copy 0, send 2, {place}" in driver.slot.faults[0]
+        and "a step is lost" in driver.slot.faults[0]
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -160,7 +165,12 @@ class Login(Hanging):
 def hung(**settings: Any) -> tuple[Environment, Login]:
     """A slot whose step was lost since it hangs, and what hangs."""
     Login.open.clear()
-    slot = Slots(environment=Gymnasium(make="tests.envs.test_slots:Login", threads=1), deadline_s=0.05, backoff_s=0.0, **settings).build(1, 0)
+    slot = Slots(
+        environment=Gymnasium(make="tests.envs.test_slots:Login", threads=1),
+        deadline_s=0.05,
+        backoff_s=0.0,
+        **settings,
+    ).build(1, 0)
     slot.bind([[0]])
     tick, reset = Tick.allocate(slot.agents[0].spaces.observation, 1, {}, False), True
     for _ in range(3):
@@ -184,7 +194,9 @@ def test_what_hung_is_closed_by_its_own_thread_when_it_comes_back(monkeypatch: p
 
 
 @pytest.mark.parametrize("seconds", [0.3, 60.0])
-def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
     monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
     monkeypatch.setattr("tidemill.workers.frames.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
     slot, stuck = hung()
@@ -197,7 +209,9 @@ def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(monkeypatch: pytes
     assert slot.wait_closed(20) and Login.open == []
 
 
-def test_an_episode_that_takes_longer_than_it_may_is_cut_with_the_step_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_that_takes_longer_than_it_may_is_cut_with_the_step_that_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr("tidemill.envs.slots.awake", lambda: now)
     slot = Slots(environment=Fragile(), max_episode_seconds=10.0).build(1, 0)
@@ -219,12 +233,14 @@ def test_one_that_keeps_failing_rests_after_its_void_was_told_and_comes_back() -
     driver = Driver(fails=fails, failures=3)
     assert [driver.step() for _ in range(6)] == [(0, 0), "voided", (1, 0), "voided", (2, 0), "voided"]
     assert driver.slot.resting and len(driver.slot.faults) == 3
-    assert [driver.step() for _ in range(2)] == [(3, 0), "voided"] and driver.slot.resting  # a reset that came says nothing of steps
+    # a reset that came says nothing of steps
+    assert [driver.step() for _ in range(2)] == [(3, 0), "voided"] and driver.slot.resting
     assert [driver.step() for _ in range(2)] == [(4, 0), (4, 1)] and not driver.slot.resting
 
 
 def test_faults_count_against_steps_and_not_against_the_clock() -> None:
-    """Two among the last three steps, or two of which the second comes three steps later."""
+    """Two among the last three steps, or two of which the second comes three steps
+    later."""
     for between, resting in ((1, True), (2, False)):
         driver = Driver(fails=((0, 1, "recv"), (1, 1 + between, "recv")), failures=2, window_steps=3)
         assert [driver.step() for _ in range(4 + between)][-1] == "voided" and driver.slot.resting == resting
@@ -232,10 +248,13 @@ def test_faults_count_against_steps_and_not_against_the_clock() -> None:
 
 @pytest.mark.parametrize("place", ["raises", "hangs"])
 def test_a_share_of_steps_that_fails_for_ever_takes_no_slot_away(place: str) -> None:
-    """3 % of all steps, and a step in three, over and over: faults that once took every slot within hours."""
+    """3 % of all steps, and a step in three, over and over: faults that once took every
+    slot within hours."""
     for every, steps in ((33, 700), (3, 60)):
         fails = tuple((copy, every, "recv" if place == "raises" else "hang") for copy in range(steps))
-        driver = Driver(fails=fails, backoff_s=1e-6, max_backoff_s=1e-5, deadline_s=0.005 if place == "hangs" else None)
+        driver = Driver(
+            fails=fails, backoff_s=1e-6, max_backoff_s=1e-5, deadline_s=0.005 if place == "hangs" else None
+        )
         seen = [driver.step() for _ in range(steps)]
         assert seen.count("voided") == steps // (every + 1) and len(Fragile.built) >= seen.count("voided")
 
@@ -260,7 +279,8 @@ def test_rests_grow_shrink_with_steps_that_come_and_differ_between_slots() -> No
 
     first, second = pauses(1), pauses(2)
     for number, pause in enumerate(first):
-        middle = min(10 * 2 ** (number if number < 7 else 3), 100)  # 6 times doubled, 4 times halved, and once more
+        # 6 times doubled, 4 times halved, and once more
+        middle = min(10 * 2 ** (number if number < 7 else 3), 100)
         assert middle / 2 <= pause <= middle * 1.5
     assert all(a != b for a, b in zip(first, second, strict=True))
 
@@ -308,14 +328,26 @@ def test_what_cannot_be_is_refused() -> None:
     slots = Slots(environment=Fragile())
     with pytest.raises(ConfigError, match="ring=4"):
         slots.build(4, 1)
-    for wrong in ({"deadline_s": 0.0}, {"backoff_s": -1.0}, {"max_backoff_s": 0.1}, {"failures": 0}, {"failures": 21}):
+    for wrong in (
+        {"deadline_s": 0.0},
+        {"backoff_s": -1.0},
+        {"max_backoff_s": 0.1},
+        {"failures": 0},
+        {"failures": 21},
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Slots(environment=Fragile(), **wrong)
     with pytest.raises(ConfigError, match=r"max_episode_seconds = 0\.0 must be above 0"):
         Slots(environment=Fragile(), max_episode_seconds=0.0)
-    with pytest.raises(ConfigError, match=r"max_episode_seconds = 5\.0: this environment resets finished lanes by itself"):
-        Slots(environment=GymnasiumVector(id="CartPole-v1", autoreset="next-step"), max_episode_seconds=5.0).build(1, 0)
-    with pytest.raises(ConfigError, match="Slots has no setting window_s any more: faults count against steps"):
+    with pytest.raises(
+        ConfigError, match=r"max_episode_seconds = 5\.0: this environment resets finished lanes by itself"
+    ):
+        Slots(
+            environment=GymnasiumVector(id="CartPole-v1", autoreset="next-step"), max_episode_seconds=5.0
+        ).build(1, 0)
+    with pytest.raises(
+        ConfigError, match="Slots has no setting window_s any more: faults count against steps"
+    ):
         Slots(environment=Fragile(), window_s=60.0)
     with pytest.raises(ConfigError, match="Slots in Slots"):
         Slots(environment=slots)

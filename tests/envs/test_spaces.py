@@ -14,12 +14,18 @@ from tidemill.envs.spaces import from_gymnasium, to_gymnasium
     ("theirs", "ours"),
     [
         (gs.Box(0, 255, (4, 84, 84), np.uint8), Box((4, 84, 84), "uint8", (0.0,), (255.0,))),
-        (gs.Box(np.array([-1, -2], np.float32), np.array([1, np.inf], np.float32)), Box((2,), "float32", (-1.0, -2.0), (1.0, math.inf))),
+        (
+            gs.Box(np.array([-1, -2], np.float32), np.array([1, np.inf], np.float32)),
+            Box((2,), "float32", (-1.0, -2.0), (1.0, math.inf)),
+        ),
         (gs.Box(-1, 2, (), np.float32), Box((), "float32", (-1.0,), (2.0,))),
         (gs.Discrete(4, start=-1), Discrete(4, -1)),
         (gs.MultiDiscrete([2, 3]), MultiDiscrete((2, 3))),
         (gs.MultiBinary(5), MultiBinary(5)),
-        (gs.Dict({"b": gs.Discrete(2), "a": gs.Tuple([gs.MultiBinary(1)])}), Dict({"b": Discrete(2), "a": Tuple((MultiBinary(1),))})),
+        (
+            gs.Dict({"b": gs.Discrete(2), "a": gs.Tuple([gs.MultiBinary(1)])}),
+            Dict({"b": Discrete(2), "a": Tuple((MultiBinary(1),))}),
+        ),
     ],
 )
 def test_spaces_convert_there_and_back(theirs, ours):
@@ -36,11 +42,20 @@ def test_bounds_have_the_shape_of_their_box():
 
 def test_a_bound_that_float32_cannot_hold_is_none():
     largest = np.finfo(np.float64).max
-    assert from_gymnasium(gs.Box(-largest, largest, (2,), np.float64)) == Box((2,), "float64", (-math.inf,), (math.inf,))
+    assert from_gymnasium(gs.Box(-largest, largest, (2,), np.float64)) == Box(
+        (2,), "float64", (-math.inf,), (math.inf,)
+    )
 
 
 @pytest.mark.parametrize(
-    "space", [gs.Text(5), gs.Sequence(gs.Discrete(2)), gs.MultiBinary([2, 2]), gs.MultiDiscrete([[2, 2]]), gs.Dict({"a.b": gs.Discrete(2)})]
+    "space",
+    [
+        gs.Text(5),
+        gs.Sequence(gs.Discrete(2)),
+        gs.MultiBinary([2, 2]),
+        gs.MultiDiscrete([[2, 2]]),
+        gs.Dict({"a.b": gs.Discrete(2)}),
+    ],
 )
 def test_a_space_without_a_fixed_array_is_refused_by_place(space):
     with pytest.raises(ConfigError, match=r"observation\.part.*wrapper"):

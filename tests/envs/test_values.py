@@ -1,4 +1,5 @@
-"""What an environment answers that no row can hold is one error that names it, in every kind of environment; nothing becomes something else."""
+"""What an environment answers that no row can hold is one error that names it, in every
+kind of environment; nothing becomes something else."""
 
 import re
 import time
@@ -30,7 +31,17 @@ def agents(kind, one):
     def made(envs):
         space, action = from_gymnasium(envs[0].observation_space), from_gymnasium(envs[0].action_space)
         ids = one.possible_agents
-        return kind([one(env) for env in envs], "Odd", 0, ids, [Sight(space)] * len(ids), [action] * len(ids), False, 0, False)
+        return kind(
+            [one(env) for env in envs],
+            "Odd",
+            0,
+            ids,
+            [Sight(space)] * len(ids),
+            [action] * len(ids),
+            False,
+            0,
+            False,
+        )
 
     return made
 
@@ -47,7 +58,8 @@ KINDS = {
 
 def tick(driver, begin=False):
     """Step every lane by action 0, or reset it."""
-    environment, actions = driver.environment, [{"action": np.zeros(len(tick.reward), np.int64)} for tick in driver.ticks]
+    environment = driver.environment
+    actions = [{"action": np.zeros(len(tick.reward), np.int64)} for tick in driver.ticks]
     environment.send(actions, np.full(environment.lanes, begin))
     until = time.monotonic() + 30
     while not environment.ready():
@@ -77,14 +89,24 @@ def test_a_wrong_value_is_named(kind, name):
         with pytest.raises(EnvironmentFault, match=says) as raised:
             tick(driver)
         assert str(raised.value).startswith("Odd: ")
-        assert kind == "vector" or "lane 1" in str(raised.value)  # of an array of all lanes, a wrong dtype is everybody's
+        # of an array of all lanes, a wrong dtype is everybody's
+        assert kind == "vector" or "lane 1" in str(raised.value)
     finally:
         environment.close()
 
 
 def test_what_is_no_bool_and_no_float_but_says_the_same_is_taken():
     answer = (np.zeros(4), np.array(1.5), 0)  # float64 for float32, an array without axes, 0 for False
-    driver = Driver(LaneLoop([odd.One(odd.FLAT, answer, answer), odd.One(odd.FLAT, answer, (answer[0], np.int8(2), np.bool_(True)))], "Odd", 0))
+    driver = Driver(
+        LaneLoop(
+            [
+                odd.One(odd.FLAT, answer, answer),
+                odd.One(odd.FLAT, answer, (answer[0], np.int8(2), np.bool_(True))),
+            ],
+            "Odd",
+            0,
+        )
+    )
     tick(driver, begin=True)
     tick(driver)
     (told,) = driver.ticks
@@ -99,15 +121,29 @@ def test_whole_numbers_of_a_wider_dtype_are_taken_where_they_fit():
 
 
 def test_choices_are_looked_at_in_every_row_and_in_final_ones():
-    space = Dict({"one": Discrete(3, start=7), "two": MultiDiscrete((2, 4)), "bits": MultiBinary(2), "box": Box((1,), "float32")})
+    space = Dict(
+        {
+            "one": Discrete(3, start=7),
+            "two": MultiDiscrete((2, 4)),
+            "bits": MultiBinary(2),
+            "box": Box((1,), "float32"),
+        }
+    )
     look, told = TickCheck(space, "Odd", ("x", "y")), Tick.allocate(space, 4, {}, same_step=True)
     look(told)
-    for name, value, says in (("one", 3, "is 10"), ("one", -1, "is 6"), ("two", [0, 4], "is [0 4]"), ("bits", [-1, 0], "is [-1  0]")):
+    for name, value, says in (
+        ("one", 3, "is 10"),
+        ("one", -1, "is 6"),
+        ("two", [0, 4], "is [0 4]"),
+        ("bits", [-1, 0], "is [-1  0]"),
+    ):
         for rows, which in ((told.observation, "obs"), (told.final, "final obs")):
             before = rows[f"obs.{name}"].copy()
             rows[f"obs.{name}"][3] = value
             told.restarted[3] = True
-            with pytest.raises(EnvironmentFault, match=re.escape(f"Odd: {which}.{name} of agent y in lane 1 {says}")):
+            with pytest.raises(
+                EnvironmentFault, match=re.escape(f"Odd: {which}.{name} of agent y in lane 1 {says}")
+            ):
                 look(told)
             told.restarted[3] = False
             rows[f"obs.{name}"][:] = before
@@ -117,7 +153,9 @@ def test_choices_are_looked_at_in_every_row_and_in_final_ones():
 
 def test_a_slot_tells_what_it_was_answered_and_voids_the_step():
     number = list(CASES).index("terminated: text")
-    environment = Slots(environment=Gymnasium(make=f"{odd.__file__}:named", kwargs={"number": number})).build(1, 0)
+    environment = Slots(environment=Gymnasium(make=f"{odd.__file__}:named", kwargs={"number": number})).build(
+        1, 0
+    )
     try:
         driver = Driver(environment)
         tick(driver, begin=True)
@@ -128,14 +166,16 @@ def test_a_slot_tells_what_it_was_answered_and_voids_the_step():
         environment.close()
 
 
-@pytest.mark.parametrize("name", ["observation: flat", "observation: uint16", "reward: text", "terminated: none"])
+@pytest.mark.parametrize(
+    "name", ["observation: flat", "observation: uint16", "reward: text", "terminated: none"]
+)
 def test_check_env_fails_with_the_value(name):
     config = Gymnasium(make=f"{odd.__file__}:named", kwargs={"number": list(CASES).index(name)})
     (finding,) = (finding for finding in check_environment(config, seconds=0.2) if finding.level == "fail")
     assert re.search(CASES[name][3], finding.message)
 
 
-# ---- shared memory -------------------------------------------------------------------------------------------------------------------------------
+# ---- shared memory ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["", "view", "parts", "mapping", "buffer", "list"])
@@ -178,7 +218,9 @@ def test_lanes_that_share_an_array_in_threads_are_refused_unless_nobody_writes_i
         finally:
             environment.close()
 
-    with pytest.raises(EnvironmentFault, match=r"Sharing: copies of it in different threads write .*threads = 0"):
+    with pytest.raises(
+        EnvironmentFault, match=r"Sharing: copies of it in different threads write .*threads = 0"
+    ):
         play("")
     play("still")
 
@@ -200,7 +242,9 @@ def test_an_array_of_each_lane_s_own_is_not_copied_and_what_is_told_stays():
 
 def test_lists_of_each_lane_s_own_are_no_shared_array():
     answer = ([0.0, 1.0, 2.0, 3.0], 0.0, False)
-    environment = LaneLoop([odd.One(odd.FLAT, (list(answer[0]), 0.0, False), answer) for _ in range(2)], "Lists", 0)
+    environment = LaneLoop(
+        [odd.One(odd.FLAT, (list(answer[0]), 0.0, False), answer) for _ in range(2)], "Lists", 0
+    )
     driver = Driver(environment)
     tick(driver, begin=True)
     assert driver.ticks[0].observation["obs"].tolist() == [answer[0]] * 2
@@ -240,14 +284,21 @@ def test_rewards_that_a_reset_of_some_lanes_overwrites_are_those_of_the_step():
             return super().reset()
 
     answer = (np.zeros(4, np.float32), 0.0, False)
-    driver = Driver(VectorLanes(Reusing([odd.One(odd.FLAT, answer, answer) for _ in range(2)]), "Reusing", None, "disabled"))
+    driver = Driver(
+        VectorLanes(
+            Reusing([odd.One(odd.FLAT, answer, answer) for _ in range(2)]), "Reusing", None, "disabled"
+        )
+    )
     tick(driver, begin=True)
     tick(driver)
     assert driver.ticks[0].reward.tolist() == [1, 2]
 
 
 def test_check_env_says_that_copies_share_an_array():
-    found = {finding.name: finding for finding in check_environment(Gymnasium(make=f"{odd.__file__}:Sharing"), seconds=0.2)}
+    found = {
+        finding.name: finding
+        for finding in check_environment(Gymnasium(make=f"{odd.__file__}:Sharing"), seconds=0.2)
+    }
     assert found["copies"].level == "warn" and "one array" in found["copies"].message
 
 
@@ -260,5 +311,7 @@ def test_a_final_observation_that_the_next_episode_has_overwritten_is_refused():
     answer = (np.zeros(4, np.float32), 0.0, False)
     driver = Driver(VectorLanes(Same([odd.One(odd.FLAT, answer, answer)] * 2), "Same", None, "same-step"))
     tick(driver, begin=True)
-    with pytest.raises(EnvironmentFault, match=r'obs in infos\["final_obs"\] is the memory of what the lane sees next'):
+    with pytest.raises(
+        EnvironmentFault, match=r'obs in infos\["final_obs"\] is the memory of what the lane sees next'
+    ):
         tick(driver)

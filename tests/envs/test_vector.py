@@ -19,7 +19,11 @@ def build(**settings):
 
 def test_cartpole_resets_by_itself_on_the_tick_that_the_target_names():
     environment = GymnasiumVector(id="CartPole-v1").build(4, 0)
-    assert (environment.autoreset, environment.same_step, environment.resets_any) == ("next-step", False, False)
+    assert (environment.autoreset, environment.same_step, environment.resets_any) == (
+        "next-step",
+        False,
+        False,
+    )
     driver = Driver(environment)
     before, resets = None, 0
     for _ in range(150):
@@ -35,9 +39,12 @@ def test_cartpole_resets_by_itself_on_the_tick_that_the_target_names():
     assert resets > 8
 
 
-@pytest.mark.parametrize(("mode", "autoreset"), [("NextStep", "next-step"), ("SameStep", "same-step"), ("Disabled", "disabled")])
+@pytest.mark.parametrize(
+    ("mode", "autoreset"), [("NextStep", "next-step"), ("SameStep", "same-step"), ("Disabled", "disabled")]
+)
 def test_every_mode_tells_the_same_episodes(mode, autoreset):
-    """Lane i plays episodes of 2 + i steps; each episode's rows are steps 0 … T with the final one closing it."""
+    """Lane i plays episodes of 2 + i steps; each episode's rows are steps 0 … T with the
+    final one closing it."""
     environment = build(kwargs={"mode": mode})
     assert environment.autoreset == autoreset
     assert environment.same_step == (mode != "NextStep")
@@ -47,10 +54,14 @@ def test_every_mode_tells_the_same_episodes(mode, autoreset):
         (told,) = driver.tick()
         for lane in range(3):
             if told.tick.restarted[lane]:
-                rows[lane].append((told.tick.final["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane]))
+                rows[lane].append(
+                    (told.tick.final["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane])
+                )
                 rows[lane].append((told.tick.observation["obs"][lane, 1], 0, False))
             else:
-                rows[lane].append((told.tick.observation["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane]))
+                rows[lane].append(
+                    (told.tick.observation["obs"][lane, 1], told.tick.reward[lane], told.tick.done[lane])
+                )
     for lane, length in enumerate((2, 3, 4)):
         episode = [(0, 0, False), *((t, t, t == length) for t in range(1, length + 1))]
         assert rows[lane] == (episode * 15)[: len(rows[lane])]
@@ -63,7 +74,8 @@ def test_seed_goes_to_the_first_reset():
 
 
 def test_seed_goes_to_the_constructor_where_that_takes_it():
-    environment = GymnasiumVector(make=f"{GAMES}:seeded", seed_argument="number").build(3, (7 << 31) + 50)  # which the usual int holds
+    # which the usual int holds
+    environment = GymnasiumVector(make=f"{GAMES}:seeded", seed_argument="number").build(3, (7 << 31) + 50)
     (told,) = Driver(environment).tick()
     assert told.tick.observation["obs"][:, 0].tolist() == [50, 51, 52]
 
@@ -133,7 +145,11 @@ def test_a_reset_that_returns_no_pair_is_named():
 
 @pytest.mark.parametrize(
     ("observation", "says"),
-    [(np.zeros((2, 3), np.float32), "shape"), (np.full((2, 2), np.nan, np.float32), "lane 0 is not finite"), (np.zeros((2, 2), "U1"), "dtype")],
+    [
+        (np.zeros((2, 3), np.float32), "shape"),
+        (np.full((2, 2), np.nan, np.float32), "lane 0 is not finite"),
+        (np.zeros((2, 2), "U1"), "dtype"),
+    ],
 )
 def test_faulty_answers_are_named(observation, says):
     env = games.vector(2)
@@ -147,10 +163,19 @@ def test_faulty_answers_are_named(observation, says):
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ((np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(2, bool), {}), r"step must return \(observations, .*\), not 4 values"),
+        (
+            (np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(2, bool), {}),
+            r"step must return \(observations, .*\), not 4 values",
+        ),
         (np.zeros((2, 2), np.float32), "not this ndarray"),
-        ((np.zeros((2, 2), np.float32), 0.5, np.zeros(2, bool), np.zeros(2, bool), {}), r"an array of 2 lanes; reward has the shape \(\)"),
-        ((np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(1, bool), np.zeros(2, bool), {}), r"has the shape \(1,\)"),
+        (
+            (np.zeros((2, 2), np.float32), 0.5, np.zeros(2, bool), np.zeros(2, bool), {}),
+            r"an array of 2 lanes; reward has the shape \(\)",
+        ),
+        (
+            (np.zeros((2, 2), np.float32), np.zeros(2), np.zeros(1, bool), np.zeros(2, bool), {}),
+            r"has the shape \(1,\)",
+        ),
     ],
 )
 def test_a_step_that_returns_something_else_is_named(result, says):

@@ -1,6 +1,8 @@
-"""Small PettingZoo environments that follow a script, for the tests of the adapter (and found there by name, as a user's would be).
+"""Small PettingZoo environments that follow a script, for the tests of the adapter (and
+found there by name, as a user's would be).
 
-Every observation is float32 [lane, agent, game, step, 0]: lane is the seed less `base`, game counts the resets.
+Every observation is float32 [lane, agent, game, step, 0]: lane is the seed less `base`,
+game counts the resets.
 """
 
 from typing import Any
@@ -35,16 +37,26 @@ class _Scripted:
 
     def pay(self, agent: str, action: int) -> float:
         """A reward that tells apart agents, steps and actions, exact in float32."""
-        return float(action + 4 * self.possible_agents.index(agent) + 16 * self.now + 1024 * (self.game % 8) + 8192 * self.lane)
+        return float(
+            action
+            + 4 * self.possible_agents.index(agent)
+            + 16 * self.now
+            + 1024 * (self.game % 8)
+            + 8192 * self.lane
+        )
 
 
 class Meadow(_Scripted, ParallelEnv):
     """A script has one text per agent, a letter per step:
 
-    o  lives and has an observation      .  is away                                   D T  ends, is cut, with a final observation
-    h  lives and has none (absent)       d t  ends, is cut, without one
+    o    lives and has an observation
+    h    lives and has none (absent)
+    .    is away
+    D T  ends, is cut, with a final observation
+    d t  ends, is cut, without one
 
-    Actions must come from just those that had an observation; an absent agent's "action" is 3. The game is over when nobody lives.
+    Actions must come from just those that had an observation; an absent agent's "action"
+    is 3. The game is over when nobody lives.
     """
 
     def __init__(self, script: list[str], base: int = 0, fault: str = "") -> None:
@@ -67,7 +79,9 @@ class Meadow(_Scripted, ParallelEnv):
         return self.look(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> Any:
-        assert {*actions} == {agent for agent in self.agents if self.letter(agent) == "o"}, f"actions of {[*actions]} at {self.now}"
+        assert {*actions} == {agent for agent in self.agents if self.letter(agent) == "o"}, (
+            f"actions of {[*actions]} at {self.now}"
+        )
         before = self.agents
         self.now += 1
         observations = self.look()
@@ -97,9 +111,11 @@ class Meadow(_Scripted, ParallelEnv):
 
 
 class Table(_Scripted, AECEnv):
-    """Players that act in turn. `events` has a text per step, of words: D1 ends player 1, T1 cuts it, +1 lets it join (again).
+    """Players that act in turn. `events` has a text per step, of words: D1 ends player 1,
+    T1 cuts it, +1 lets it join (again).
 
-    The game is over with the last step (cut, with `cuts`), or when nobody is left. Every step pays everybody who is there.
+    The game is over with the last step (cut, with `cuts`), or when nobody is left. Every
+    step pays everybody who is there.
     """
 
     def __init__(
@@ -114,7 +130,12 @@ class Table(_Scripted, AECEnv):
     ) -> None:
         super().__init__()
         self.possible_agents = [f"{'ab'[i % 2]}_{i}" for i in range(players)]
-        self.events, self.there, self.cuts, self.base, self.empties, self.fault = events, there, cuts, base, empties, fault
+        self.events = events
+        self.there = there
+        self.cuts = cuts
+        self.base = base
+        self.empties = empties
+        self.fault = fault
 
     def observe(self, agent: str) -> Any:
         return self.see(agent)
@@ -128,7 +149,11 @@ class Table(_Scripted, AECEnv):
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.begin(seed)
         self.agents: list[str] = []
-        self.terminations, self.truncations, self.rewards, self._cumulative_rewards, self.infos = {}, {}, {}, {}, {}
+        self.terminations = {}
+        self.truncations = {}
+        self.rewards = {}
+        self._cumulative_rewards = {}
+        self.infos = {}
         for player in self.there:
             self.join(self.possible_agents[player])
         self.agent_selection = self.agents[0]
@@ -166,12 +191,15 @@ class Table(_Scripted, AECEnv):
         if self.empties and self.now == len(self.events):
             self.agents = []  # against the rules, and seen in the wild
             return
-        self.agent_selection = next((a for a in order if not (self.terminations[a] or self.truncations[a])), agent)
+        self.agent_selection = next(
+            (a for a in order if not (self.terminations[a] or self.truncations[a])), agent
+        )
         self._deads_step_first()
 
 
 class Branches(_Scripted, ParallelEnv):
-    """One agent's mask comes in its info: of a MultiDiscrete, one array per branch, in every other step. Its state is float64."""
+    """One agent's mask comes in its info: of a MultiDiscrete, one array per branch, in
+    every other step. Its state is float64."""
 
     possible_agents = ["a", "b"]  # noqa: RUF012
     base = 0

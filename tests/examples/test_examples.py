@@ -35,7 +35,11 @@ LEARNT = {  # by how much the return rises, and an observation
     "repeat_previous.py": (0.05, 3),
     "impala.py": (20, np.zeros(4, np.float32)),
 }
-OTHERS = [("masked_cartpole.py", "feed_forward"), ("repeat_previous.py", "feed_forward"), ("impala.py", "served")]
+OTHERS = [
+    ("masked_cartpole.py", "feed_forward"),
+    ("repeat_previous.py", "feed_forward"),
+    ("impala.py", "served"),
+]
 OTHERS += [("simple_spread.py", function) for function in ("experiment", "separate", "centralised")]
 
 
@@ -58,7 +62,9 @@ def test_a_slow_environment_is_trained_on_in_iterations_that_a_resumed_run_goes_
         made = runner(iterations)
         result = made.run(tmp_path / "run", source=file, quiet=True, resume=iterations == 3)
         assert result.summary["status"] == "completed"
-        assert [iteration["step"] for iteration in made.iterations] == [1_000 * number for number in range(1, iterations + 1)]
+        assert [iteration["step"] for iteration in made.iterations] == [
+            1_000 * number for number in range(1, iterations + 1)
+        ]
         assert all(iteration["iteration/evaluation_steps"] == 100 for iteration in made.iterations)
     returns = [iteration["iteration/training_return"] for iteration in made.iterations]
     assert returns[-1] > returns[0]
@@ -76,10 +82,19 @@ def test_images_are_augmented_on_their_way(tmp_path):
 def test_the_population_is_compared_and_its_members_can_be_played(tmp_path):
     file = EXAMPLES / "population.py"
     experiment, alone = (load_attribute(f"{file}:{name}", "experiment")() for name in ("experiment", "alone"))
-    assert {name: alone.workers.get(name) for name in experiment.workers} == {**experiment.workers, "population": None}
+    assert {name: alone.workers.get(name) for name in experiment.workers} == {
+        **experiment.workers,
+        "population": None,
+    }
     workers = {**experiment.workers, "population": experiment.workers["population"].replace(steps=1_000)}
     limits = tidemill.Limits(until="population/best > 0", steps=200_000)
-    result = tidemill.train(experiment.replace(workers=workers, limits=limits), launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
+    result = tidemill.train(
+        experiment.replace(workers=workers, limits=limits),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        source=file,
+        quiet=True,
+    )
     assert result.summary["reason"] == "population/best > 0"
     for member in experiment.policies:
         policy = tidemill.load(tmp_path / "run", policy=member)
@@ -89,10 +104,16 @@ def test_the_population_is_compared_and_its_members_can_be_played(tmp_path):
 def test_the_curriculum_s_stages_end_by_evaluation_and_the_best_version_is_of_the_last_one(tmp_path):
     file = EXAMPLES / "curriculum.py"
     experiment = load_attribute(f"{file}:experiment", "experiment")()
-    stages = [stage.replace(until="evaluation/return >= 20" if stage.until else "") for stage in experiment.curriculum]
-    often, short = experiment.workers["trainer"].replace(database_seconds=0.02), experiment.workers["judge"].replace(max_episode_steps=30)
+    stages = [
+        stage.replace(until="evaluation/return >= 20" if stage.until else "")
+        for stage in experiment.curriculum
+    ]
+    often = experiment.workers["trainer"].replace(database_seconds=0.02)
+    short = experiment.workers["judge"].replace(max_episode_steps=30)
     workers = {**experiment.workers, "trainer": often, "judge": short}
-    experiment = experiment.replace(curriculum=tuple(stages), workers=workers, limits=tidemill.Limits(steps=60_000))
+    experiment = experiment.replace(
+        curriculum=tuple(stages), workers=workers, limits=tidemill.Limits(steps=60_000)
+    )
     result = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
     assert result.summary["stage"] == "3 of 3"
     (best,) = (v for v in RunFolder.open(tmp_path / "run").database().versions("policy") if "best" in v.tags)
@@ -107,7 +128,12 @@ def test_the_other_experiments_of_examples_train(name, function, tmp_path):
 
 
 def wrong(metrics):
-    return {key: value for line in metrics for key, value in line.items() if isinstance(value, float) and not isfinite(value)}
+    return {
+        key: value
+        for line in metrics
+        for key, value in line.items()
+        if isinstance(value, float) and not isfinite(value)
+    }
 
 
 def test_self_play_meets_the_past_and_both_sides_are_rated_and_checked(tmp_path):
@@ -116,12 +142,22 @@ def test_self_play_meets_the_past_and_both_sides_are_rated_and_checked(tmp_path)
     changes = {"rating": {"games": 20}, "check": {"games": 40}, "trainer": {"database_seconds": 1e-9}}
     workers = {name: worker.replace(**changes.get(name, {})) for name, worker in experiment.workers.items()}
     limits = experiment.limits.replace(steps=40_000, until="evaluation/version >= 1 and chance/version >= 1")
-    result = tidemill.train(experiment.replace(workers=workers, limits=limits), launch="inline", run_dir=tmp_path / "run", source=file, quiet=True)
+    result = tidemill.train(
+        experiment.replace(workers=workers, limits=limits),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        source=file,
+        quiet=True,
+    )
     assert result.summary["reason"] == limits.until
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    ratings, chances = ([line for line in metrics if name in line] for name in ("evaluation/elo", "chance/win_rate"))
+    ratings, chances = (
+        [line for line in metrics if name in line] for name in ("evaluation/elo", "chance/win_rate")
+    )
     assert ratings[0]["evaluation/elo"] == 1000 and len(ratings) > 1 and len(chances) > 1
-    assert {line["evaluation/games"] for line in ratings} == {20} and {line["chance/games"] for line in chances} == {40}
+    assert {line["evaluation/games"] for line in ratings} == {20} and {
+        line["chance/games"] for line in chances
+    } == {40}
     assert all(0 < line["chance/win_rate"] < 1 and "chance/elo" not in line for line in chances)
     policy = tidemill.load(tmp_path / "run")
     mask = np.array([0, 0, 0, 1, 0, 0, 0], np.int8)
@@ -145,7 +181,11 @@ def test_the_algorithm_s_returns_are_those_of_gae_with_lambda_1():
     sample = rows()
     config = load_attribute(f"{EXAMPLES / 'own_algorithm.py'}:A2C", "algorithm")()
     learner = config.build(tidemill.ActorCritic().build(SPACES, 1), 1)
-    np.testing.assert_allclose(learner.returns(sample)[sample.trained()], gather([sample], gae_of(config.gamma, 1.0)).target, rtol=1e-5)
+    np.testing.assert_allclose(
+        learner.returns(sample)[sample.trained()],
+        gather([sample], gae_of(config.gamma, 1.0)).target,
+        rtol=1e-5,
+    )
 
 
 def rows():

@@ -1,4 +1,5 @@
-"""The built-in policy: every space, both sides of every distribution, loading, normalisers."""
+"""The built-in policy: every space, both sides of every distribution, loading,
+normalisers."""
 
 import os
 import subprocess
@@ -10,7 +11,17 @@ import pytest
 import torch
 
 from tidemill.algorithms.torch_library import TorchLibrary
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, Tuple, leaves, schema_of_space
+from tidemill.api.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Spaces,
+    Tuple,
+    leaves,
+    schema_of_space,
+)
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
@@ -49,7 +60,11 @@ def draw(space, n, seed=0):
     for name, leaf in leaves(space, "obs").items():
         match leaf:
             case Box():
-                values = rng.integers(0, 256, (n, *leaf.shape)) if leaf.dtype == "uint8" else rng.standard_normal((n, *leaf.shape)) * 3
+                values = (
+                    rng.integers(0, 256, (n, *leaf.shape))
+                    if leaf.dtype == "uint8"
+                    else rng.standard_normal((n, *leaf.shape)) * 3
+                )
             case Discrete():
                 values = rng.integers(0, leaf.n, n)
             case MultiDiscrete():
@@ -81,7 +96,9 @@ def stir(policy, size=0.3):
         elif name.endswith("variance"):
             array[...] = rng.uniform(0.5, 4, array.shape)
         else:
-            array += rng.standard_normal(array.shape).astype(array.dtype) * (size if array.size < 20_000 else 0.01)
+            array += rng.standard_normal(array.shape).astype(array.dtype) * (
+                size if array.size < 20_000 else 0.01
+            )
     policy.load({k: v.copy() for k, v in policy.parameters().items()}, 3)
 
 
@@ -97,14 +114,19 @@ def test_acting_and_evaluating_agree_for_every_action_space(action, shared):
         out = act(policy, config, spaces, observation, deterministic)
         evaluation = evaluate(policy, observation, out["action"])
         np.testing.assert_allclose(out["log_prob"], evaluation.log_prob.detach(), atol=1e-5, rtol=1e-5)
-        np.testing.assert_allclose(out["value"], evaluation.value.detach() * policy.value_scale, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(
+            out["value"], evaluation.value.detach() * policy.value_scale, atol=1e-5, rtol=1e-5
+        )
     assert policy.value_scale != 1
 
 
 NORMALISED = ("vector", "scalar", "matrix", "ram", "parts", "pixels and vector")
 
 
-@pytest.mark.parametrize(("observation", "normalise"), [*((name, False) for name in OBSERVATIONS), *((name, True) for name in NORMALISED)])
+@pytest.mark.parametrize(
+    ("observation", "normalise"),
+    [*((name, False) for name in OBSERVATIONS), *((name, True) for name in NORMALISED)],
+)
 def test_acting_and_evaluating_agree_for_every_observation_space(observation, normalise):
     space = OBSERVATIONS[observation]
     layers = {} if observation in ("pixels", "frames", "grey") else {"hidden": (8,)}
@@ -115,7 +137,9 @@ def test_acting_and_evaluating_agree_for_every_observation_space(observation, no
     out = act(policy, config, spaces, rows)
     evaluation = evaluate(policy, rows, out["action"])
     np.testing.assert_allclose(out["log_prob"], evaluation.log_prob.detach(), atol=1e-5, rtol=1e-5)
-    np.testing.assert_allclose(out["value"], evaluation.value.detach() * policy.value_scale, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(
+        out["value"], evaluation.value.detach() * policy.value_scale, atol=1e-5, rtol=1e-4
+    )
     (evaluation.log_prob.sum() + evaluation.value.sum()).backward()
     gradient = policy.trainable_parameters()[0].grad
     assert torch.isfinite(gradient).all()
@@ -137,7 +161,12 @@ def test_images_reach_the_network_as_bytes_and_the_layout_does_not_matter():
     assert config.replace(shared_critic=False).build(spaces_first, 0).towers == 2
     values = [
         act(p, config, s, {"obs": o}, True)["value"]
-        for p, s, o in zip(policies, (spaces_first, spaces_last), (images["obs"], np.moveaxis(images["obs"], 1, 3)), strict=True)
+        for p, s, o in zip(
+            policies,
+            (spaces_first, spaces_last),
+            (images["obs"], np.moveaxis(images["obs"], 1, 3)),
+            strict=True,
+        )
     ]
     np.testing.assert_allclose(values[0], values[1], atol=1e-5)
 
@@ -151,7 +180,9 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
     x = torch.from_numpy(images["obs"]).float() / 255
     for i, stride in enumerate((4, 2, 1)):
         x = torch.relu(torch.conv2d(x, w[f"cnn.obs.{i}.weight"][0], w[f"cnn.obs.{i}.bias"][0], stride))
-    h = torch.relu(x.permute(0, 2, 3, 1).reshape(3, -1) @ w["cnn.obs.out.weight"][0] + w["cnn.obs.out.bias"][0])
+    h = torch.relu(
+        x.permute(0, 2, 3, 1).reshape(3, -1) @ w["cnn.obs.out.weight"][0] + w["cnn.obs.out.bias"][0]
+    )
     expected = (h @ w["critic.weight"] + w["critic.bias"]) * policy.value_scale
     np.testing.assert_allclose(act(policy, config, spaces, images)["value"], expected, rtol=1e-4, atol=1e-4)
 
@@ -171,21 +202,32 @@ def unseen(policy):
 
 
 def test_a_processor_without_bfloat16_convolves_in_float32():
-    """There oneDNN would emulate it, 12 to 19 times slower. Held back to AVX2, this machine's processor has none."""
+    """There oneDNN would emulate it, 12 to 19 times slower. Held back to AVX2, this
+    machine's processor has none."""
     script = """if True:
         import torch
         from tidemill import ActorCritic
         from tidemill.nets.torch_device import convolution_type
-        assert convolution_type(ActorCritic(convolutions="bfloat16").convolutions, torch.device("cpu")) is torch.float32
+        convolutions = ActorCritic(convolutions="bfloat16").convolutions
+        assert convolution_type(convolutions, torch.device("cpu")) is torch.float32
         assert convolution_type("bfloat16", torch.device("meta")) is torch.bfloat16
         assert convolution_type("float32", torch.device("meta")) is torch.float32
         """
-    subprocess.run([sys.executable, "-c", script], env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, check=True, timeout=100)
+    subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+        check=True,
+        timeout=100,
+    )
 
 
 def test_bfloat16_is_what_a_processor_computes_in_that_has_it():
-    spaces, images = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), draw(Box((36, 36), "uint8", (0.0,), (255.0,)), 64)
-    values = [act(config.build(spaces, 0), config, spaces, images)["value"] for config in (ActorCritic(), ActorCritic(convolutions="bfloat16"))]
+    spaces = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3))
+    images = draw(Box((36, 36), "uint8", (0.0,), (255.0,)), 64)
+    values = [
+        act(config.build(spaces, 0), config, spaces, images)["value"]
+        for config in (ActorCritic(), ActorCritic(convolutions="bfloat16"))
+    ]
     native = "avx512_bf16" in Path("/proc/cpuinfo").read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert np.array_equal(*values) is not native
     np.testing.assert_allclose(*values, atol=0.05)
@@ -195,7 +237,8 @@ def test_bfloat16_is_what_a_processor_computes_in_that_has_it():
 @pytest.mark.parametrize("change", [fused, in_place, unseen])
 def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolutions, change):
     """They are converted once for many answers."""
-    spaces, config = Spaces(Box((2, 36, 36), "uint8", (0.0,), (255.0,)), Discrete(3)), ActorCritic(convolutions=convolutions)
+    spaces = Spaces(Box((2, 36, 36), "uint8", (0.0,), (255.0,)), Discrete(3))
+    config = ActorCritic(convolutions=convolutions)
     policy, other, images = config.build(spaces, 0), config.build(spaces, 1), draw(spaces.observation, 3)
 
     def value():
@@ -233,7 +276,9 @@ def test_who_acts_while_weights_are_loaded_keeps_none_of_those_before(monkeypatc
     monkeypatch.setattr(torch.Tensor, "contiguous", meanwhile)
     act(policy, config, spaces, images, True)
     assert calls
-    np.testing.assert_array_equal(act(policy, config, spaces, images, True)["value"], act(other, config, spaces, images, True)["value"])
+    np.testing.assert_array_equal(
+        act(policy, config, spaces, images, True)["value"], act(other, config, spaces, images, True)["value"]
+    )
 
 
 def test_who_has_acted_without_gradients_can_be_trained_and_may_be_built_without():
@@ -255,14 +300,17 @@ def test_sampling_follows_the_probabilities(action):
     n = 40_000
     observation = {"obs": np.tile(draw(VECTOR, 1)["obs"], (n, 1))}
     out = act(policy, config, spaces, observation)
-    rows, where, counts = np.unique(out["action"].reshape(n, -1), axis=0, return_index=True, return_counts=True)
+    rows, where, counts = np.unique(
+        out["action"].reshape(n, -1), axis=0, return_index=True, return_counts=True
+    )
     expected = np.exp(out["log_prob"][where])
     assert len(rows) > 2
     np.testing.assert_allclose(counts / n, expected, atol=0.012)
 
 
 def test_the_gaussian_has_the_stated_mean_deviation_and_density():
-    # bounds -2 … 6: centre 2, half 4. With all weights 0 the mean is 2 and the deviation 4·e^0.5.
+    # bounds -2 … 6: centre 2, half 4. With all weights 0 the mean is 2 and the deviation
+    # 4·e^0.5.
     spaces, config = Spaces(VECTOR, Box((1,), "float32", (-2.0,), (6.0,))), ActorCritic(log_std_init=0.5)
     policy = config.build(spaces, 0)
     policy.weights["actor.weight"][...] = 0
@@ -286,7 +334,9 @@ def test_entropies_by_hand():
         policy.weights["actor.weight"][...] = 0
         observation = draw(VECTOR, 2)
         out = act(policy, config, spaces, observation)
-        assert evaluate(policy, observation, out["action"]).entropy[0].item() == pytest.approx(expected, rel=1e-6)
+        assert evaluate(policy, observation, out["action"]).entropy[0].item() == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -363,7 +413,9 @@ def test_parameters_of_another_network_are_refused_and_change_nothing(change):
     elif change == "unknown":
         given["extra"] = np.zeros(1)
     else:
-        given["actor.bias"] = np.zeros((5, 1), np.float32) if change == "shape" else np.zeros((4, 1), np.float64)
+        given["actor.bias"] = (
+            np.zeros((5, 1), np.float32) if change == "shape" else np.zeros((4, 1), np.float64)
+        )
     before = policy.flat.copy()
     with pytest.raises(SchemaError, match="extra" if change == "unknown" else "actor.bias"):
         policy.load(given, 1)
@@ -375,8 +427,12 @@ def test_normalised_observations_have_mean_0_and_deviation_1_and_are_clipped_at_
     spaces = Spaces(Dict({"a": Box((2,), "float32"), "b": Discrete(3)}), Discrete(2))
     policy = ActorCritic(normalise_observations=True).build(spaces, 0)
     rng = np.random.default_rng(0)
-    rows = {"obs.a": (rng.standard_normal((500, 2)) * [3, 0.1] + [5, -2]).astype(np.float32), "obs.b": rng.integers(0, 3, 500)}
-    np.testing.assert_array_equal(policy.prepare(rows)["features"][:, :2], rows["obs.a"].clip(-10, 10))  # nothing folded yet
+    rows = {
+        "obs.a": (rng.standard_normal((500, 2)) * [3, 0.1] + [5, -2]).astype(np.float32),
+        "obs.b": rng.integers(0, 3, 500),
+    }
+    # nothing folded yet
+    np.testing.assert_array_equal(policy.prepare(rows)["features"][:, :2], rows["obs.a"].clip(-10, 10))
     policy.fold({k: v[:200] for k, v in rows.items()}, None)
     policy.fold({k: v[200:] for k, v in rows.items()}, None)
     features = policy.prepare(rows)["features"]

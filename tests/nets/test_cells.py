@@ -1,4 +1,5 @@
-"""Cells: forward and backward through time are those of torch's own cells, reset where episodes begin."""
+"""Cells: forward and backward through time are those of torch's own cells, reset where
+episodes begin."""
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.cells import CELLS
 
 UNITS, INPUTS = 6, 5
-COLUMNS = {"lstm": ([1, 2, 3, 0], [1, 2, 3, 0]), "gru": ([1, 2, 0], [0, 1, 2])}  # of our W and U, in torch's order
+# of our W and U, in torch's order
+COLUMNS = {"lstm": ([1, 2, 3, 0], [1, 2, 3, 0]), "gru": ([1, 2, 0], [0, 1, 2])}
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +22,14 @@ def made(kind, towers, inputs=INPUTS, seed=0):
     """A cell, its weights, and where their gradients go."""
     rng = np.random.default_rng(seed)
     shapes = CELLS[kind].shapes(towers, inputs, UNITS)
-    weights = {name: rng.standard_normal(shape).astype(np.float32) * 0.5 for name, (shape, _) in shapes.items()}
-    return CELLS[kind](weights), weights, {name: np.full_like(array, np.nan) for name, array in weights.items()}
+    weights = {
+        name: rng.standard_normal(shape).astype(np.float32) * 0.5 for name, (shape, _) in shapes.items()
+    }
+    return (
+        CELLS[kind](weights),
+        weights,
+        {name: np.full_like(array, np.nan) for name, array in weights.items()},
+    )
 
 
 def drawn(kind, towers, length, count, shared, seed=1):
@@ -40,16 +48,23 @@ def in_order(matrix, order):
 
 
 def by_torch(kind, weights, x, state, on_reset, of_given):
-    """What nn.LSTMCell or nn.GRUCell give, unrolled, and all gradients by autograd: of the weights in our order, of x, and of the first state."""
+    """What nn.LSTMCell or nn.GRUCell give, unrolled, and all gradients by autograd: of
+    the weights in our order, of x, and of the first state."""
     length, count = on_reset.shape
     towers = len(weights["cell.recurrent"])
-    leaf = {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in weights.items()}
+    leaf = {
+        name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in weights.items()
+    }
     x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    start = {part: torch.tensor(array, dtype=torch.float64, requires_grad=True) for part, array in state.items()}
+    start = {
+        part: torch.tensor(array, dtype=torch.float64, requires_grad=True) for part, array in state.items()
+    }
     of_inputs, of_products = COLUMNS[kind]
     results, ends = [], []
     for g in range(towers):
-        cell = (torch.nn.LSTMCell if kind == "lstm" else torch.nn.GRUCell)(x.shape[2], UNITS, dtype=torch.float64)
+        cell = (torch.nn.LSTMCell if kind == "lstm" else torch.nn.GRUCell)(
+            x.shape[2], UNITS, dtype=torch.float64
+        )
         bias_hh = torch.zeros(len(of_inputs) * UNITS, dtype=torch.float64)
         if kind == "gru":
             bias_hh = torch.cat([bias_hh[: 2 * UNITS], leaf["cell.candidate"][g, 0]])
@@ -64,14 +79,22 @@ def by_torch(kind, weights, x, state, on_reset, of_given):
         for t in range(length):
             keep = torch.from_numpy(~on_reset[t])[:, None]
             now = [torch.where(keep, part, 0.0) for part in now]
-            found = torch.func.functional_call(cell, parameters, (rows[t], tuple(now) if kind == "lstm" else now[0]))
+            found = torch.func.functional_call(
+                cell, parameters, (rows[t], tuple(now) if kind == "lstm" else now[0])
+            )
             now = list(found) if kind == "lstm" else [found]
             results.append(now[0])
         ends.append(now)
     given = torch.stack(results).reshape(towers, length * count, UNITS)
     (given * torch.from_numpy(of_given)).sum().backward()
     end = {part: torch.stack([tower[i] for tower in ends], 1) for i, part in enumerate(CELLS[kind].parts)}
-    return given, end, {name: tensor.grad for name, tensor in leaf.items()}, x.grad, {part: tensor.grad for part, tensor in start.items()}
+    return (
+        given,
+        end,
+        {name: tensor.grad for name, tensor in leaf.items()},
+        x.grad,
+        {part: tensor.grad for part, tensor in start.items()},
+    )
 
 
 def close(found, expected):
@@ -133,7 +156,8 @@ def test_nothing_passes_from_one_episode_into_the_next_one_nor_back(kind):
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_two_halves_are_the_whole(kind):
-    """The state after one stretch is what the next one begins with; an episode that begins there forgets it."""
+    """The state after one stretch is what the next one begins with; an episode that
+    begins there forgets it."""
     cell, _, _ = made(kind, 2)
     x, state, on_reset, _ = drawn(kind, 2, 10, 4, False)
     whole = cell.forward(x, state, on_reset).copy()

@@ -1,4 +1,5 @@
-"""A centralised critic: parts of the observation that it alone sees, and on which nothing that the actor does depends."""
+"""A centralised critic: parts of the observation that it alone sees, and on which nothing
+that the actor does depends."""
 
 import numpy as np
 import pytest
@@ -20,11 +21,17 @@ VIEW = Box((3,), "float32")
 CAMERA = Box((36, 36, 1), "uint8", (0.0,), (255.0,))
 OBSERVATIONS = {  # the state stands first: that the actor's columns come first is the encoder's doing
     "vector": Dict({"global_state": STATE, "view": VIEW}),
-    "nested": Dict({"global_state": Dict({"phase": Discrete(4), "all": STATE}), "view": Tuple((VIEW, Discrete(3)))}),
+    "nested": Dict(
+        {"global_state": Dict({"phase": Discrete(4), "all": STATE}), "view": Tuple((VIEW, Discrete(3)))}
+    ),
     "camera": Dict({"camera": CAMERA, "global_state": STATE}),
     "camera and vector": Dict({"camera": CAMERA, "global_state": STATE, "view": VIEW}),
 }
-ACTIONS = {"discrete": Discrete(4), "branches": MultiDiscrete((2, 3)), "box": Box((2,), "float32", (-2.0,), (6.0,))}
+ACTIONS = {
+    "discrete": Discrete(4),
+    "branches": MultiDiscrete((2, 3)),
+    "box": Box((2,), "float32", (-2.0,), (6.0,)),
+}
 NET = ActorCritic(hidden=(8, 6), normalise_observations=True)
 
 
@@ -53,11 +60,20 @@ def changed(seen):
     rng, other = np.random.default_rng(9), dict(seen)
     for name in seen:
         if name.startswith("obs.global_state"):
-            other[name] = rng.integers(0, 4, seen[name].shape) if "phase" in name else rng.standard_normal(seen[name].shape, np.float32) * 1e6
+            other[name] = (
+                rng.integers(0, 4, seen[name].shape)
+                if "phase" in name
+                else rng.standard_normal(seen[name].shape, np.float32) * 1e6
+            )
     return other
 
 
-CASES = [(name, kind) for name in OBSERVATIONS for kind in ("numpy", "torch", "device") if not ("camera" in name and kind == "numpy")]
+CASES = [
+    (name, kind)
+    for name in OBSERVATIONS
+    for kind in ("numpy", "torch", "device")
+    if not ("camera" in name and kind == "numpy")
+]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -85,7 +101,8 @@ def test_not_even_by_what_is_no_number(kind):
 
 
 def blind(policy, array):
-    """The actor's part of the first layer where it does not see, of weights or of a gradient."""
+    """The actor's part of the first layer where it does not see, of weights or of a
+    gradient."""
     named, start = {}, 0
     for name, shape in policy._shapes.items():
         size = int(np.prod(shape))
@@ -94,7 +111,8 @@ def blind(policy, array):
 
 
 def by_autograd(policy, features, action, factors):
-    """(log_prob, entropy, value) and the gradient of a plain network of two separate towers."""
+    """(log_prob, entropy, value) and the gradient of a plain network of two separate
+    towers."""
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
     x, seen = torch.from_numpy(features), policy.encoder.seen
 
@@ -107,8 +125,12 @@ def by_autograd(policy, features, action, factors):
     head = tower(0, x[:, :seen]) @ w["actor.weight"].T + w["actor.bias"][:, 0]
     log_prob, entropy = policy.distribution.evaluate(head, w["log_std"][:, 0], torch.from_numpy(action))
     found = log_prob, entropy, tower(1, x) @ w["critic.weight"] + w["critic.bias"]
-    sum((torch.from_numpy(factor) * part).sum() for factor, part in zip(factors, found, strict=True)).backward()
-    return found, torch.cat([torch.zeros(v.numel()) if v.grad is None else v.grad.reshape(-1) for v in w.values()])
+    sum(
+        (torch.from_numpy(factor) * part).sum() for factor, part in zip(factors, found, strict=True)
+    ).backward()
+    return found, torch.cat(
+        [torch.zeros(v.numel()) if v.grad is None else v.grad.reshape(-1) for v in w.values()]
+    )
 
 
 @pytest.mark.parametrize("hidden", [(8, 6), (7,)])
@@ -127,7 +149,9 @@ def test_gradients_are_autograd_s_and_0_where_the_actor_is_blind(action, observa
             policy.backward(*factors, out)
         else:
             tensor = torch.full((policy.size,), torch.nan)
-            found = policy.forward({"features": torch.from_numpy(inputs["features"])}, {"action": torch.from_numpy(acted)})
+            found = policy.forward(
+                {"features": torch.from_numpy(inputs["features"])}, {"action": torch.from_numpy(acted)}
+            )
             policy.backward(*torch.from_numpy(factors), tensor)
             out = tensor.numpy()
         for ours, theirs in zip(found, expected, strict=True):
@@ -143,12 +167,23 @@ def test_updates_leave_the_actor_blind_and_teach_the_critic(observation):
     """The reward is in the state alone: only a critic that sees it can foretell it."""
     net = NET.replace(hidden=(32,))
     policy, spaces = built(observation, kind="torch" if "camera" in observation else "numpy", net=net)
-    (state,) = (name for name in schema_of_space(spaces.observation, "obs") if name in ("obs.global_state", "obs.global_state.all"))
-    learner = PPO(gamma=0.0, minibatch_size=64, learning_rate=1e-2, epochs=2 if "camera" in observation else 8).build(policy, 0)
+    (state,) = (
+        name
+        for name in schema_of_space(spaces.observation, "obs")
+        if name in ("obs.global_state", "obs.global_state.all")
+    )
+    learner = PPO(
+        gamma=0.0, minibatch_size=64, learning_rate=1e-2, epochs=2 if "camera" in observation else 8
+    ).build(policy, 0)
     metrics = {}
     for seed in range(3 if "camera" in observation else 12):
         steps, seats = 17, 16
-        sample = Sample(allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **net.answer(spaces)}, (steps, seats)))
+        sample = Sample(
+            allocate(
+                {**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **net.answer(spaces)},
+                (steps, seats),
+            )
+        )
         seen = draw(spaces.observation, steps * seats, seed)
         for name, array in (seen | answered(policy, spaces, seen, "torch")).items():
             sample[name][...] = array.reshape(steps, seats, *array.shape[1:])
@@ -171,7 +206,10 @@ def test_first_weights_are_orthogonal_for_what_each_tower_sees():
 
 def test_a_state_that_an_observation_lacks_changes_nothing():
     space = Dict({"place": STATE, "view": VIEW})
-    named, bare = (ActorCritic(critic_only=parts).build(Spaces(space, Discrete(4)), 0) for parts in (("global_state",), ()))
+    named, bare = (
+        ActorCritic(critic_only=parts).build(Spaces(space, Discrete(4)), 0)
+        for parts in (("global_state",), ())
+    )
     np.testing.assert_array_equal(named.flat, bare.flat)
     seen = draw(space, 30)
     outs = [answered(policy, Spaces(space, Discrete(4)), seen, "numpy") for policy in (named, bare)]
@@ -180,7 +218,9 @@ def test_a_state_that_an_observation_lacks_changes_nothing():
 
 
 def test_a_part_of_another_name_may_be_the_critic_s():
-    policy = ActorCritic(critic_only=("view", "global_state.phase")).build(Spaces(OBSERVATIONS["nested"], Discrete(4)), 0)
+    policy = ActorCritic(critic_only=("view", "global_state.phase")).build(
+        Spaces(OBSERVATIONS["nested"], Discrete(4)), 0
+    )
     assert policy.encoder.critic_only == ["obs.global_state.phase", "obs.view.0", "obs.view.1"]
     assert (policy.encoder.seen, policy.encoder.width) == (7, 17)
 
@@ -188,11 +228,31 @@ def test_a_part_of_another_name_may_be_the_critic_s():
 @pytest.mark.parametrize(
     ("settings", "observation", "message"),
     [
-        ({"shared_critic": True}, OBSERVATIONS["vector"], r"shared_critic = True, but only the critic is to see obs\.global_state; "),
-        ({"hidden": ()}, OBSERVATIONS["vector"], r"hidden = \[\], but only the critic is to see obs\.global_state"),
-        ({"critic_only": ("camera",)}, OBSERVATIONS["camera"], r'critic_only names obs\.camera, an image; .*encoder = "mlp"'),
-        ({"critic_only": ("global_stat",)}, OBSERVATIONS["vector"], r'names "global_stat", but the .* no such part; did you mean "global_state"?'),
-        ({}, Dict({"global_state": STATE}), r"the critic alone sees obs\.global_state, so the actor has nothing"),
+        (
+            {"shared_critic": True},
+            OBSERVATIONS["vector"],
+            r"shared_critic = True, but only the critic is to see obs\.global_state; ",
+        ),
+        (
+            {"hidden": ()},
+            OBSERVATIONS["vector"],
+            r"hidden = \[\], but only the critic is to see obs\.global_state",
+        ),
+        (
+            {"critic_only": ("camera",)},
+            OBSERVATIONS["camera"],
+            r'critic_only names obs\.camera, an image; .*encoder = "mlp"',
+        ),
+        (
+            {"critic_only": ("global_stat",)},
+            OBSERVATIONS["vector"],
+            r'names "global_stat", but the .* no such part; did you mean "global_state"?',
+        ),
+        (
+            {},
+            Dict({"global_state": STATE}),
+            r"the critic alone sees obs\.global_state, so the actor has nothing",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(settings, observation, message):
@@ -204,5 +264,7 @@ def test_a_mask_is_not_for_the_critic():
     with pytest.raises(ConfigError, match='"legal" is named by action_mask and by critic_only'):
         ActorCritic(action_mask="legal", critic_only=("legal",))
     assert ActorCritic(shared_critic=True).build(Spaces(VIEW, Discrete(4)), 0).towers == 1
-    flattened = ActorCritic(critic_only=("camera",), encoder="mlp").build(Spaces(OBSERVATIONS["camera and vector"], Discrete(4)), 0)
+    flattened = ActorCritic(critic_only=("camera",), encoder="mlp").build(
+        Spaces(OBSERVATIONS["camera and vector"], Discrete(4)), 0
+    )
     assert flattened.encoder.width - flattened.encoder.seen == 36 * 36

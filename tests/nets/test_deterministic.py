@@ -1,4 +1,5 @@
-"""The mode is asked for row by row: those rows get it, and no other row is answered otherwise than without them."""
+"""The mode is asked for row by row: those rows get it, and no other row is answered
+otherwise than without them."""
 
 import numpy as np
 import pytest
@@ -15,16 +16,20 @@ VIEW = Box((3,), "float32")
 CASES = {
     **{name: Spaces(VIEW, action) for name, action in ACTIONS.items()},
     "discrete, masked": Spaces(Dict({"action_mask": MultiBinary(4), "view": VIEW}), Discrete(4)),
-    "branches, masked": Spaces(Dict({"action_mask": MultiBinary(10), "view": VIEW}), MultiDiscrete((2, 5, 3))),
+    "branches, masked": Spaces(
+        Dict({"action_mask": MultiBinary(10), "view": VIEW}), MultiDiscrete((2, 5, 3))
+    ),
 }
 NET = ActorCritic(hidden=(8,))
 
 
 def ways(spaces):
-    """Each way to answer the same rows by the same weights and the same random numbers: name → function of the flags."""
+    """Each way to answer the same rows by the same weights and the same random numbers:
+    name → function of the flags."""
     seen = draw(spaces.observation, N)
     if "obs.action_mask" in seen:
-        seen["obs.action_mask"][:, [0, 2, 7][: 1 + 2 * (spaces.action == MultiDiscrete((2, 5, 3)))]] = 1  # one of each branch at least
+        # one of each branch at least
+        seen["obs.action_mask"][:, [0, 2, 7][: 1 + 2 * (spaces.action == MultiDiscrete((2, 5, 3)))]] = 1
     plain, torched = NET.build(spaces, 0), TorchActorCriticPolicy(NET, spaces, 0)
     stir(plain)
     torched.load(plain.parameters(), 0)
@@ -39,7 +44,11 @@ def ways(spaces):
         DeviceActing(torched, 5, True).begin(torched.prepare(seen), flags, torched.value_scale, out)()
         return out
 
-    return {"numpy": lambda flags: act(plain, flags), "torch": lambda flags: act(torched, flags), "device": device}
+    return {
+        "numpy": lambda flags: act(plain, flags),
+        "torch": lambda flags: act(torched, flags),
+        "device": device,
+    }
 
 
 @pytest.mark.parametrize("way", ["numpy", "torch", "device"])
@@ -53,7 +62,9 @@ def test_rows_get_what_they_ask_for_whatever_others_ask_for(case, way):
         out = answer(mixed)
         for name in out:
             np.testing.assert_array_equal(out[name][~mixed], drawn[name][~mixed], err_msg=name)
-            np.testing.assert_allclose(out[name][mixed], mode[name][mixed], rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                out[name][mixed], mode[name][mixed], rtol=1e-5, atol=1e-5, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("way", ["numpy", "torch", "device"])

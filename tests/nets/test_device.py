@@ -1,6 +1,8 @@
-"""Policies on a device: the same policy as in numpy, padding and buffers of acting, copies in pieces, and which device is taken.
+"""Policies on a device: the same policy as in numpy, padding and buffers of acting,
+copies in pieces, and which device is taken.
 
-No GPU is needed: the device is data, here "cpu", or "meta", on which every operation that mixes devices or reads a number fails.
+No GPU is needed: the device is data, here "cpu", or "meta", on which every operation that
+mixes devices or reads a number fails.
 """
 
 import threading
@@ -30,8 +32,10 @@ BOTH = Dict({"camera": Box((36, 36, 1), "uint8", (0.0,), (255.0,)), "speed": VEC
 
 
 def both(action, **settings):
-    """One policy twice, with stirred weights and statistics: numpy's, and the one that computes on devices."""
-    spaces, config = Spaces(VECTOR, action), ActorCritic(hidden=(16, 8), normalise_observations=True, **settings)
+    """One policy twice, with stirred weights and statistics: numpy's, and the one that
+    computes on devices."""
+    spaces = Spaces(VECTOR, action)
+    config = ActorCritic(hidden=(16, 8), normalise_observations=True, **settings)
     plain, other = config.build(spaces, 0), TorchActorCriticPolicy(config, spaces, 0, "cpu")
     assert all(np.array_equal(array, other.parameters()[name]) for name, array in plain.parameters().items())
     stir(plain)
@@ -53,7 +57,9 @@ def test_an_mlp_in_torch_is_the_one_in_numpy(action, settings):
     out = answer(plain, config, spaces, seen)
     inputs, factors = plain.prepare(seen), rng.standard_normal((3, 40)).astype(np.float32)
     found = plain.forward(inputs, {"action": out["action"]})
-    torched = other.forward({name: torch.from_numpy(x) for name, x in inputs.items()}, {"action": torch.from_numpy(out["action"])})
+    torched = other.forward(
+        {name: torch.from_numpy(x) for name, x in inputs.items()}, {"action": torch.from_numpy(out["action"])}
+    )
     for ours, theirs in zip(found, torched, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
     gradient, of_torch = np.empty(plain.size, np.float32), torch.empty(plain.size)
@@ -95,7 +101,9 @@ def test_draws_follow_the_probabilities_and_the_seed():
             outs.append(out)
         np.testing.assert_array_equal(outs[0]["action"], outs[1]["action"])
         assert (outs[0]["action"] != outs[2]["action"]).any()
-        _, where, counts = np.unique(outs[0]["action"].reshape(n, -1), axis=0, return_index=True, return_counts=True)
+        _, where, counts = np.unique(
+            outs[0]["action"].reshape(n, -1), axis=0, return_index=True, return_counts=True
+        )
         np.testing.assert_allclose(counts / n, np.exp(outs[0]["log_prob"][where]), atol=0.012)
     _, other, config, spaces = both(Box((1,), "float32", (-2.0,), (6.0,)))
     out, mode = allocate(config.answer(spaces), (n,)), answer(other, config, spaces, seen, True)
@@ -108,7 +116,9 @@ def test_draws_follow_the_probabilities_and_the_seed():
 def test_several_batches_are_under_way_and_one_more_waits_for_a_lane():
     _, other, config, spaces = both(Discrete(4))
     acting = DeviceActing(other, 0, True)
-    batches = [{name: array + i for name, array in other.prepare(draw(VECTOR, 4)).items()} for i in range(LANES + 1)]
+    batches = [
+        {name: array + i for name, array in other.prepare(draw(VECTOR, 4)).items()} for i in range(LANES + 1)
+    ]
     outs = [allocate(config.answer(spaces), (4,)) for _ in batches]
     ends = [acting.begin(batch, True, 1.0, out) for batch, out in zip(batches[:LANES], outs, strict=False)]
     assert not outs[0]["value"].any()
@@ -133,7 +143,9 @@ def test_images_are_answered_in_padded_batches_too(convolutions):
     DeviceActing(policy, 0, True).begin(policy.prepare(seen), True, 1.0, out)()
     policy.act(seen, {}, True, plain)
     np.testing.assert_array_equal(out["action"], plain["action"])
-    np.testing.assert_allclose(out["value"], plain["value"], rtol=1e-3, atol=1e-2 if convolutions == "bfloat16" else 1e-5)
+    np.testing.assert_allclose(
+        out["value"], plain["value"], rtol=1e-3, atol=1e-2 if convolutions == "bfloat16" else 1e-5
+    )
 
 
 @pytest.mark.parametrize("observation", [VECTOR, BOTH], ids=["vector", "image"])
@@ -145,13 +157,16 @@ def test_nothing_on_the_way_lies_on_another_device_or_is_read(action, observatio
     inputs = Staging(policy.device)(policy.prepare(draw(observation, n)))
     field = allocate(config.answer(spaces), (n,))["action"]
     distribution, (head, value) = policy.distribution, policy.heads(inputs)
-    noise, flags = torch.empty((n, distribution.draws), device="meta"), torch.empty(n, dtype=torch.bool, device="meta")
+    noise = torch.empty((n, distribution.draws), device="meta")
+    flags = torch.empty(n, dtype=torch.bool, device="meta")
     chosen = distribution.choose(head, policy.log_std(), noise, flags)
     assert (chosen.device.type, chosen.shape, value.shape) == ("meta", field.shape, (n,))
     found = policy.forward(inputs, {"action": chosen})
     _, of_log_prob, *_ = differentiate_surrogate(torch, found.log_prob, found.value, 0.2)
     _, of_value = differentiate_value_loss(torch, found.value, found.value, found.value, 0.2)
-    policy.backward(of_log_prob, torch.full_like(of_value, 0.1), of_value, torch.empty(policy.size, device="meta"))
+    policy.backward(
+        of_log_prob, torch.full_like(of_value, 0.1), of_value, torch.empty(policy.size, device="meta")
+    )
 
 
 def test_a_module_of_one_s_own_moves_with_its_buffers(monkeypatch):
@@ -174,10 +189,15 @@ def test_a_module_of_one_s_own_moves_with_its_buffers(monkeypatch):
     policy, seen = config.build(spaces, 0), draw(VECTOR, 5)
     out = allocate(config.answer(spaces), (5,))
     DeviceActing(policy, 0, False).begin(policy.prepare(seen), True, 1.0, out)()
-    np.testing.assert_allclose(out["action"], answer(policy, config, spaces, seen, True)["action"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        out["action"], answer(policy, config, spaces, seen, True)["action"], rtol=1e-5, atol=1e-6
+    )
     monkeypatch.setattr(Mirror, "pull", lambda mirror, rows=None: None)
     moved = config.build_on("meta", spaces, 0)
-    assert {tensor.device.type for tensor in (*moved.trainable_parameters(), *moved.heads(Staging(moved.device)(seen)))} == {"meta"}
+    assert {
+        tensor.device.type
+        for tensor in (*moved.trainable_parameters(), *moved.heads(Staging(moved.device)(seen)))
+    } == {"meta"}
     assert moved.parameters().keys() == policy.parameters().keys()
 
 

@@ -1,4 +1,5 @@
-"""Gradients written by hand are those of torch's autograd, for every distribution and network."""
+"""Gradients written by hand are those of torch's autograd, for every distribution and
+network."""
 
 import numpy as np
 import pytest
@@ -26,14 +27,20 @@ def _one_thread():
 
 
 def built(net, action, n=40, observation=VECTOR):
-    """A policy with stirred weights, the inputs of n rows, their actions, and factors (of log_prob, entropy, value)."""
+    """A policy with stirred weights, the inputs of n rows, their actions, and factors (of
+    log_prob, entropy, value)."""
     spaces, rng = Spaces(observation, action), np.random.default_rng(0)
     policy = net.build(spaces, 0)
     policy.flat += rng.standard_normal(policy.size).astype(np.float32) * 0.3
     seen = {"obs": rng.standard_normal((n, 3)).astype(np.float32)}
     out = allocate(net.answer(spaces), (n,))
     policy.act(seen, {}, False, out)
-    return policy, policy.prepare(seen), {"action": out["action"]}, rng.standard_normal((3, n)).astype(np.float32)
+    return (
+        policy,
+        policy.prepare(seen),
+        {"action": out["action"]},
+        rng.standard_normal((3, n)).astype(np.float32),
+    )
 
 
 def by_autograd(policy, inputs, action, factors):
@@ -48,17 +55,25 @@ def by_autograd(policy, inputs, action, factors):
         return h
 
     head = functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
-    log_prob, entropy = policy.distribution.evaluate(head, w["log_std"][:, 0], torch.from_numpy(action["action"]))
+    log_prob, entropy = policy.distribution.evaluate(
+        head, w["log_std"][:, 0], torch.from_numpy(action["action"])
+    )
     found = log_prob, entropy, tower(policy.towers - 1) @ w["critic.weight"] + w["critic.bias"]
     sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
-    return found, torch.cat([torch.zeros(x.numel()) if x.grad is None else x.grad.reshape(-1) for x in w.values()])
+    return found, torch.cat(
+        [torch.zeros(x.numel()) if x.grad is None else x.grad.reshape(-1) for x in w.values()]
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("hidden", "activation"), [((8, 6), "tanh"), ((8, 6), "relu"), ((7,), "tanh"), ((), "tanh")])
+@pytest.mark.parametrize(
+    ("hidden", "activation"), [((8, 6), "tanh"), ((8, 6), "relu"), ((7,), "tanh"), ((), "tanh")]
+)
 def test_forward_and_backward_are_autograd_s(action, shared, hidden, activation):
-    policy, inputs, actions, factors = built(ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action])
+    policy, inputs, actions, factors = built(
+        ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action]
+    )
     expected, gradient = by_autograd(policy, inputs, actions, factors)
     found = policy.forward(inputs, actions)
     for array, tensor in zip(found, expected, strict=True):
@@ -81,11 +96,16 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
     expected, gradient = by_autograd(policy, inputs, actions, factors)
     tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, actions)]
     (weights,) = policy.trainable_parameters()
-    for between in (lambda: None, lambda: policy.forward({"features": inputs["features"][:5]}, {"action": actions["action"][:5]})):
+    for between in (
+        lambda: None,
+        lambda: policy.forward({"features": inputs["features"][:5]}, {"action": actions["action"][:5]}),
+    ):
         found = policy.evaluate(*tensors)
         between()
         weights.grad.zero_()
-        sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward(retain_graph=True)
+        sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward(
+            retain_graph=True
+        )
         np.testing.assert_allclose(weights.grad, gradient, rtol=1e-5, atol=1e-5)
         found.value.mean().backward()  # added, and a factor that is one number spread out
         assert not np.allclose(weights.grad, gradient)
@@ -96,7 +116,10 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_images_write_what_autograd_adds(action, shared):
     observation = Dict({"camera": Box((36, 36, 1), "uint8", (0.0,), (255.0,)), "speed": VECTOR})
-    net, spaces, rng, n = ActorCritic(shared_critic=shared), Spaces(observation, ACTIONS[action]), np.random.default_rng(0), 6
+    net = ActorCritic(shared_critic=shared)
+    spaces = Spaces(observation, ACTIONS[action])
+    rng = np.random.default_rng(0)
+    n = 6
     policy = net.build(spaces, 0)
     assert policy.library == "torch"
     seen = {
@@ -145,14 +168,24 @@ def test_any_number_of_rows_in_turn():
 @pytest.mark.parametrize("off", [0.0, 1e4])
 def test_moments_of_parts_add_up_to_those_of_the_whole(off):
     rng = np.random.default_rng(0)
-    rows, returns = (rng.standard_normal((60, 3)) + off).astype(np.float32), (rng.standard_normal(60) * 5 + off).astype(np.float32)
-    whole, parts = (ActorCritic(normalise_observations=True).build(Spaces(VECTOR, Discrete(2)), 0) for _ in range(2))
+    rows = (rng.standard_normal((60, 3)) + off).astype(np.float32)
+    returns = (rng.standard_normal(60) * 5 + off).astype(np.float32)
+    whole, parts = (
+        ActorCritic(normalise_observations=True).build(Spaces(VECTOR, Discrete(2)), 0) for _ in range(2)
+    )
     for start in (0, 30):
         span = slice(start, start + 30)
         whole.fold({"obs": rows[span]}, returns[span])
-        sums = [parts.moments({"obs": rows[i : i + 10]}, returns[i : i + 10]) for i in (start, start + 10, start + 20)]
+        sums = [
+            parts.moments({"obs": rows[i : i + 10]}, returns[i : i + 10])
+            for i in (start, start + 10, start + 20)
+        ]
         parts.fold_moments(sum(sums) + parts.moments({}, None))
     for name, array in whole.parameters().items():
         np.testing.assert_allclose(parts.parameters()[name], array, rtol=1e-6, atol=1e-9, err_msg=name)
-    np.testing.assert_allclose(whole.parameters()["observation.mean"], rows.mean(0, np.float64), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(whole.parameters()["observation.variance"], rows.var(0, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(
+        whole.parameters()["observation.mean"], rows.mean(0, np.float64), rtol=1e-9, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        whole.parameters()["observation.variance"], rows.var(0, dtype=np.float64), rtol=1e-6
+    )

@@ -1,4 +1,5 @@
-"""Action masks: what is forbidden is never drawn, has probability 0 and no gradient, in numpy, in torch and as on a device."""
+"""Action masks: what is forbidden is never drawn, has probability 0 and no gradient, in
+numpy, in torch and as on a device."""
 
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ def spaces_of(action, mask=None):
 
 
 def draw(branches, n, seed=0):
-    """Random observations; each branch allows at least one action, and in row 0 just its last."""
+    """Random observations; each branch allows at least one action, and in row 0 just its
+    last."""
     rng = np.random.default_rng(seed)
     parts = []
     for size in branches:
@@ -36,7 +38,10 @@ def draw(branches, n, seed=0):
         part[np.arange(n), rng.integers(0, size, n)] = True
         part[0] = np.arange(size) == size - 1
         parts.append(part)
-    return {"obs.action_mask": np.concatenate(parts, 1).astype(np.int8), "obs.view": rng.standard_normal((n, 3)).astype(np.float32)}
+    return {
+        "obs.action_mask": np.concatenate(parts, 1).astype(np.int8),
+        "obs.view": rng.standard_normal((n, 3)).astype(np.float32),
+    }
 
 
 def built(action, kind="numpy", net=NET, seed=0):
@@ -63,7 +68,8 @@ def allowed(action, seen, branches):
 
 
 def plain(policy, seen, branches):
-    """The unnormalised log-probabilities [n, actions] as float64, and per branch the log-probabilities of what is allowed (-inf: nothing)."""
+    """The unnormalised log-probabilities [n, actions] as float64, and per branch the
+    log-probabilities of what is allowed (-inf: nothing)."""
     w = policy.weights
     x = (seen["obs.view"] - policy._observation.mean) / np.sqrt(policy._observation.variance + 1e-8)
     for i in range(len(policy.layers)):
@@ -110,7 +116,9 @@ def test_log_probabilities_and_entropies_are_those_of_what_is_allowed(action, ki
     tensors = {name: torch.from_numpy(array) for name, array in policy.prepare(seen).items()}
     found = policy.evaluate(tensors, {"action": torch.from_numpy(out["action"])})
     np.testing.assert_allclose(found.log_prob.detach(), log_prob, rtol=1e-4, atol=1e-5)
-    entropy = -sum(np.where(np.isfinite(x), np.exp(x) * np.where(np.isfinite(x), x, 0), 0).sum(1) for x in expected)
+    entropy = -sum(
+        np.where(np.isfinite(x), np.exp(x) * np.where(np.isfinite(x), x, 0), 0).sum(1) for x in expected
+    )
     np.testing.assert_allclose(found.entropy.detach(), entropy, rtol=1e-4, atol=1e-5)
     assert found.entropy[0] == 0  # one action per branch
     assert out["log_prob"][0] == 0
@@ -126,12 +134,18 @@ def test_a_forbidden_action_has_probability_0(action):
         for choice in range(size):
             acted = best.copy()
             acted[:, i] = choice
-            log_prob = policy.forward(policy.prepare(seen), {"action": acted.reshape(answered(policy, spaces, seen)["action"].shape)}).log_prob
-            np.testing.assert_array_equal(np.exp(log_prob) > 0, seen["obs.action_mask"][:, start + choice] > 0)
+            log_prob = policy.forward(
+                policy.prepare(seen),
+                {"action": acted.reshape(answered(policy, spaces, seen)["action"].shape)},
+            ).log_prob
+            np.testing.assert_array_equal(
+                np.exp(log_prob) > 0, seen["obs.action_mask"][:, start + choice] > 0
+            )
 
 
 def by_autograd(policy, inputs, action, factors, branches):
-    """The flat gradient of a plain network in torch, whose distribution is over what is allowed alone."""
+    """The flat gradient of a plain network in torch, whose distribution is over what is
+    allowed alone."""
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
 
     def tower(i):
@@ -147,10 +161,16 @@ def by_autograd(policy, inputs, action, factors, branches):
         legal = ~torch.from_numpy(inputs["forbidden"][:, start : start + size])
         part = head[:, start : start + size]
         log_probs = part - part.masked_fill(~legal, -torch.inf).logsumexp(1, keepdim=True)
-        log_prob = log_prob + log_probs.gather(1, torch.from_numpy(action.reshape(len(action), -1)[:, i : i + 1]))[:, 0]
+        log_prob = (
+            log_prob
+            + log_probs.gather(1, torch.from_numpy(action.reshape(len(action), -1)[:, i : i + 1]))[:, 0]
+        )
         entropy = entropy - torch.where(legal, log_probs.exp() * log_probs, 0).sum(1)
     value = tower(1) @ w["critic.weight"] + w["critic.bias"]
-    sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, (log_prob, entropy, value), strict=True)).backward()
+    sum(
+        (torch.from_numpy(factor) * x).sum()
+        for factor, x in zip(factors, (log_prob, entropy, value), strict=True)
+    ).backward()
     return torch.cat([torch.zeros(x.numel()) if x.grad is None else x.grad.reshape(-1) for x in w.values()])
 
 
@@ -172,7 +192,10 @@ def test_gradients_are_autograd_s_and_exactly_0_for_what_is_forbidden(action, ki
         policy.backward(*factors, gradient)
     else:
         tensor = torch.full((policy.size,), torch.nan)
-        policy.forward({name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(action)})
+        policy.forward(
+            {name: torch.from_numpy(array) for name, array in inputs.items()},
+            {"action": torch.from_numpy(action)},
+        )
         policy.backward(*torch.from_numpy(factors), tensor)
         gradient = tensor.numpy()
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
@@ -182,14 +205,18 @@ def test_gradients_are_autograd_s_and_exactly_0_for_what_is_forbidden(action, ki
     assert (of_head[1:-1] != 0).any(1).sum() >= 2
     # evaluate, as an algorithm with autograd around the policy uses it
     policy.trainable_parameters()[0].grad.zero_()
-    found = policy.evaluate({name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(action)})
+    found = policy.evaluate(
+        {name: torch.from_numpy(array) for name, array in inputs.items()},
+        {"action": torch.from_numpy(action)},
+    )
     sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     np.testing.assert_allclose(policy.trainable_parameters()[0].grad, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_what_is_forbidden_has_no_gradient_even_where_it_was_done(action):
-    """Rows of another behaviour, or that forbid everything: nothing acts on these, but they may pass through the network."""
+    """Rows of another behaviour, or that forbid everything: nothing acts on these, but
+    they may pass through the network."""
     policy, spaces, branches = built(ACTIONS[action])
     torched, _, _ = built(ACTIONS[action], "torch")
     seen, n = draw(branches, 40), 40
@@ -198,10 +225,14 @@ def test_what_is_forbidden_has_no_gradient_even_where_it_was_done(action):
     acted = allocate(NET.answer(spaces), (n,))["action"]
     acted.reshape(n, -1)[...] = np.random.default_rng(0).integers(0, branches, (n, len(branches)))
     factors = np.random.default_rng(0).standard_normal((3, n)).astype(np.float32)
-    gradient, of_torch, inputs = np.empty(policy.size, np.float32), torch.empty(policy.size), policy.prepare(seen)
+    gradient = np.empty(policy.size, np.float32)
+    of_torch = torch.empty(policy.size)
+    inputs = policy.prepare(seen)
     policy.forward(inputs, {"action": acted})
     policy.backward(*factors, gradient)
-    torched.forward({name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(acted)})
+    torched.forward(
+        {name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(acted)}
+    )
     torched.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-4, atol=1e-4)
     start = sum(int(np.prod(shape)) for name, shape in policy._shapes.items() if name.startswith("hidden"))
@@ -217,7 +248,9 @@ def test_a_mask_that_allows_everything_changes_nothing(action, kind):
     bare.load(masked.parameters(), 0)
     seen = draw(branches, 50)
     seen["obs.action_mask"][...] = 1
-    outs = [answered(policy, spaces, seen | {"obs": seen["obs.view"]}, kind=kind) for policy in (masked, bare)]
+    outs = [
+        answered(policy, spaces, seen | {"obs": seen["obs.view"]}, kind=kind) for policy in (masked, bare)
+    ]
     for name in outs[0]:
         np.testing.assert_array_equal(outs[0][name], outs[1][name])
 
@@ -251,12 +284,28 @@ def test_masks_may_be_bits_of_any_small_dtype(mask):
 @pytest.mark.parametrize(
     ("action", "mask", "message"),
     [
-        (Discrete(5), Box((4,), "int8"), r"obs\.action_mask is int8\[4\]; it must be one array, bool or int8, of 5 elements"),
+        (
+            Discrete(5),
+            Box((4,), "int8"),
+            r"obs\.action_mask is int8\[4\]; it must be one array, bool or int8, of 5 elements",
+        ),
         (Discrete(5), Box((5,), "float32"), r"obs\.action_mask is float32\[5\]; .* of 5 elements"),
         (Discrete(5), Discrete(5), r"obs\.action_mask is int64\[\]; .* of 5 elements"),
-        (MultiDiscrete((2, 4, 3)), MultiBinary(3), r"obs\.action_mask is int8\[3\]; .* of 2\+4\+3 = 9 elements"),
-        (MultiDiscrete((2, 3)), Dict({"a": MultiBinary(2), "b": MultiBinary(3)}), r"has parts itself \(obs\.action_mask\.a, obs\.action_mask\.b\)"),
-        (Box((2,), "float32"), MultiBinary(2), r"masks go with Discrete and MultiDiscrete; take action_mask = None"),
+        (
+            MultiDiscrete((2, 4, 3)),
+            MultiBinary(3),
+            r"obs\.action_mask is int8\[3\]; .* of 2\+4\+3 = 9 elements",
+        ),
+        (
+            MultiDiscrete((2, 3)),
+            Dict({"a": MultiBinary(2), "b": MultiBinary(3)}),
+            r"has parts itself \(obs\.action_mask\.a, obs\.action_mask\.b\)",
+        ),
+        (
+            Box((2,), "float32"),
+            MultiBinary(2),
+            r"masks go with Discrete and MultiDiscrete; take action_mask = None",
+        ),
         (MultiBinary(2), MultiBinary(2), r"masks go with Discrete and MultiDiscrete"),
     ],
 )
@@ -271,7 +320,11 @@ def test_a_mask_of_another_name_must_be_there():
     """Else whoever misspells it plays what is forbidden, and does not know."""
     spaces, _ = spaces_of(Discrete(5))
     for config in (NET.replace(action_mask="action_msk"), Joined(action_mask="action_msk")):
-        with pytest.raises(ConfigError, match=r'action_mask = "action_msk", but the observation has no such part; did you mean "action_mask"\?'):
+        with pytest.raises(
+            ConfigError,
+            match=r'action_mask = "action_msk", but the observation has no such part; did you mean '
+            r'"action_mask"\?',
+        ):
             config.build(spaces, 0)
     with pytest.raises(ConfigError, match="no such part; known: none"):
         NET.replace(action_mask="legal").build(Spaces(Box((3,), "float32"), Discrete(5)), 0)
@@ -286,11 +339,16 @@ def make_sample(policy, spaces, branches, seed=0, steps=12, seats=8):
     """Rows as an actor writes them: action 0 pays; final rows forbid everything."""
     rng = np.random.default_rng(seed)
     answer = NET.answer(spaces)
-    sample = Sample(allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **answer}, (steps, seats)))
+    sample = Sample(
+        allocate({**ROW_FIELDS, **schema_of_space(spaces.observation, "obs"), **answer}, (steps, seats))
+    )
     for t in range(steps):
         seen = draw(branches, seats, seed * 1000 + t)
         final = rng.random(seats) < 0.2
-        sample["done"][t], sample["truncated"][t] = final & (np.arange(seats) % 2 == 0), final & (np.arange(seats) % 2 == 1)
+        sample["done"][t], sample["truncated"][t] = (
+            final & (np.arange(seats) % 2 == 0),
+            final & (np.arange(seats) % 2 == 1),
+        )
         seen["obs.action_mask"][final] = 0
         out = allocate(answer, (seats,))
         policy.act(seen, {}, False, out)
@@ -308,7 +366,9 @@ def test_updates_with_masks_are_equal_in_numpy_and_torch_and_learn(action):
     learners, share = [], []
     for kind in ("numpy", "torch"):
         policy, spaces, branches = built(ACTIONS[action], kind)
-        learners.append(PPO(gamma=0.0, minibatch_size=64, learning_rate=1e-2, correct_off_policy=True).build(policy, 0))
+        learners.append(
+            PPO(gamma=0.0, minibatch_size=64, learning_rate=1e-2, correct_off_policy=True).build(policy, 0)
+        )
     for seed in range(15):
         sample = make_sample(learners[0].policy, spaces, branches, seed, 17, 16)
         trained = sample.trained()
@@ -334,7 +394,10 @@ def test_a_row_that_was_acted_on_and_allows_nothing_is_named_and_a_final_one_is_
     row = np.argwhere(sample.trained())[3]
     sample["obs.action_mask"][tuple(row)][-branches[-1] :] = 0
     where = " in branch 2" if len(branches) > 1 else ""
-    with pytest.raises(EnvironmentFault, match=rf"obs\.action_mask allows no action{where} in 1 of {sample.trained().sum()} rows .*row 3 "):
+    with pytest.raises(
+        EnvironmentFault,
+        match=rf"obs\.action_mask allows no action{where} in 1 of {sample.trained().sum()} rows .*row 3 ",
+    ):
         learner.update([sample], 0.0)
     np.testing.assert_array_equal(policy.flat, before)
 
@@ -361,8 +424,12 @@ def test_a_module_of_one_s_own_is_masked_by_its_base(action):
     policy, seen = Joined().build(spaces, 0), draw(branches, 500)
     for kind in ("torch", "device"):
         for deterministic in (False, True):
-            assert allowed(answered(policy, spaces, seen, deterministic, kind)["action"], seen, branches).all()
-    assert not allowed(answered(Joined(action_mask=None).build(spaces, 0), spaces, seen)["action"], seen, branches).all()
+            assert allowed(
+                answered(policy, spaces, seen, deterministic, kind)["action"], seen, branches
+            ).all()
+    assert not allowed(
+        answered(Joined(action_mask=None).build(spaces, 0), spaces, seen)["action"], seen, branches
+    ).all()
     learner = PPO(minibatch_size=64).build(policy, 0)
     sample = make_sample(policy, spaces, branches)
     assert learner.update([sample], 0.0)["rows"] > 0

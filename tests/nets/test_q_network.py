@@ -1,4 +1,5 @@
-"""Networks of action values: their gradients are autograd's, their noise is the paper's, and the policy explores as it says."""
+"""Networks of action values: their gradients are autograd's, their noise is the paper's,
+and the policy explores as it says."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,15 @@ def by_autograd(shape, weights, inputs):
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize(
-    ("observation", "hidden", "atoms"), [(VECTOR, (8, 5), 1), (VECTOR, (), 1), (IMAGE, (9,), 1), (VECTOR, (8,), 7), (IMAGE, (), 3), (LARGE, (9,), 1)]
+    ("observation", "hidden", "atoms"),
+    [
+        (VECTOR, (8, 5), 1),
+        (VECTOR, (), 1),
+        (IMAGE, (9,), 1),
+        (VECTOR, (8,), 7),
+        (IMAGE, (), 3),
+        (LARGE, (9,), 1),
+    ],
 )
 def test_values_and_gradients_are_autograds(observation, hidden, atoms, duelling, noise):
     filters = {"filters": 4} if observation is IMAGE else {}
@@ -194,7 +203,9 @@ def test_what_cannot_be_is_refused(message):
         REFUSED[message]()
 
 
-@pytest.mark.parametrize(("shape", "seen"), [((4, 40, 37), (40, 37, 4)), ((40, 37, 4), (40, 37, 4)), ((40, 37), (40, 37, 1))])
+@pytest.mark.parametrize(
+    ("shape", "seen"), [((4, 40, 37), (40, 37, 4)), ((40, 37, 4), (40, 37, 4)), ((40, 37), (40, 37, 1))]
+)
 def test_large_images_stay_bytes_and_are_acted_on_however_they_lie(shape, seen):
     spaces = Spaces(Box(shape, "uint8", (0,), (255,)), Discrete(3))
     config = QNetwork(hidden=(8,))

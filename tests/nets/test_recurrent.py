@@ -1,4 +1,5 @@
-"""The policy that remembers: acting and training are one function, in numpy as in torch, for every distribution."""
+"""The policy that remembers: acting and training are one function, in numpy as in torch,
+for every distribution."""
 
 import subprocess
 import sys
@@ -42,17 +43,25 @@ def stirred(net, spaces, device="numpy", seed=0):
 
 
 def play(policy, net, spaces, seed=0):
-    """Act for LENGTH steps as actors do. Return the observations, on_reset, the states before acting, the answers; all time first."""
+    """Act for LENGTH steps as actors do. Return the observations, on_reset, the states
+    before acting, the answers; all time first."""
     rng = np.random.default_rng(seed)
     shape = (LENGTH, COUNT)
     seen = {"obs": rng.standard_normal((*shape, 3)).astype(np.float32)}
     if spaces.observation == CAMERA:
-        seen = {"obs.camera": rng.integers(0, 256, (*shape, 36, 36, 1)).astype(np.uint8), "obs.speed": seen["obs"]}
+        seen = {
+            "obs.camera": rng.integers(0, 256, (*shape, 36, 36, 1)).astype(np.uint8),
+            "obs.speed": seen["obs"],
+        }
     elif spaces.observation == MASKED:
         allowed = rng.random((*shape, 4)) < 0.5
         allowed[..., 0] |= ~allowed.any(-1)
         state = rng.standard_normal((*shape, 2)).astype(np.float32)
-        seen = {"obs.speed": seen["obs"], "obs.action_mask": allowed.astype(np.int8), "obs.global_state": state}
+        seen = {
+            "obs.speed": seen["obs"],
+            "obs.action_mask": allowed.astype(np.int8),
+            "obs.global_state": state,
+        }
     on_reset = rng.random(shape) < 0.25
     states, answers = allocate(net.state(spaces), (LENGTH + 1, COUNT)), allocate(net.answer(spaces), shape)
     for name, array in states.items():
@@ -60,8 +69,15 @@ def play(policy, net, spaces, seed=0):
         array[0, on_reset[0]] = 0
         assert name.startswith("state.")
     for t in range(LENGTH):
-        out = {name: array[t] for name, array in answers.items()} | {name: array[t + 1] for name, array in states.items()}
-        policy.act({name: array[t] for name, array in seen.items()}, {name: array[t] for name, array in states.items()}, False, out)
+        out = {name: array[t] for name, array in answers.items()} | {
+            name: array[t + 1] for name, array in states.items()
+        }
+        policy.act(
+            {name: array[t] for name, array in seen.items()},
+            {name: array[t] for name, array in states.items()},
+            False,
+            out,
+        )
         if t + 1 < LENGTH:
             for array in states.values():
                 array[t + 1, on_reset[t + 1]] = 0
@@ -74,7 +90,11 @@ def flat(arrays):
 
 def inputs_of(policy, played, rows):
     seen, on_reset, states, answers = played
-    inputs = policy.prepare(flat(seen)) | {name: array[0] for name, array in states.items()} | {"on_reset": on_reset, "rows": rows}
+    inputs = (
+        policy.prepare(flat(seen))
+        | {name: array[0] for name, array in states.items()}
+        | {"on_reset": on_reset, "rows": rows}
+    )
     return inputs, {name: array[rows] for name, array in flat({"action": answers["action"]}).items()}
 
 
@@ -83,7 +103,8 @@ def inputs_of(policy, played, rows):
 @pytest.mark.parametrize("hidden", [(7,), (8, 6), ()])
 @pytest.mark.parametrize("action", ["discrete", "box"])
 def test_what_training_recomputes_is_what_acting_answered(kind, shared, hidden, action):
-    net, spaces = RecurrentActorCritic(cell=kind, shared_critic=shared, hidden=hidden, width=5), Spaces(VECTOR, ACTIONS[action])
+    net = RecurrentActorCritic(cell=kind, shared_critic=shared, hidden=hidden, width=5)
+    spaces = Spaces(VECTOR, ACTIONS[action])
     policy = stirred(net, spaces)
     played = play(policy, net, spaces)
     rows = np.flatnonzero(np.random.default_rng(5).random(LENGTH * COUNT) < 0.7)
@@ -100,7 +121,8 @@ def test_what_was_seen_earlier_in_the_episode_bears_on_what_is_done(kind):
     policy = stirred(net, spaces)
     values = []
     for shown in (-3, 3):
-        state, out = allocate(net.state(spaces), (1,)), allocate({**net.answer(spaces), **net.state(spaces)}, (1,))
+        state = allocate(net.state(spaces), (1,))
+        out = allocate({**net.answer(spaces), **net.state(spaces)}, (1,))
         for x in (shown, 0, 0):
             policy.act({"obs": np.full((1, 3), x, np.float32)}, state, True, out)
             state = {name: out[name].copy() for name in state}
@@ -123,7 +145,9 @@ def test_masks_and_what_the_critic_alone_sees_hold_for_the_rows_asked_for(kind):
     gradient, of_torch = np.full(plain.size, np.nan, np.float32), torch.full((plain.size,), np.nan)
     plain.backward(*factors, gradient)
     as_tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, acted)]
-    np.testing.assert_allclose(other.forward(*as_tensors).entropy, plain.forward(inputs, acted).entropy, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        other.forward(*as_tensors).entropy, plain.forward(inputs, acted).entropy, rtol=1e-5, atol=1e-5
+    )
     other.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-5, atol=1e-5 * np.abs(gradient).max())
 
@@ -138,14 +162,18 @@ def test_masks_and_what_the_critic_alone_sees_hold_for_the_rows_asked_for(kind):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_numpy_and_torch_are_one_network(kind, shared, action):
-    net = RecurrentActorCritic(cell=kind, shared_critic=shared, hidden=(7,), width=5, normalise_observations=True)
+    net = RecurrentActorCritic(
+        cell=kind, shared_critic=shared, hidden=(7,), width=5, normalise_observations=True
+    )
     spaces = Spaces(VECTOR, ACTIONS[action])
     plain, other = (stirred(net, spaces, device) for device in ("numpy", "cpu"))
     assert [*plain.parameters()] == [*other.parameters()]
     played = play(plain, net, spaces)
     rows = np.arange(LENGTH * COUNT)[::2]
     inputs, actions = inputs_of(plain, played, rows)
-    as_tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, actions)]
+    as_tensors = [
+        {name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, actions)
+    ]
     factors = np.random.default_rng(2).standard_normal((3, len(rows))).astype(np.float32)
     for ours, theirs in zip(plain.forward(inputs, actions), other.forward(*as_tensors), strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
@@ -153,7 +181,11 @@ def test_numpy_and_torch_are_one_network(kind, shared, action):
     plain.backward(*factors, gradient)
     other.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-5, atol=1e-5 * np.abs(gradient).max())
-    for name, array in zip(plain.weights, np.split(gradient, np.cumsum([w.size for w in plain.weights.values()])[:-1]), strict=True):
+    for name, array in zip(
+        plain.weights,
+        np.split(gradient, np.cumsum([w.size for w in plain.weights.values()])[:-1]),
+        strict=True,
+    ):
         assert not array.size or array.any(), name
 
     (weights,) = plain.trainable_parameters()  # by torch's autograd around the same function
@@ -172,7 +204,9 @@ def test_numpy_and_torch_are_one_network(kind, shared, action):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("observation", [CAMERA, Box((36, 36, 1), "uint8", (0.0,), (255.0,))], ids=["both", "image"])
+@pytest.mark.parametrize(
+    "observation", [CAMERA, Box((36, 36, 1), "uint8", (0.0,), (255.0,))], ids=["both", "image"]
+)
 def test_images_are_remembered_too(kind, observation):
     net, spaces = RecurrentActorCritic(cell=kind, width=5), Spaces(observation, Discrete(3))
     policy = stirred(net, spaces, "cpu")
@@ -182,7 +216,10 @@ def test_images_are_remembered_too(kind, observation):
         return
     played = play(policy, net, spaces)
     rows = np.arange(LENGTH * COUNT)
-    parts = [{name: torch.from_numpy(array) for name, array in part.items()} for part in inputs_of(policy, played, rows)]
+    parts = [
+        {name: torch.from_numpy(array) for name, array in part.items()}
+        for part in inputs_of(policy, played, rows)
+    ]
     found = policy.forward(*parts)
     np.testing.assert_allclose(found.log_prob, played[3]["log_prob"].reshape(-1), rtol=1e-4, atol=1e-5)
 
@@ -196,7 +233,10 @@ def test_acting_on_a_device_hands_the_state_on():
     for n in (3, 9, 2):
         rng = np.random.default_rng(n)
         seen = {"obs": rng.standard_normal((n, 3)).astype(np.float32)}
-        state = {name: rng.standard_normal((n, *f.shape)).astype(np.float32) for name, f in net.state(spaces).items()}
+        state = {
+            name: rng.standard_normal((n, *f.shape)).astype(np.float32)
+            for name, f in net.state(spaces).items()
+        }
         outs = [allocate({**net.answer(spaces), **net.state(spaces)}, (n,)) for _ in range(2)]
         plain.act(seen, state, True, outs[0])
         acting.begin(other.prepare(seen) | state, True, other.value_scale, outs[1])()
@@ -222,7 +262,11 @@ def test_rows_without_their_order_in_time_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"cell": "rnn"}, 'cell = "rnn" is not known; take one of lstm, gru'), ({"width": 0}, "width = 0.*64 is usual")]
+    ("settings", "message"),
+    [
+        ({"cell": "rnn"}, 'cell = "rnn" is not known; take one of lstm, gru'),
+        ({"width": 0}, "width = 0.*64 is usual"),
+    ],
 )
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -233,18 +277,23 @@ def test_the_configuration_survives_encoding_and_another_width_s_weights_are_ref
     config, spaces = RecurrentActorCritic(cell="lstm", width=9, hidden=()), Spaces(VECTOR, Discrete(3))
     assert decode(ActorCritic, encode(config)) == config
     policy, wider = config.build(spaces, 0), config.replace(width=10).build(spaces, 0)
-    with pytest.raises(SchemaError, match=r"cell\.weight is float32\[2, 3, 40\], but this network's is float32\[2, 3, 36\]"):
+    with pytest.raises(
+        SchemaError, match=r"cell\.weight is float32\[2, 3, 40\], but this network's is float32\[2, 3, 36\]"
+    ):
         policy.load(wider.parameters(), 1)
 
 
 def test_an_mlp_that_remembers_imports_no_torch():
     code = (
-        "import sys\nimport numpy as np\nfrom tidemill import PPO, RecurrentActorCritic\nfrom tidemill.api.algorithm import ROW_FIELDS, Sample\n"
+        "import sys\nimport numpy as np\nfrom tidemill import PPO, RecurrentActorCritic\nfrom "
+        "tidemill.api.algorithm import ROW_FIELDS, Sample\n"
         "from tidemill.api.spaces import *\nfrom tidemill.core.schema import Field, allocate\n"
         "config, spaces = RecurrentActorCritic(cell='lstm'), Spaces(Box((3,), 'float32'), Discrete(2))\n"
-        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces), **config.state(spaces)}\n"
+        "fields = {**ROW_FIELDS, 'obs': Field((3,), 'float32'), **config.answer(spaces), "
+        "**config.state(spaces)}\n"
         "sample = Sample(allocate(fields, (9, 4)))\n"
-        "learner = PPO(entropy_coefficient=0.01, correct_off_policy=True, chunk_steps=3).build(config.build(spaces, 0), 0)\n"
+        "learner = PPO(entropy_coefficient=0.01, correct_off_policy=True, "
+        "chunk_steps=3).build(config.build(spaces, 0), 0)\n"
         "assert learner.update([sample], 0.0)['rows'] == 32\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

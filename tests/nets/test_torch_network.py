@@ -1,4 +1,5 @@
-"""Policies with a torch module of the user's: both sides of the distribution agree, parameters are the module's memory, mistakes are named."""
+"""Policies with a torch module of the user's: both sides of the distribution agree,
+parameters are the module's memory, mistakes are named."""
 
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.nets.torch_network import TorchNetwork
 
-OBSERVATION = Dict({"camera": Box((4, 3), "uint8", (0.0,), (255.0,)), "speed": Box((5,), "float32"), "gear": Discrete(6)})
+OBSERVATION = Dict(
+    {"camera": Box((4, 3), "uint8", (0.0,), (255.0,)), "speed": Box((5,), "float32"), "gear": Discrete(6)}
+)
 ACTIONS = {
     "discrete": Discrete(4),
     "branches": MultiDiscrete((2, 5, 3)),
@@ -63,9 +66,12 @@ def ask(policy, config, spaces, observation, deterministic):
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-@pytest.mark.parametrize("deterministic", [False, True, np.array([True, False] * 4)], ids=["drawn", "mode", "mixed"])
+@pytest.mark.parametrize(
+    "deterministic", [False, True, np.array([True, False] * 4)], ids=["drawn", "mode", "mixed"]
+)
 def test_acting_and_training_agree_and_rows_beyond_the_request_stay(action, deterministic):
-    spaces, config = Spaces(OBSERVATION, action), JoinedNetwork(**({"log_std_init": -0.3} if isinstance(action, Box) else {}))
+    spaces = Spaces(OBSERVATION, action)
+    config = JoinedNetwork(**({"log_std_init": -0.3} if isinstance(action, Box) else {}))
     policy, observation = config.build(spaces, seed=1), draw(8)
     policy.fold(observation, np.array([0.0, 8.0], np.float32))  # deviation 4
     out = ask(policy, config, spaces, observation, deterministic)
@@ -82,10 +88,13 @@ def test_parameters_are_the_module_s_memory_and_load_copies_into_it():
     spaces, config = Spaces(OBSERVATION, ACTIONS["box"]), JoinedNetwork()
     one, other, same = config.build(spaces, 1), config.build(spaces, 2), config.build(spaces, 1)
     assert set(one.parameters()) == {
-        "network.actor.weight", "network.actor.bias", "network.critic.weight", "network.critic.bias", "network.scale", "log_std",
-        "returns.mean", "returns.variance", "returns.count",
+        "network.actor.weight", "network.actor.bias", "network.critic.weight", "network.critic.bias",
+        "network.scale", "log_std", "returns.mean", "returns.variance", "returns.count",
     }  # fmt: skip
-    assert all(np.array_equal(a, b) for a, b in zip(one.parameters().values(), same.parameters().values(), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(one.parameters().values(), same.parameters().values(), strict=True)
+    )
     with torch.no_grad():
         for weight in one.trainable_parameters():
             weight.fill_(0.125)

@@ -1,6 +1,8 @@
-"""Seats that play episodes nobody has made up: each row's observation says which seat, episode and step it is of.
+"""Seats that play episodes nobody has made up: each row's observation says which seat,
+episode and step it is of.
 
-They send arrivals to a replay, whose batches are checked against what the numbers in them say.
+They send arrivals to a replay, whose batches are checked against what the numbers in them
+say.
 """
 
 from typing import Any
@@ -25,7 +27,8 @@ class Seat:
         self.number, self.episode, self.step, self.open = number, -1, 0, False
 
     def row(self, what: str) -> dict[str, Any]:
-        """`what`: "step", "done", "cut" (truncated), "lost" (voided), "away" (a filler). A seat whose episode is over begins one."""
+        """`what`: "step", "done", "cut" (truncated), "lost" (voided), "away" (a filler).
+        A seat whose episode is over begins one."""
         if what == "away":
             return dict(FILLER)
         if what == "lost":
@@ -66,25 +69,41 @@ class Play:
     """Producers with so many `seats` each, and a replay at the other end."""
 
     def __init__(
-        self, config: BufferConfig, seats: tuple[int, ...] = (1,), batch: int | None = 8, stack: int = 1, blank: bool = False, **demand: Any
+        self,
+        config: BufferConfig,
+        seats: tuple[int, ...] = (1,),
+        batch: int | None = 8,
+        stack: int = 1,
+        blank: bool = False,
+        **demand: Any,
     ) -> None:
         edges = [Edge(f"samples/{i}", "channel", f"source-{i}", ("trainer",)) for i in range(len(seats))]
         ends = local_endpoints([*(f"source-{i}" for i in range(len(seats))), "trainer"], edges)
         self.producers = [ChannelSampleProducer([[ends[e.source][0].producer(e.name)]]) for e in edges]
         obs = CODE if stack == 1 else Field((stack, 3), "float32")
-        schema = {"obs": obs, **ARRIVAL_FIELDS, "action": Field((), "int64"), "log_prob": Field((), "float32")}
+        schema = {
+            "obs": obs,
+            **ARRIVAL_FIELDS,
+            "action": Field((), "int64"),
+            "log_prob": Field((), "float32"),
+        }
         for producer, count in zip(self.producers, seats, strict=True):
             producer.offer(schema, 1, count, 4)
         source = ChannelSampleConsumer([ends["trainer"][0].consumer(e.name) for e in edges], 0, 0)
         self.seats = [[Seat(sum(seats[:i]) + j) for j in range(count)] for i, count in enumerate(seats)]
-        self._stacks = {seat.number: np.zeros((stack, 3), np.float32) for group in self.seats for seat in group}
+        self._stacks = {
+            seat.number: np.zeros((stack, 3), np.float32) for group in self.seats for seat in group
+        }
         self._stack, self._blank = stack, blank
         self.ends: set[tuple[float, ...]] = set()
         """The last rows of episodes that came to an end."""
-        self.buffer: ReplayBuffer = config.build(source, Demand(**{"rows": batch, "samples": len(seats), "seed": 3, **demand}))
+        self.buffer: ReplayBuffer = config.build(
+            source, Demand(**{"rows": batch, "samples": len(seats), "seed": 3, **demand})
+        )
 
     def tick(self, producer: int, *whats: str):
-        """Send what befalls each seat of a producer (the last one named befalls the rest), and have it received."""
+        """Send what befalls each seat of a producer (the last one named befalls the
+        rest), and have it received."""
         block = self.producers[producer].reserve()
         assert block is not None
         for array in block.values():
@@ -106,7 +125,8 @@ class Play:
         return received
 
     def draw(self, version: int = 0, transitions: int = 1):
-        """Return the fields [n, ...] of at least so many transitions, in batches that are released."""
+        """Return the fields [n, ...] of at least so many transitions, in batches that are
+        released."""
         batches: list[dict[str, np.ndarray]] = []
         while not batches or sum(len(batch["steps"]) for batch in batches) < transitions:
             taken = self.buffer.take(version)
@@ -126,13 +146,17 @@ class Play:
 
 
 def check(batch: dict[str, np.ndarray], steps: int, stack: int, blank: bool) -> None:
-    """Every transition must be of one seat and one episode, reach over `steps` steps or to the episode's end, and bear the rewards between."""
+    """Every transition must be of one seat and one episode, reach over `steps` steps or
+    to the episode's end, and bear the rewards between."""
     obs, then = batch["obs"], batch["next.obs"]
     if stack > 1:
         for frames in (obs, then):
             ages = frames[:, -1:, 2] - np.arange(stack - 1, -1, -1)
-            assert (frames[:, :, 2] == np.maximum(ages, 0)).all()  # consecutive, and the first one or zeros stand for those before it
-            assert (frames[:, :, :2] == np.where(blank & (ages < 0), 0, 1)[..., None] * frames[:, -1:, :2]).all()
+            # consecutive, and the first one or zeros stand for those before it
+            assert (frames[:, :, 2] == np.maximum(ages, 0)).all()
+            assert (
+                frames[:, :, :2] == np.where(blank & (ages < 0), 0, 1)[..., None] * frames[:, -1:, :2]
+            ).all()
         obs, then = obs[:, -1], then[:, -1]
     spans = batch["steps"]
     assert (obs[:, :2] == then[:, :2]).all()

@@ -16,7 +16,14 @@ ROWS = STEPS * SEATS
 class Stream:
     """`slots` of each producer; `seats` of each one's samples."""
 
-    def __init__(self, config: BufferConfig, slots: int = 2, seats: tuple[int, ...] = (SEATS,), late: bool = False, **demand: Any) -> None:
+    def __init__(
+        self,
+        config: BufferConfig,
+        slots: int = 2,
+        seats: tuple[int, ...] = (SEATS,),
+        late: bool = False,
+        **demand: Any,
+    ) -> None:
         edges = [Edge(f"samples/{i}", "channel", f"source-{i}", ("trainer",)) for i in range(len(seats))]
         ends = local_endpoints([*(f"source-{i}" for i in range(len(seats))), "trainer"], edges)
         self.producers = [ChannelSampleProducer([[ends[e.source][0].producer(e.name)]]) for e in edges]
@@ -31,8 +38,8 @@ class Stream:
             producer.offer(ROW_FIELDS, rows, seats, slots)
 
     def send(self, mark: int, version: int = 0, producer: int = 0) -> bool:
-        """Send a sample that bears `mark` and whose every row was made by `version`, but its burn-in, which is older than any bound. False when there
-        is no slot for it."""
+        """Send a sample that bears `mark` and whose every row was made by `version`, but
+        its burn-in, which is older than any bound. False when there is no slot for it."""
         block = self.producers[producer].reserve()
         if block is None:
             return False
@@ -44,7 +51,8 @@ class Stream:
         return True
 
     def take(self, version: int = 0) -> list[int] | None:
-        """Return the marks of the batch, used at once; None when there is none. Every cell of its samples must still be as it was sent."""
+        """Return the marks of the batch, used at once; None when there is none. Every
+        cell of its samples must still be as it was sent."""
         taken = self.buffer.take(version)
         if taken is None:
             return None

@@ -1,9 +1,10 @@
-"""The limiter's promises, at every instant of random schedules and with real threads (see the module's text for the letters):
+"""The limiter's promises, at every instant of random schedules and with real threads (see
+the module's text for the letters):
 
-G1  0 ≤ D(C) - K ≤ Qt
-G2  some step, commit, void or task can always happen
-G3  after a drain I = 0, K = D(C), S = C + V
-G4  the slots' counters sum to the global ones
+G1: 0 ≤ D(C) - K ≤ Qt
+G2: some step, commit, void or task can always happen
+G3: after a drain I = 0, K = D(C), S = C + V
+G4: the slots' counters sum to the global ones
 """
 
 import random
@@ -37,7 +38,8 @@ def check(limiter: Limiter, ratio: Fraction, slack: int) -> None:
 
 
 class Slots:
-    """What slots do: each has a step in flight or not; whole episodes become samplable at once."""
+    """What slots do: each has a step in flight or not; whole episodes become samplable at
+    once."""
 
     def __init__(self, limiter: Limiter, count: int, whole: bool, warm_up: int, least: int = 0) -> None:
         self.limiter, self.whole, self.warm_up, self.least = limiter, whole, warm_up, least
@@ -69,7 +71,12 @@ class Slots:
 
     def check(self) -> None:
         n = self.limiter.counts
-        assert (sum(self.started), sum(self.committed), sum(self.voided)) == (n.started, n.committed, n.voided)  # G4
+        # G4
+        assert (sum(self.started), sum(self.committed), sum(self.voided)) == (
+            n.started,
+            n.committed,
+            n.voided,
+        )
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,7 +90,9 @@ class Slots:
     budget=st.none() | st.integers(0, 40),
     moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
 )
-def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio, slack, count, whole, warm_up, least, budget, moves):
+def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(
+    ratio, slack, count, whole, warm_up, least, budget, moves
+):
     limiter = Limiter(ratio, slack)
     limiter.begin_phase(budget)
     slots = Slots(limiter, count, whole, warm_up, least)
@@ -91,7 +100,10 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio,
         limiter.sampleable(least)
     for who, what in moves:
         before = limiter.counts
-        gate = debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue and before.started - before.voided != budget
+        gate = (
+            debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue
+            and before.started - before.voided != budget
+        )
         if what < 4:
             free = who < count and slots.started[who] == slots.committed[who] + slots.voided[who]
             assert slots.start(who % count) == gate or not free
@@ -114,12 +126,19 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(ratio,
         limiter.finish_task()
         check(limiter, ratio, slack)
     n = limiter.counts
-    assert limiter.drained and n.started == n.committed + n.voided and n.tasks == debt(n, n.committed, ratio)  # G3
+    # G3
+    assert limiter.drained and n.started == n.committed + n.voided and n.tasks == debt(n, n.committed, ratio)
     slots.check()
 
 
 @settings(max_examples=100, deadline=None)
-@given(ratio=st.sampled_from(RATIOS), slack=st.integers(1, 9), most=st.integers(1, 30), tasks=st.integers(0, 20), warm=st.integers(0, 5))
+@given(
+    ratio=st.sampled_from(RATIOS),
+    slack=st.integers(1, 9),
+    most=st.integers(1, 30),
+    tasks=st.integers(0, 20),
+    warm=st.integers(0, 5),
+)
 def test_many_steps_start_at_once_exactly_when_they_would_one_by_one(ratio, slack, most, tasks, warm):
     together, alone = Limiter(ratio, slack), Limiter(ratio, slack)
     for limiter in (together, alone):
@@ -177,7 +196,13 @@ def test_the_promises_hold_with_real_threads(ratio):
                 with guard:
                     assert slots.finish(slot, lost=draw.random() < 0.1, ends=draw.random() < 0.2)
             else:
-                limiter.wait(lambda: bool(limiter.counts.committed + limiter.in_flight < budget or limiter.counts.committed == budget), 0.01)
+                limiter.wait(
+                    lambda: bool(
+                        limiter.counts.committed + limiter.in_flight < budget
+                        or limiter.counts.committed == budget
+                    ),
+                    0.01,
+                )
 
     def train() -> None:
         while limiter.counts.committed < budget or limiter.owed:
@@ -188,7 +213,10 @@ def test_the_promises_hold_with_real_threads(ratio):
         while limiter.counts.committed < budget:
             n = limiter.counts
             assert 0 <= debt(n, n.committed, ratio) - n.tasks <= limiter.queue
-            assert n.started >= n.committed + n.voided and n.committed + (n.started - n.committed - n.voided) <= budget
+            assert (
+                n.started >= n.committed + n.voided
+                and n.committed + (n.started - n.committed - n.voided) <= budget
+            )
 
     threads = [run(lambda slot=slot: gather(slot)) for slot in range(count)] + [run(train), run(watch)]
     for thread in threads:
@@ -197,7 +225,12 @@ def test_the_promises_hold_with_real_threads(ratio):
     check(limiter, ratio, slack)
     slots.check()
     n = limiter.counts
-    assert limiter.drained and n.committed == budget and n.voided > 0 and n.tasks == debt(n, n.committed, ratio) > 0
+    assert (
+        limiter.drained
+        and n.committed == budget
+        and n.voided > 0
+        and n.tasks == debt(n, n.committed, ratio) > 0
+    )
 
 
 def test_whoever_waits_is_woken_with_the_cause_when_training_stops():
@@ -228,7 +261,11 @@ def test_what_was_in_flight_at_a_cut_is_voided_and_no_work_bursts_after_a_resume
     limiter.finish_task()
     again = Limiter(Fraction(1), 5, limiter.counts)
     n = again.counts
-    assert (n.started, n.committed, n.voided, n.tasks) == (5, 3, 2, 1) and again.in_flight == 0 and again.owed == 2
+    assert (
+        (n.started, n.committed, n.voided, n.tasks) == (5, 3, 2, 1)
+        and again.in_flight == 0
+        and again.owed == 2
+    )
     again.warm_up_again()
     assert again.owed == 0 and again.start(100) == 100
     again.commit(60)
@@ -281,7 +318,13 @@ def test_a_ratio_that_is_no_fraction_above_zero_is_refused(ratio):
 
 
 def test_ratios_are_read():
-    assert [parse_ratio(ratio) for ratio in ("1/4", "3/2", 8, "8", " 2 / 4 ")] == [Fraction(1, 4), Fraction(3, 2), 8, 8, Fraction(1, 2)]
+    assert [parse_ratio(ratio) for ratio in ("1/4", "3/2", 8, "8", " 2 / 4 ")] == [
+        Fraction(1, 4),
+        Fraction(3, 2),
+        8,
+        8,
+        Fraction(1, 2),
+    ]
     with pytest.raises(ConfigError, match=r'0.25 is ratio = "1/4"'):
         parse_ratio("0.25")
 

@@ -1,4 +1,5 @@
-"""The priority queue: what is trained on first, what is evicted first, and what is counted."""
+"""The priority queue: what is trained on first, what is evicted first, and what is
+counted."""
 
 import numpy as np
 import pytest
@@ -82,16 +83,25 @@ def test_a_sample_is_what_was_sent_whatever_its_size() -> None:
     assert stream.send(1, producer=0) and stream.send(2, producer=1)
     taken = stream.buffer.take(0)
     assert taken is not None
-    assert sorted((held.sample["version"].shape, mark_of(held)) for held in taken) == [((6, 1), 2), ((6, 3), 1)]
+    assert sorted((held.sample["version"].shape, mark_of(held)) for held in taken) == [
+        ((6, 1), 2),
+        ((6, 3), 1),
+    ]
     arrays = [array for held in taken for array in held.sample.values()]
     assert all(array.ctypes.data % 64 == 0 for array in arrays)
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
 
 def test_a_sample_that_it_cannot_hold_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"capacity = 7 rows cannot hold a sample of 8; make it at least 8, or .* less"):
+    with pytest.raises(
+        ConfigError, match=r"capacity = 7 rows cannot hold a sample of 8; make it at least 8, or .* less"
+    ):
         Stream(PriorityQueue(capacity=7))
-    with pytest.raises(ConfigError, match=r"capacity = 15 rows \(8 for each of 2 trainers\) holds 1 samples of 8 rows, less than a batch of 9 rows"):
+    with pytest.raises(
+        ConfigError,
+        match=r"capacity = 15 rows \(8 for each of 2 trainers\) holds 1 samples of 8 rows, less than a batch "
+        r"of 9 rows",
+    ):
         Stream(PriorityQueue(capacity=15), rows=9, trainers=2)
     with pytest.raises(ConfigError, match="less than a batch of 2 samples, as many as actors fill at a time"):
         Stream(PriorityQueue(capacity=15), seats=(2, 2))
@@ -103,4 +113,6 @@ def test_a_sample_that_it_cannot_hold_is_refused_at_the_start() -> None:
 
 def test_its_memory_is_told() -> None:
     (need,) = stream_of(5).buffer.needs
-    assert need.what == "buffers" and need.nbytes == 5 * sum(-(-6 * 2 * width // 64) * 64 for width in (1, 1, 1, 4, 8, 2, 1, 4, 4))
+    assert need.what == "buffers" and need.nbytes == 5 * sum(
+        -(-6 * 2 * width // 64) * 64 for width in (1, 1, 1, 4, 8, 2, 1, 4, 4)
+    )

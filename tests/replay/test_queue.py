@@ -1,4 +1,5 @@
-"""The queue: order, slots that are held, uses in succession, and what is too old at the moment of training."""
+"""The queue: order, slots that are held, uses in succession, and what is too old at the
+moment of training."""
 
 import numpy as np
 import pytest
@@ -67,7 +68,11 @@ def test_a_slot_is_given_back_in_order_whatever_is_done_first() -> None:
 
 
 def test_a_batch_that_no_slots_can_hold_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"batch_size = 34 \(17 for each of 2 trainers\) is more than the 16 rows that all 2 sample slots hold"):
+    with pytest.raises(
+        ConfigError,
+        match=r"batch_size = 34 \(17 for each of 2 trainers\) is more than the 16 rows that all 2 sample "
+        r"slots hold",
+    ):
         Stream(Queue(), rows=17, trainers=2)
     stream = Stream(Queue(), rows=17, late=True)  # whoever makes the samples is not there yet
     assert stream.take() is None
@@ -80,5 +85,7 @@ def test_uses_that_would_always_be_too_old_are_refused() -> None:
     with pytest.raises(ConfigError, match="reuses = 0"):
         Queue(reuses=0)
     Queue(reuses=3).check(2)
-    with pytest.raises(ConfigError, match=r"reuses = 3, but max_policy_lag = 1.*take reuses = 2 or max_policy_lag = 2"):
+    with pytest.raises(
+        ConfigError, match=r"reuses = 3, but max_policy_lag = 1.*take reuses = 2 or max_policy_lag = 2"
+    ):
         Queue(reuses=3).check(1)

@@ -1,4 +1,5 @@
-"""The replay: what may be drawn, how likely, within how much memory, and the same again after a restore."""
+"""The replay: what may be drawn, how likely, within how much memory, and the same again
+after a restore."""
 
 import os
 import re
@@ -34,7 +35,9 @@ def drawn(batch):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
-    life=st.lists(st.tuples(st.integers(0, 1), st.lists(BEFALLS, min_size=3, max_size=3)), min_size=1, max_size=150),
+    life=st.lists(
+        st.tuples(st.integers(0, 1), st.lists(BEFALLS, min_size=3, max_size=3)), min_size=1, max_size=150
+    ),
     steps=st.integers(1, 4),
     stack=st.integers(1, 3),
     whole=st.booleans(),
@@ -42,7 +45,9 @@ def drawn(batch):
     drop=st.booleans(),
 )
 def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole, blank, drop):
-    config = kind(capacity=3 * 16, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop)
+    config = kind(
+        capacity=3 * 16, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop
+    )
     play = Play(config, seats=(2, 1), stack=stack, blank=blank)
     written = [0, 0]
     for producer, whats in life:
@@ -75,9 +80,12 @@ def test_every_transition_is_drawn_and_no_other():
         play.tick(0, what)
     # episode 0: rows 0 to 5; episode 1: rows 0 to 3, cut; episode 2: rows 0 to 2, open
     batch = play.draw(transitions=400)
-    assert drawn(batch) == {(0, 0, i) for i in range(5)} | {(0, 1, i) for i in range(3)} | {(0, 2, i) for i in range(2)}
+    assert drawn(batch) == {(0, 0, i) for i in range(5)} | {(0, 1, i) for i in range(3)} | {
+        (0, 2, i) for i in range(2)
+    }
     ends = {tuple(obs): done for obs, done in zip(batch["next.obs"].tolist(), batch["done"], strict=True)}
-    assert ends[0, 0, 5] and not ends[0, 1, 3] and not ends[0, 2, 2]  # what was lost is no end: its value counts
+    # what was lost is no end: its value counts
+    assert ends[0, 0, 5] and not ends[0, 1, 3] and not ends[0, 2, 2]
 
 
 def test_windows_at_an_end_are_shorter_and_open_ones_wait():
@@ -87,7 +95,9 @@ def test_windows_at_an_end_are_shorter_and_open_ones_wait():
     assert drawn(play.draw(transitions=100)) == {(0, 0, 0), (0, 0, 1)}  # rows 0 to 4
     play.tick(0, "done")
     batch = play.draw(transitions=400)
-    assert {obs[2]: steps for obs, steps in zip(batch["obs"].tolist(), batch["steps"].tolist(), strict=True)} == {0: 3, 1: 3, 2: 3, 3: 2, 4: 1}
+    assert {
+        obs[2]: steps for obs, steps in zip(batch["obs"].tolist(), batch["steps"].tolist(), strict=True)
+    } == {0: 3, 1: 3, 2: 3, 3: 2, 4: 1}
 
 
 def test_what_a_lost_step_cuts_off_can_be_drawn_at_once():
@@ -118,7 +128,8 @@ def test_whole_episodes_count_when_they_are_over():
 
 
 def test_an_episode_that_outgrows_its_lane_counts_all_the_same():
-    """Else a replay that was sampleable could become empty, and everybody would wait for it."""
+    """Else a replay that was sampleable could become empty, and everybody would wait for
+    it."""
     play = Play(Replay(capacity=20, warm_up=1, whole_episodes=True, frame_stack=2), stack=2)
     for _ in range(100):
         play.tick(0, "step")
@@ -130,7 +141,12 @@ def test_an_episode_that_outgrows_its_lane_counts_all_the_same():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_over_takes_along_what_needs_it(kind, whole):
     """Lanes go round and round; episodes shorter and longer than they are."""
-    play = Play(kind(capacity=36, warm_up=1, steps=2, frame_stack=3, whole_episodes=whole), seats=(1, 1), batch=32, stack=3)
+    play = Play(
+        kind(capacity=36, warm_up=1, steps=2, frame_stack=3, whole_episodes=whole),
+        seats=(1, 1),
+        batch=32,
+        stack=3,
+    )
     for i in range(150):
         for producer, length in ((0, 5), (1, 29)):
             play.tick(producer, "done" if i % length == length - 1 else "step")
@@ -153,7 +169,8 @@ def test_the_episode_after_one_that_outgrew_its_lane_counts_as_a_whole_again():
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_episode_that_is_dropped_is_as_if_it_had_never_been(kind, whole):
-    """Those that come to an end, and those that a time limit cuts, stay; also where rows lie, and what is drawn."""
+    """Those that come to an end, and those that a time limit cuts, stay; also where rows
+    lie, and what is drawn."""
     config = kind(capacity=60, warm_up=4, steps=3, whole_episodes=whole, drop_cut=True)
     whats = ["step"] * 6 + ["done"] + ["step"] * 5 + ["cut"]
     play, without = Play(config), Play(config)
@@ -193,7 +210,9 @@ def test_an_episode_stays_that_is_needed_to_draw_from():
         play.tick(0, "step")
     assert play.buffer.sampleable
     play.tick(0, "lost")
-    assert play.buffer.sequences.count == 7 and {episode for _, episode, _ in drawn(play.check(1, transitions=50))} == {1}
+    assert play.buffer.sequences.count == 7 and {
+        episode for _, episode, _ in drawn(play.check(1, transitions=50))
+    } == {1}
 
 
 def test_a_lane_whose_longest_episode_was_dropped_is_saved_as_it_is(tmp_path):
@@ -220,7 +239,9 @@ def test_a_lane_whose_longest_episode_was_dropped_is_saved_as_it_is(tmp_path):
 )
 def test_a_full_lane_always_holds_a_transition(life, steps, stack, whole, drop):
     capacity = 2 * (2 * (steps + stack) + 2)
-    config = Replay(capacity=capacity, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop)
+    config = Replay(
+        capacity=capacity, warm_up=1, steps=steps, frame_stack=stack, whole_episodes=whole, drop_cut=drop
+    )
     play = Play(config, (2,), stack=stack)
     for whats in life:
         play.tick(0, *whats)
@@ -256,7 +277,7 @@ def test_returns_of_finished_episodes_are_told():
     assert [play.tick(0, what).returns for what in ("step", "step", "done")] == [(), (), (2.0,)]
 
 
-# ---- priorities --------------------------------------------------------------------------------------------------------------------------------
+# ---- priorities ------------------------------------------------------------------------
 
 
 @settings(max_examples=50, deadline=None)
@@ -300,7 +321,12 @@ def test_a_number_of_nothing_is_never_found(size, reach):
         sums.set(places, rng.random(20) * 10.0 ** rng.integers(-12, 3, 20))
         running = np.cumsum(sums.numbers[places])
         edges = running / running[-1]  # rounding may lead behind what is meant
-        for shares in (edges, np.nextafter(edges, 0), np.minimum(np.nextafter(edges, 2), 1), rng.random(1000)):
+        for shares in (
+            edges,
+            np.nextafter(edges, 0),
+            np.minimum(np.nextafter(edges, 2), 1),
+            rng.random(1000),
+        ):
             assert np.isin(sums.find(shares)[0], places).all()
 
 
@@ -336,7 +362,9 @@ def test_what_was_far_off_is_drawn_and_weighs_as_the_paper_says():
     assert np.abs(found - share).max() < 1e-3  # draws are stratified
     beta = 0.4 + 0.6 * 5 / 10
     weight = (10 * share) ** -beta
-    np.testing.assert_allclose(batch["weight"], (weight / weight.max())[batch["obs"][:, 2].astype(int)], rtol=1e-6)
+    np.testing.assert_allclose(
+        batch["weight"], (weight / weight.max())[batch["obs"][:, 2].astype(int)], rtol=1e-6
+    )
     play.tick(0, "step")  # a new one is as likely as the likeliest
     new = (play.draw(transitions=20_000)["obs"][:, 2] == 10).mean()
     assert abs(new - np.sqrt(10) / (np.sqrt(np.arange(1, 11)).sum() + np.sqrt(10))) < 1e-3
@@ -362,11 +390,15 @@ def test_an_algorithm_without_priorities_leaves_them_as_they_are():
     assert (play.buffer._priorities.powers.numbers[play.buffer.sequences.span > 0] == 1).all()
 
 
-# ---- saved and restored ------------------------------------------------------------------------------------------------------------------------
+# ---- saved and restored ----------------------------------------------------------------
 
 
 def make(kind=Replay, **settings):
-    return Play(kind(**{"capacity": 40, "warm_up": 3, "steps": 2, "frame_stack": 2, **settings}), seats=(1, 1), stack=2)
+    return Play(
+        kind(**{"capacity": 40, "warm_up": 3, "steps": 2, "frame_stack": 2, **settings}),
+        seats=(1, 1),
+        stack=2,
+    )
 
 
 def live(play, start, end):
@@ -398,7 +430,12 @@ def test_a_restored_replay_goes_on_exactly(kind, ticks, mapped, tmp_path):
     seats, stacks, sampleable = deepcopy(play.seats), deepcopy(play._stacks), play.buffer.sampleable
     expected = live(play, ticks, ticks + 30)
 
-    other = Play(kind(capacity=40, warm_up=3, steps=2, frame_stack=2, mapped=mapped), seats=(1, 1), stack=2, folder=tmp_path)
+    other = Play(
+        kind(capacity=40, warm_up=3, steps=2, frame_stack=2, mapped=mapped),
+        seats=(1, 1),
+        stack=2,
+        folder=tmp_path,
+    )
     other.buffer.restore(tmp_path / "replay")
     assert other.buffer.sampleable == sampleable
     other.seats, other._stacks = seats, stacks
@@ -443,18 +480,25 @@ def test_a_replay_of_other_settings_is_not_restored(tmp_path):
             other.buffer.restore(tmp_path / "replay")
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------
 
 
 def test_single_frames_are_stored(tmp_path):
     stacked, plain = make(), make(frame_stack=1)
-    assert stacked.buffer._store.schema["obs"].shape == (3,) and plain.buffer._store.schema["obs"].shape == (2, 3)
+    assert stacked.buffer._store.schema["obs"].shape == (3,) and plain.buffer._store.schema["obs"].shape == (
+        2,
+        3,
+    )
     assert stacked.buffer.needs[0].nbytes < plain.buffer.needs[0].nbytes
 
 
 def test_a_mapped_replay_leaves_no_name_and_takes_the_disk_at_once(tmp_path):
     play = Play(Replay(capacity=1_000_000, warm_up=1, mapped=True), folder=tmp_path)
-    (file,) = (link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(f"{tmp_path}/.replay"))
+    (file,) = (
+        link
+        for link in Path("/proc/self/fd").iterdir()
+        if os.path.realpath(link).startswith(f"{tmp_path}/.replay")
+    )
     status = file.stat()
     assert list(tmp_path.iterdir()) == []
     assert stat.S_IMODE(status.st_mode) == 0o600 and status.st_blocks * 512 >= status.st_size > 30_000_000
@@ -472,7 +516,9 @@ REFUSED = {
     "is less than a batch of 64": lambda: Play(Replay(capacity=63, warm_up=1), batch=64),
     "make it at least 16": lambda: Play(Replay(capacity=15, warm_up=1, steps=2), (1, 1)),
     "might never be reached": lambda: Play(Replay(capacity=64, warm_up=60)),
-    "capacity = 100 rows (50 for each of 2 trainers)": lambda: Play(Replay(capacity=100, warm_up=1), batch=64, trainers=2),
+    "capacity = 100 rows (50 for each of 2 trainers)": lambda: Play(
+        Replay(capacity=100, warm_up=1), batch=64, trainers=2
+    ),
     "capacity = 1,000 rows takes": lambda: Play(Replay(capacity=1000, warm_up=1, max_bytes=10_000)),
     "this run has none": lambda: Play(Replay(capacity=1000, warm_up=1, mapped=True)),
     "which is no stack of 2 frames": lambda: Play(Replay(capacity=1000, warm_up=1, frame_stack=2)),
@@ -493,7 +539,8 @@ def test_a_budget_that_suffices_is_enough():
 
 
 def test_rows_that_only_look_like_stacks_are_found_out():
-    play = Play(Replay(capacity=100, warm_up=1, frame_stack=3), seats=(1, 1))  # three numbers, and not three frames of one
+    # three numbers, and not three frames of one
+    play = Play(Replay(capacity=100, warm_up=1, frame_stack=3), seats=(1, 1))
     with pytest.raises(ConfigError, match="no stack of 3 frames"):
         play.tick(1, "step")
 
@@ -505,7 +552,10 @@ def test_rows_of_other_modes_are_refused():
         play.tick(0, "step")
 
 
-@pytest.mark.parametrize(("single", "shape"), [((1, 5, 7), (4, 5, 7)), ((7, 5, 1), (7, 5, 4)), ((7, 5, 3), (7, 5, 12)), ((3, 40, 40), (12, 40, 40))])
+@pytest.mark.parametrize(
+    ("single", "shape"),
+    [((1, 5, 7), (4, 5, 7)), ((7, 5, 1), (7, 5, 4)), ((7, 5, 3), (7, 5, 12)), ((3, 40, 40), (12, 40, 40))],
+)
 def test_images_are_taken_apart_and_joined_as_actors_stack_them(single, shape):
     space = Box(single, "uint8", (0,), (255,))
     assert stacked(space, 4).shape == shape

@@ -1,4 +1,5 @@
-"""Experiments for the tests of runs: real workers, and a policy and an algorithm of numpy alone, so that a run starts in half a second."""
+"""Experiments for the tests of runs: real workers, and a policy and an algorithm of numpy
+alone, so that a run starts in half a second."""
 
 import os
 import subprocess
@@ -12,7 +13,20 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Replay, Scripted, Slots, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    Replay,
+    Scripted,
+    Slots,
+    Trainer,
+)
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -52,7 +66,8 @@ class _ByObservation(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class ByVersion(ByObservation):
-    """Its actions depend on the version, too: each update of `Recorder` adds 1 to its weights."""
+    """Its actions depend on the version, too: each update of `Recorder` adds 1 to its
+    weights."""
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
         assert isinstance(spaces.action, Discrete)
@@ -70,7 +85,8 @@ class _ByVersion(_ByObservation):
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder(AlgorithmConfig):
-    """Adds 1 to every weight. `record` is a folder for the samples it gets, `seconds` how long an update takes, `save_seconds` a checkpoint."""
+    """Adds 1 to every weight. `record` is a folder for the samples it gets, `seconds` how
+    long an update takes, `save_seconds` a checkpoint."""
 
     record: str | None = None
     seconds: float = 0.005
@@ -89,7 +105,9 @@ class _Recorder(DataParallel):
     def __init__(self, config: Recorder, policy: Policy) -> None:
         self.config, self.policy, self.count = config, policy, 0
 
-    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[Array, None, dict[str, float]]:
         for sample in samples:
             if self.config.record is not None:
                 np.savez(f"{self.config.record}-{self.count}.npz", **sample)
@@ -111,15 +129,27 @@ class _Recorder(DataParallel):
         self.count = int(state["count"])
 
 
-def experiment(environment: EnvironmentConfig, lanes: int = 4, inference: str = "inline", sample_steps: int = 16, **trainer: Any) -> Experiment:
+def experiment(
+    environment: EnvironmentConfig,
+    lanes: int = 4,
+    inference: str = "inline",
+    sample_steps: int = 16,
+    **trainer: Any,
+) -> Experiment:
     servers = {} if inference == "inline" else {"server": PolicyWorkers(stream=inference)}
     return Experiment(
         name="test",
         policies={"policy": ByObservation()},
         workers={
-            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(inference=inference, sample_steps=sample_steps),)),
+            "actor": Actors(
+                environment=environment,
+                lanes=lanes,
+                agents=(AgentSpec(inference=inference, sample_steps=sample_steps),),
+            ),
             **servers,
-            "trainer": Trainer(**{"algorithm": Recorder(), "checkpoint_seconds": 0.1, "database_seconds": 0.05, **trainer}),
+            "trainer": Trainer(
+                **{"algorithm": Recorder(), "checkpoint_seconds": 0.1, "database_seconds": 0.05, **trainer}
+            ),
         },
         limits=Limits(updates=1_000_000),
     )
@@ -185,8 +215,15 @@ def slots_hang() -> Experiment:
 
 def limited(environment: str) -> Experiment:
     walk = Gymnasium(make=f"{__file__}:{environment}", threads=1)
-    made = experiment(Slots(environment=walk), lanes=1, buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2")
-    return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),))})
+    made = experiment(
+        Slots(environment=walk), lanes=1, buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2"
+    )
+    return made.replace(
+        workers={
+            **made.workers,
+            "actor": made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),)),
+        }
+    )
 
 
 class Talker(gymnasium.Env[Any, Any]):
@@ -236,7 +273,8 @@ class Grandchild(Talker):
 
 
 class Speaks(Talker):
-    """Prints in each step, onto a disk that is full, and letters that not every encoding has."""
+    """Prints in each step, onto a disk that is full, and letters that not every encoding
+    has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +316,8 @@ class Dozes(Talker):
 
 
 class HangsAtLast(Dozes):
-    """No copy of it comes back from the step that is the 300th of all, or from any later one."""
+    """No copy of it comes back from the step that is the 300th of all, or from any later
+    one."""
 
     taken = 0
 
@@ -292,7 +331,8 @@ class HangsAtLast(Dozes):
 
 
 def rows() -> Experiment:
-    """Two kinds of agents in 8 lanes that end at different ticks; every sample is written to $ROWS."""
+    """Two kinds of agents in 8 lanes that end at different ticks; every sample is written
+    to $ROWS."""
     folder = os.environ["ROWS"]
     kinds = ("red", "blue")
     return Experiment(
@@ -302,9 +342,17 @@ def rows() -> Experiment:
             "actor": Actors(
                 environment=Scripted(agents=3, kinds=2, deaths=True),
                 lanes=8,
-                agents=tuple(AgentSpec(match=f"{kind}_.*", policy=kind, samples=kind, sample_steps=12, bootstrap=1) for kind in kinds),
+                agents=tuple(
+                    AgentSpec(match=f"{kind}_.*", policy=kind, samples=kind, sample_steps=12, bootstrap=1)
+                    for kind in kinds
+                ),
             ),
-            **{f"trainer-{kind}": Trainer(policy=kind, samples=kind, algorithm=Recorder(record=f"{folder}/{kind}", seconds=0)) for kind in kinds},
+            **{
+                f"trainer-{kind}": Trainer(
+                    policy=kind, samples=kind, algorithm=Recorder(record=f"{folder}/{kind}", seconds=0)
+                )
+                for kind in kinds
+            },
         },
         limits=Limits(updates=6),
     )
@@ -315,7 +363,9 @@ def ppo() -> Experiment:
         name="ppo",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(AgentSpec(sample_steps=16),)),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(AgentSpec(sample_steps=16),)
+            ),
             "trainer": Trainer(algorithm=PPO(epochs=2, minibatch_size=64)),
         },
         limits=Limits(updates=8),

@@ -1,5 +1,5 @@
-"""Experiments with a limiter: a policy and an algorithm of numpy alone whose every number depends on all that came before, and environments whose
-steps take what time they like."""
+"""Experiments with a limiter: a policy and an algorithm of numpy alone whose every number
+depends on all that came before, and environments whose steps take what time they like."""
 
 import asyncio
 import os
@@ -25,8 +25,10 @@ PROFILES = ("none", "constant", "random", "first")
 
 
 class Walk(gymnasium.Env[Any, Any]):
-    """A random walk whose end, rewards and observations come from its own random numbers and the actions. Its observation: (position, step of the
-    episode, episode, seed of the slot). `latency`: how long its steps take, `fails`: in which of its steps (counted over all copies) it raises."""
+    """A random walk whose end, rewards and observations come from its own random numbers
+    and the actions. Its observation: (position, step of the episode, episode, seed of the
+    slot). `latency`: how long its steps take, `fails`: in which of its steps (counted
+    over all copies) it raises."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
@@ -34,7 +36,13 @@ class Walk(gymnasium.Env[Any, Any]):
     made = 0
     closed = 0
 
-    def __init__(self, latency: str = "none", fails: Sequence[int] = (), broken: bool = False, hangs: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        latency: str = "none",
+        fails: Sequence[int] = (),
+        broken: bool = False,
+        hangs: Sequence[int] = (),
+    ) -> None:
         Walk.made += 1
         self.latency, self.fails, self.broken, self.hangs = latency, set(fails), broken, set(hangs)
         self.wait = np.random.default_rng()
@@ -70,7 +78,13 @@ class Walk(gymnasium.Env[Any, Any]):
         self._linger()
         self.step_number += 1
         self.position += float(action - 1) + 0.1 * float(self.np_random.normal())
-        return self._see(), -abs(self.position), bool(self.np_random.random() < 0.1), self.step_number >= 12, {}
+        return (
+            self._see(),
+            -abs(self.position),
+            bool(self.np_random.random() < 0.1),
+            self.step_number >= 12,
+            {},
+        )
 
     def close(self) -> None:
         Walk.closed += 1
@@ -126,7 +140,8 @@ class Failing(Strolling):
 
 
 class Counting(Walk):
-    """Never ends, and shows what its seed does not know of: how many of it there were before."""
+    """Never ends, and shows what its seed does not know of: how many of it there were
+    before."""
 
     copies = 0
 
@@ -193,7 +208,8 @@ class DrawingPolicy(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing(AlgorithmConfig):
-    """Its weights are a running mixture of all that it was given. `seconds` is what an update takes at least; the update `fails` raises."""
+    """Its weights are a running mixture of all that it was given. `seconds` is what an
+    update takes at least; the update `fails` raises."""
 
     seconds: float = 0.0
     fails: int = -1
@@ -216,7 +232,12 @@ class _Mixing(Algorithm):
         if self.config.seconds:
             time.sleep(self.config.seconds)
         w = self.policy.parameters()["w"]
-        fresh = sample["obs"][0].mean(axis=0) + sample["next.obs"][0].mean(axis=0) + sample["rewards"][0].mean() + sample["action"][0].mean()
+        fresh = (
+            sample["obs"][0].mean(axis=0)
+            + sample["next.obs"][0].mean(axis=0)
+            + sample["rewards"][0].mean()
+            + sample["action"][0].mean()
+        )
         w[:] = np.sin(0.9 * w + fresh)
         self.count += 1
         return {"loss": float(w[0])}
@@ -242,15 +263,19 @@ def experiment(
     **trainer: Any,
 ) -> Experiment:
     """`slots` of each of `actors`."""
-    env = environment or Gymnasium(make=f"{__file__}:Walk", kwargs={"latency": latency, **(kwargs or {})}, threads=threads)
+    env = environment or Gymnasium(
+        make=f"{__file__}:Walk", kwargs={"latency": latency, **(kwargs or {})}, threads=threads
+    )
     return Experiment(
         name="limited",
         policies={"policy": Drawing()},
         workers={
-            "actor": Actors(environment=env, lanes=lanes, ring=slots, count=actors, agents=(AgentSpec(mode="stepwise"),)),
+            "actor": Actors(
+                environment=env, lanes=lanes, ring=slots, count=actors, agents=(AgentSpec(mode="stepwise"),)
+            ),
             "trainer": Trainer(
-                algorithm=algorithm or Mixing(), buffer=buffer or Replay(capacity=4000, warm_up=10), batch_size=8, database_seconds=None,
-                **{"ratio": "1/2", **trainer},
+                algorithm=algorithm or Mixing(), buffer=buffer or Replay(capacity=4000, warm_up=10),
+                batch_size=8, database_seconds=None, **{"ratio": "1/2", **trainer},
             ),
         },
         limits=Limits(steps=steps),

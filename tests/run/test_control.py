@@ -58,14 +58,20 @@ connection.sendall(b"stop")
 print("connected", flush=True)
 connection.recv(9)
 """
-    stranger = subprocess.Popen([sys.executable, "-c", code, _address(tmp_path)[1:]], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", code, _address(tmp_path)[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     assert stranger.stdout is not None and stranger.stdout.readline() == b"connected\n"
     assert list(socket.commands()) == []
     stranger.communicate(timeout=DEADLINE)
     socket.close()
 
 
-def test_elsewhere_than_on_linux_the_socket_is_a_file_of_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_than_on_linux_the_socket_is_a_file_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidemill.run.control.sys.platform", "darwin")
     monkeypatch.chdir(tmp_path)  # a path to a socket must be short
     before = os.umask(0)
@@ -119,9 +125,14 @@ def test_who_hangs_up_before_the_answer_does_no_harm(tmp_path: Path) -> None:
 def test_a_run_is_paused_started_and_stopped(tmp_path: Path) -> None:
     actors = Actors(environment=Scripted(), lanes=4, agents=(AgentSpec(sample_steps=8),))
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(epochs=1))}
-    experiment = Experiment(name="told", policies={"policy": ActorCritic()}, workers=workers)  # without a limit: it ends when it is told to
+    # without a limit: it ends when it is told to
+    experiment = Experiment(name="told", policies={"policy": ActorCritic()}, workers=workers)
     results = []
-    run = threading.Thread(target=lambda: results.append(tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)))
+    run = threading.Thread(
+        target=lambda: results.append(
+            tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)
+        )
+    )
     run.start()
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + DEADLINE
     while not (metrics.exists() and metrics.stat().st_size):  # until the first update
@@ -129,7 +140,12 @@ def test_a_run_is_paused_started_and_stopped(tmp_path: Path) -> None:
         time.sleep(0.01)
     answers = [tell(tmp_path / "run", command) for command in ("pause", "start", "nonsense", "stop")]
     run.join(DEADLINE)
-    assert answers == ["paused", "running", 'unknown command "nonsense"', "stopping: a final checkpoint is written"]
+    assert answers == [
+        "paused",
+        "running",
+        'unknown command "nonsense"',
+        "stopping: a final checkpoint is written",
+    ]
     summary = results[0].summary
     assert (summary["status"], summary["reason"]) == ("completed", "tidemill stop")
     assert len(list((tmp_path / "run" / "checkpoints" / "policy").glob("update-*"))) == 1

@@ -1,4 +1,5 @@
-"""The curriculum: stages change where their conditions hold, environments read them at resets, a resumed run goes on in its stage."""
+"""The curriculum: stages change where their conditions hold, environments read them at
+resets, a resumed run goes on in its stage."""
 
 import io
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ SEEN = np.zeros(1, np.float32)
 
 
 class Paying(gymnasium.Env[Any, Any]):
-    """Episodes of 5 steps, each paid what the reset's options said (0 without): an episode pays the same from its first step to its last."""
+    """Episodes of 5 steps, each paid what the reset's options said (0 without): an
+    episode pays the same from its first step to its last."""
 
     observation_space, action_space = OBSERVATION, ACTION
 
@@ -148,7 +150,11 @@ def deafened() -> Any:
     return Deafening(Paying())
 
 
-STAGES = (Stage(options={"pay": 1.0}, until="return/mean >= 5"), Stage(options={"pay": 2.0}, until="step >= 400"), Stage(options={"pay": 3.0}))
+STAGES = (
+    Stage(options={"pay": 1.0}, until="return/mean >= 5"),
+    Stage(options={"pay": 2.0}, until="step >= 400"),
+    Stage(options={"pay": 3.0}),
+)
 
 
 def paying(environment: EnvironmentConfig | None = None, **changes: Any) -> Experiment:
@@ -161,8 +167,16 @@ def learning() -> Experiment:
     return made.replace(curriculum=STAGES, policies={"policy": ActorCritic()})
 
 
-def run(folder: Path, made: Experiment, launch: str = "inline", quiet: bool = True, window: int = 4, **limits: Any) -> Result:
-    return train(made.replace(limits=Limits(window=window, **limits)), launch=launch, run_dir=folder, source=__file__, quiet=quiet)
+def run(
+    folder: Path, made: Experiment, launch: str = "inline", quiet: bool = True, window: int = 4, **limits: Any
+) -> Result:
+    return train(
+        made.replace(limits=Limits(window=window, **limits)),
+        launch=launch,
+        run_dir=folder,
+        source=__file__,
+        quiet=quiet,
+    )
 
 
 def returns(folder: Path) -> list[float]:
@@ -201,8 +215,13 @@ def test_every_kind_of_environment_that_takes_options_gets_them(tmp_path: Path, 
 
 
 def test_episodes_count_for_the_stage_in_which_they_began(tmp_path: Path) -> None:
-    stages = (Stage(options={"pay": 3.0}, until="return/mean >= 15"), Stage(options={"pay": 1.0}, until="return/mean > 5"), Stage())
-    run(tmp_path, paying(curriculum=stages), steps=1000, window=16)  # what was under way when the second one began was paid more
+    stages = (
+        Stage(options={"pay": 3.0}, until="return/mean >= 15"),
+        Stage(options={"pay": 1.0}, until="return/mean > 5"),
+        Stage(),
+    )
+    # what was under way when the second one began was paid more
+    run(tmp_path, paying(curriculum=stages), steps=1000, window=16)
     records = read_metrics(tmp_path)
     assert records[-1]["curriculum/stage"] == 2.0 and records[-1]["return/mean"] == 5.0
     assert {r["return/mean"] for r in records if "return/mean" in r} <= {15.0, 5.0}  # no mean of both
@@ -226,9 +245,16 @@ def test_a_resumed_run_goes_on_in_its_stage(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 3.0 and returns(tmp_path)[-1] == 15.0
 
 
-def test_a_stage_that_a_checkpoints_own_update_has_begun_is_where_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    run(tmp_path, paying(curriculum=(Stage(options={"pay": 1.0}, until="update >= 5"), Stage(options={"pay": 2.0}))), updates=5)
-    assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 1.0  # it was told before anybody looked whether that ends
+def test_a_stage_that_a_checkpoints_own_update_has_begun_is_where_a_resumed_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    run(
+        tmp_path,
+        paying(curriculum=(Stage(options={"pay": 1.0}, until="update >= 5"), Stage(options={"pay": 2.0}))),
+        updates=5,
+    )
+    # it was told before anybody looked whether that ends
+    assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 1.0
     folder = RunFolder(tmp_path)
     assert Past.of(folder, folder.experiment().experiment).progress.stage == 1
 
@@ -256,7 +282,7 @@ def test_the_stage_is_told_while_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert "3 of 3" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
-# ---- conditions ----------------------------------------------------------------------------------------------------------------------------------
+# ---- conditions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,7 +292,8 @@ def test_the_stage_is_told_while_the_run_goes_on(tmp_path: Path, monkeypatch: py
         ((Stage(until="step > 1"),), "the last stage cannot end"),
         (
             (Stage(until="return/man > 1"), Stage()),
-            'until of stage 1 = "return/man > 1" waits for "return/man", which nobody .*did you mean "return/mean"',
+            'until of stage 1 = "return/man > 1" waits for "return/man", which nobody .*did you mean '
+            '"return/mean"',
         ),
     ],
 )
@@ -287,16 +314,22 @@ def test_a_run_ends_when_its_condition_holds(tmp_path: Path, capsys: pytest.Capt
     assert result.summary["status"] == "completed" and result.summary["reason"] == until
     assert result.summary["mean_return"] == 15.0
     updates = result.summary["updates"]
-    resumed = resume(tmp_path, launch="inline", limits={"updates": updates + 20}, quiet=True)  # which would end at once otherwise
+    # which would end at once otherwise
+    resumed = resume(tmp_path, launch="inline", limits={"updates": updates + 20}, quiet=True)
     assert resumed.summary["updates"] == updates + 20
     assert f"reached its mark, {until}, and goes on without one" in capsys.readouterr().err
 
 
 def test_a_run_that_has_reached_its_only_limit_says_how_to_go_on(tmp_path: Path) -> None:
     run(tmp_path, paying(), until="update > 3")
-    with pytest.raises(RunError, match=r"already reached its mark, update > 3, and has no other limit; .* limits=\{'until': …\}"):
+    with pytest.raises(
+        RunError,
+        match=r"already reached its mark, update > 3, and has no other limit; .* limits=\{'until': …\}",
+    ):
         resume(tmp_path, launch="inline", quiet=True)
-    assert resume(tmp_path, launch="inline", limits={"until": "update > 30"}, quiet=True).summary["updates"] > 30
+    assert (
+        resume(tmp_path, launch="inline", limits={"until": "update > 30"}, quiet=True).summary["updates"] > 30
+    )
 
 
 def test_a_misspelt_limit_is_refused_at_start() -> None:
@@ -318,7 +351,9 @@ def test_algorithms_say_what_they_measure(tmp_path: Path, algorithm: AlgorithmCo
     made: Experiment = experiments.experiment(Gymnasium(id="CartPole-v1"), algorithm=algorithm)
     run(tmp_path, made.replace(policies={"policy": ActorCritic()}), updates=2)
     own = {"step", "update", "episodes", "return/mean", "length/mean", "win_rate"}
-    told = {name for record in read_metrics(tmp_path) for name in record if not name.startswith("time/")} - own
+    told = {
+        name for record in read_metrics(tmp_path) for name in record if not name.startswith("time/")
+    } - own
     assert told == set(made.workers["trainer"].measures() or ())
 
 
@@ -349,16 +384,21 @@ def own(*stages: Stage) -> Experiment:
     return made.replace(curriculum=stages)
 
 
-def test_a_condition_on_what_an_algorithm_has_not_said_is_looked_at_with_its_first_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_condition_on_what_an_algorithm_has_not_said_is_looked_at_with_its_first_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "right", own(Stage(until="skill > 1"), Stage(options={"pay": 3.0})), steps=200)
     assert read_metrics(tmp_path / "right")[-1]["curriculum/stage"] == 2.0
     assert "never hold" not in capsys.readouterr().err
     run(tmp_path / "wrong", own(Stage(until="skil > 1"), Stage()), steps=200)
     assert read_metrics(tmp_path / "wrong")[-1]["curriculum/stage"] == 1.0
-    assert 'waits for "skil", which nobody measures; did you mean "skill"?. It will never hold' in capsys.readouterr().err
+    assert (
+        'waits for "skil", which nobody measures; did you mean "skill"?. It will never hold'
+        in capsys.readouterr().err
+    )
 
 
-# ---- environments that cannot --------------------------------------------------------------------------------------------------------------------
+# ---- environments that cannot ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -366,15 +406,27 @@ def test_a_condition_on_what_an_algorithm_has_not_said_is_looked_at_with_its_fir
     [
         (Scripted(), "the resets of a ScriptedEnvironment take no options"),
         (Gymnasium(make=f"{__file__}:Deaf"), r"Deaf\.reset\(seed\) takes no options"),
-        (Gymnasium(make=f"{__file__}:deafened", max_episode_steps=9), r"Deafening\.reset\(seed\) takes no options"),
-        (GymnasiumVector(id="CartPole-v1"), r'resets finished lanes by itself, without options, .*autoreset="disabled"'),
+        (
+            Gymnasium(make=f"{__file__}:deafened", max_episode_steps=9),
+            r"Deafening\.reset\(seed\) takes no options",
+        ),
+        (
+            GymnasiumVector(id="CartPole-v1"),
+            r'resets finished lanes by itself, without options, .*autoreset="disabled"',
+        ),
     ],
 )
-def test_an_environment_without_options_says_so_at_start(tmp_path: Path, environment: EnvironmentConfig, message: str) -> None:
+def test_an_environment_without_options_says_so_at_start(
+    tmp_path: Path, environment: EnvironmentConfig, message: str
+) -> None:
     with pytest.raises(RunError, match=message):
         run(tmp_path, paying(environment), steps=100)
 
 
 def test_options_that_a_vector_environment_needs_itself_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match='options have "reset_mask"'):
-        run(tmp_path, paying(ENVIRONMENTS["vector"], curriculum=(Stage(options={"reset_mask": 1}),)), steps=100)
+        run(
+            tmp_path,
+            paying(ENVIRONMENTS["vector"], curriculum=(Stage(options={"reset_mask": 1}),)),
+            steps=100,
+        )

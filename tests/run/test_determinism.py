@@ -27,7 +27,12 @@ def without_time(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def test_inline_twice_gives_equal_bytes(tmp_path: Path) -> None:
-    folders = [train(experiments.ppo(), launch="inline", run_dir=tmp_path / str(i), source=EXPERIMENTS, quiet=True).folder for i in range(2)]
+    folders = [
+        train(
+            experiments.ppo(), launch="inline", run_dir=tmp_path / str(i), source=EXPERIMENTS, quiet=True
+        ).folder
+        for i in range(2)
+    ]
     checkpoints = [sorted((folder / "checkpoints" / "policy").glob("update-*")) for folder in folders]
     assert [c.name for c in checkpoints[0]] == [c.name for c in checkpoints[1]] == ["update-8"]
     for name in ("policy.safetensors", "algorithm.safetensors"):
@@ -35,16 +40,29 @@ def test_inline_twice_gives_equal_bytes(tmp_path: Path) -> None:
         assert first == second and len(first) > 1000
     assert without_time(folders[0]) == without_time(folders[1])
     assert len(without_time(folders[0])) == 8
-    other = train(experiments.ppo().replace(seed=2), launch="inline", run_dir=tmp_path / "other", source=EXPERIMENTS, quiet=True).folder
+    other = train(
+        experiments.ppo().replace(seed=2),
+        launch="inline",
+        run_dir=tmp_path / "other",
+        source=EXPERIMENTS,
+        quiet=True,
+    ).folder
     assert without_time(other) != without_time(folders[0])
 
 
 def test_so_it_does_with_a_replay_memory(tmp_path: Path) -> None:
-    made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn").replace(limits=Limits(steps=2_000))
+    made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn").replace(
+        limits=Limits(steps=2_000)
+    )
     weights = []
     for number in range(3):
         folder = train(made, launch="inline", run_dir=tmp_path / str(number), quiet=True).folder
-        weights.append({name: array.tobytes() for name, array in read_newest(folder / "checkpoints" / "policy")[1]["policy"].items()})
+        weights.append(
+            {
+                name: array.tobytes()
+                for name, array in read_newest(folder / "checkpoints" / "policy")[1]["policy"].items()
+            }
+        )
     assert weights[0] == weights[1] == weights[2]
 
 
@@ -75,16 +93,21 @@ def test_all_launchers_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert len({tuple(np.flatnonzero(column)) for column in ends.T}) >= 8
         for launch in ("threads", "processes"):
             other = found[launch][stream]
-            # One trainer may end an update or two before the run does: compare what all have seen.
+            # One trainer may end an update or two before the run does: compare what all
+            # have seen.
             assert len(other) >= 5
             for number, (mine, theirs) in enumerate(zip(first, other, strict=False)):
                 assert mine.keys() == theirs.keys()
                 for name in mine:
-                    np.testing.assert_array_equal(mine[name], theirs[name], err_msg=f"{launch}, {stream}, sample {number}, {name}")
+                    np.testing.assert_array_equal(
+                        mine[name], theirs[name], err_msg=f"{launch}, {stream}, sample {number}, {name}"
+                    )
 
 
 def test_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = train(experiments.ppo(), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True).folder
+    folder = train(
+        experiments.ppo(), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True
+    ).folder
     weights, facts = read_checkpoint(folder / "checkpoints" / "policy" / "update-8")
     before = read_metrics(folder)
 
@@ -95,7 +118,12 @@ def test_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def spy(self: Any, state: Any) -> None:
         load_state(self, state)
-        began.append(({k: v.copy() for k, v in self.policy.parameters().items()}, {k: v.copy() for k, v in self.state().items()}))
+        began.append(
+            (
+                {k: v.copy() for k, v in self.policy.parameters().items()},
+                {k: v.copy() for k, v in self.state().items()},
+            )
+        )
 
     monkeypatch.setattr(PPOLearner, "load_state", spy)
     with pytest.raises(RunError, match=r"already reached its limit of 8 updates"):
@@ -115,10 +143,16 @@ def test_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads((folder / "config.json").read_text())["limits"]["updates"] == 16
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = experiments.cartpole()
     folder = train(
-        made.replace(limits=made.limits.replace(updates=5)), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True
+        made.replace(limits=made.limits.replace(updates=5)),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        source=EXPERIMENTS,
+        quiet=True,
     ).folder
     resume(folder, launch="inline", limits={"updates": 10}, quiet=True)
     root = folder / "checkpoints" / "policy"
@@ -131,7 +165,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, capsys:
     result = resume(folder, launch="inline", limits={"updates": 12}, quiet=True)
     said = capsys.readouterr().err
     assert "update-10" in said and "damaged" in said and "going on from" in said and "update-" in said
-    assert [r["update"] for r in read_metrics(folder)] == list(range(1, 13))  # what was measured after the good one is measured again
+    # what was measured after the good one is measured again
+    assert [r["update"] for r in read_metrics(folder)] == list(range(1, 13))
     assert result.summary["updates"] == 12
     arrays, _ = read_checkpoint(root / "update-12")
     assert (arrays["policy"]["w"] == 12).all()
@@ -141,7 +176,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path, capsys:
 def test_without_any_good_checkpoint_resume_refuses(tmp_path: Path) -> None:
     made = experiments.cartpole()
     folder = train(
-        made.replace(limits=made.limits.replace(updates=2)), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True
+        made.replace(limits=made.limits.replace(updates=2)),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        source=EXPERIMENTS,
+        quiet=True,
     ).folder
     for manifest in folder.glob("checkpoints/policy/*/manifest.json"):
         manifest.write_text("{")
@@ -149,7 +188,9 @@ def test_without_any_good_checkpoint_resume_refuses(tmp_path: Path) -> None:
         resume(folder, launch="inline", limits={"updates": 10}, quiet=True)
 
 
-def test_two_policies_resume_from_checkpoints_of_different_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_policies_resume_from_checkpoints_of_different_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ROWS", str(tmp_path))
     made = experiments.rows()
     slow = made.workers["trainer-blue"].replace(samples="blue", batch_size=24 * 8)

@@ -46,7 +46,9 @@ from tidemill.run.session import Result, train
 
 pytestmark = [
     pytest.mark.timeout(180),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"
+    ),
 ]
 experiments = load_file(EXPERIMENTS, "test")
 
@@ -111,18 +113,47 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
     run = start("cartpole")
     run.wait_for_updates()
     workers = {worker_name(p): p.pid for p in psutil.Process(run.main.pid).children()}
-    # actor → trainer samples, actor ⇄ server requests and answers, trainer → server parameters
-    assert {name: segments(pid) for name, pid in workers.items()} == {"actor-0": 3, "server-0": 3, "trainer-0": 2}
+    # actor → trainer samples, actor ⇄ server requests and answers, trainer → server
+    # parameters
+    assert {name: segments(pid) for name, pid in workers.items()} == {
+        "actor-0": 3,
+        "server-0": 3,
+        "trainer-0": 2,
+    }
     assert segments(run.main.pid) == 4
-    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "pause", "run"], cwd=run.folder, capture_output=True).stdout == b"paused\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "tidemill.cli.main", "pause", "run"], cwd=run.folder, capture_output=True
+        ).stdout
+        == b"paused\n"
+    )
     held = (run.path / "metrics.jsonl").read_bytes
     size = [-1, -2]
-    wait_until(lambda: size.append(len(held())) or time.sleep(0.2) or size[-1] == size[-2], 10, "updates stop in a pause")
-    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "start", "run"], cwd=run.folder, capture_output=True).stdout == b"running\n"
+    wait_until(
+        lambda: size.append(len(held())) or time.sleep(0.2) or size[-1] == size[-2],
+        10,
+        "updates stop in a pause",
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "tidemill.cli.main", "start", "run"], cwd=run.folder, capture_output=True
+        ).stdout
+        == b"running\n"
+    )
     wait_until(lambda: len(held()) > size[-1], 10, "updates go on after a pause")
-    second = subprocess.run([sys.executable, "-m", "tidemill.cli.main", "resume", "run"], cwd=run.folder, capture_output=True, text=True)
+    second = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", "resume", "run"],
+        cwd=run.folder,
+        capture_output=True,
+        text=True,
+    )
     assert second.returncode == 1 and "is being written by another run" in second.stderr
-    assert subprocess.run([sys.executable, "-m", "tidemill.cli.main", "stop", "run"], cwd=run.folder, capture_output=True).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "tidemill.cli.main", "stop", "run"], cwd=run.folder, capture_output=True
+        ).returncode
+        == 0
+    )
     status, _ = run.ended()
     assert status == 0
     ended_well(run.path, "completed", "tidemill stop")
@@ -139,7 +170,11 @@ def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Ca
     def written() -> list[Path]:
         return list(run.path.glob("checkpoints/policy/update-*/manifest.json"))
 
-    wait_until(lambda: save().startswith((b"nothing to save", b"saving")), 30, "an answer, however early it is asked for")
+    wait_until(
+        lambda: save().startswith((b"nothing to save", b"saving")),
+        30,
+        "an answer, however early it is asked for",
+    )
     run.wait_for_updates()
     assert save().startswith(b"saving")
     wait_until(written, 10, "a checkpoint")
@@ -174,7 +209,9 @@ PHASES = {
         ("hanging in slots", signal.SIGTERM, False),
     ],
 )
-def test_a_signal_ends_a_run_with_a_final_checkpoint(start: Callable[..., Run], phase: str, number: signal.Signals, group: bool) -> None:
+def test_a_signal_ends_a_run_with_a_final_checkpoint(
+    start: Callable[..., Run], phase: str, number: signal.Signals, group: bool
+) -> None:
     function, flag = PHASES[phase]
     run = start(function)
     run.wait_for_file(run.folder / flag, phase)
@@ -189,7 +226,9 @@ def test_a_signal_ends_a_run_with_a_final_checkpoint(start: Callable[..., Run], 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_run_starts_leaves_no_folder(start: Callable[..., Run], number: signal.Signals) -> None:
+def test_a_signal_while_a_run_starts_leaves_no_folder(
+    start: Callable[..., Run], number: signal.Signals
+) -> None:
     run = start("cartpole")
     run.wait_for_worker("actor-0")
     run.main.send_signal(number)
@@ -205,14 +244,22 @@ def test_an_environment_that_raises_ends_the_run_with_one_error(start: Callable[
     status, text = run.ended(60)
     assert status == 1
     assert "Traceback" not in text and text.count("error:") == 1
-    assert "actor-0" in text and "ValueError" in text and "the arm is broken" in text and "in step)" in text and "tidemill resume run" in text
+    assert (
+        "actor-0" in text
+        and "ValueError" in text
+        and "the arm is broken" in text
+        and "in step)" in text
+        and "tidemill resume run" in text
+    )
     assert "ValueError: the arm is broken" in (run.path / "logs" / "traceback.log").read_text()
     ended_well(run.path, "failed", "the arm is broken")
     run.nothing_is_left()
 
 
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
-def test_an_environment_that_exits_ends_the_run_with_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str) -> None:
+def test_an_environment_that_exits_ends_the_run_with_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
     monkeypatch.chdir(tmp_path)  # the environment writes there
     with nothing_left(), pytest.raises(RunError) as caught:
         train(experiments.quits(), launch=launch, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
@@ -236,7 +283,9 @@ def test_a_thread_that_ends_unasked_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("function", ["slots", "slots_hang"])
-def test_kill_of_a_run_in_slots_leaves_nothing_but_whole_checkpoints(start: Callable[..., Run], function: str) -> None:
+def test_kill_of_a_run_in_slots_leaves_nothing_but_whole_checkpoints(
+    start: Callable[..., Run], function: str
+) -> None:
     run = start(function)
     wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
     if function == "slots_hang":
@@ -273,7 +322,9 @@ def test_an_environment_that_hangs_is_named_and_ended_by_force(start: Callable[.
     run.nothing_is_left()
 
 
-@pytest.mark.parametrize(("function", "launch"), [("hangs", "inline"), ("hangs", "processes"), ("slots_hang", "threads")])
+@pytest.mark.parametrize(
+    ("function", "launch"), [("hangs", "inline"), ("hangs", "processes"), ("slots_hang", "threads")]
+)
 def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function: str, launch: str) -> None:
     run = start(function, launch=launch)
     run.wait_for_file(run.folder / "hanging", "the environment hangs")
@@ -287,7 +338,8 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
 
 
 def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..., Run]) -> None:
-    """Ten points from before the first worker to well into training; the last run is then resumed."""
+    """Ten points from before the first worker to well into training; the last run is then
+    resumed."""
     draw = random.Random(1)
 
     def one(delay: float) -> Run:
@@ -316,11 +368,15 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     again.unlock()
 
 
-KILLED = [("cartpole", worker) for worker in ("actor-0", "server-0", "trainer-0")] + [("equal", f"actor-{i}+trainer-{i}") for i in range(2)]
+KILLED = [("cartpole", worker) for worker in ("actor-0", "server-0", "trainer-0")] + [
+    ("equal", f"actor-{i}+trainer-{i}") for i in range(2)
+]
 
 
 @pytest.mark.parametrize(("function", "worker"), KILLED)
-def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path, function: str, worker: str) -> None:
+def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(
+    tmp_path: Path, function: str, worker: str
+) -> None:
     draw = random.Random(worker)
     made = getattr(experiments, function)()
     name = re.escape(worker).replace(r"\+", "|")
@@ -350,7 +406,8 @@ def test_kill_of_a_worker_at_any_point_ends_the_run_with_its_name(tmp_path: Path
             check_versions(path)
             if RunFolder(path).has_checkpoints(["policy"]):
                 _, arrays, facts, warnings = read_newest(path / "checkpoints" / "policy")
-                assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()  # no update is half done
+                # no update is half done
+                assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()
                 assert "tidemill resume" in str(caught.value)
 
     with nothing_left(), ThreadPoolExecutor(2) as pool:

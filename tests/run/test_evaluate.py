@@ -33,14 +33,19 @@ from tidemill.run.folder import RunFolder
 
 
 class Ticker:
-    """In `Scripted`: the action is the tick mod 4, and the recurrent state counts the rows of the episode."""
+    """In `Scripted`: the action is the tick mod 4, and the recurrent state counts the
+    rows of the episode."""
 
     name = "ticker"
     state = {"state.rows": Field((), "int64")}  # noqa: RUF012
 
     def __init__(self, spaces: Spaces) -> None:
         self.spaces = spaces
-        self.schema = {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        self.schema = {
+            "action": Field((), "int64"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
         row, tick = observation["obs"][:, 3], observation["obs"][:, 4]
@@ -58,7 +63,13 @@ class Pusher(Ticker):
         out["action"][: len(observation["obs"])] = 1
 
 
-def played(config: EnvironmentConfig, shares: list[int], kind: type[Ticker] = Ticker, max_steps: int = 0, split: bool = False) -> list[Played]:
+def played(
+    config: EnvironmentConfig,
+    shares: list[int],
+    kind: type[Ticker] = Ticker,
+    max_steps: int = 0,
+    split: bool = False,
+) -> list[Played]:
     environment = config.build(len(shares), 5)
     specs = (AgentSpec(match="red.*"), AgentSpec()) if split else (AgentSpec(),)
     policies: Any = [kind(agent.spaces) for agent in environment.agents[: len(specs)]]
@@ -101,21 +112,29 @@ def test_each_lane_plays_its_share_of_first_episodes_and_every_number_is_right(c
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_native_vector_environments_are_played_in_every_reset_mode(mode: str) -> None:
-    games = GymnasiumVector(make=f"{Path(__file__).parents[1] / 'envs' / 'games.py'}:vector", kwargs={"mode": mode})
+    games = GymnasiumVector(
+        make=f"{Path(__file__).parents[1] / 'envs' / 'games.py'}:vector", kwargs={"mode": mode}
+    )
     found = played(games, [2, 3, 1], Pusher)  # lane i plays games of 2 + i steps
-    assert Counter((p.lane, p.episode, p.length) for p in found) == Counter([(0, 0, 2), (0, 1, 2), (1, 0, 3), (1, 1, 3), (1, 2, 3), (2, 0, 4)])
+    assert Counter((p.lane, p.episode, p.length) for p in found) == Counter(
+        [(0, 0, 2), (0, 1, 2), (1, 0, 3), (1, 1, 3), (1, 2, 3), (2, 0, 4)]
+    )
     assert len({(p.length, p.ret) for p in found}) == 3
 
 
 def test_a_native_vector_environment_of_gymnasium_is_played() -> None:
     found = played(GymnasiumVector(id="CartPole-v1"), [2, 2, 1], Pusher)
     assert len(found) == 5
-    assert all(p.ret == p.length and 7 <= p.length <= 12 for p in found)  # pushed to one side, the pole falls at once
+    # pushed to one side, the pole falls at once
+    assert all(p.ret == p.length and 7 <= p.length <= 12 for p in found)
 
 
 def test_episodes_are_cut_at_the_actors_limit() -> None:
     assert [(p.ret, p.length) for p in played(Free(agents=2), [2, 1], Pusher, max_steps=7)] == [(0.0, 7)] * 6
-    games = GymnasiumVector(make=f"{Path(__file__).parents[1] / 'envs' / 'games.py'}:vector", kwargs={"mode": "Disabled", "lengths": (9, 3)})
+    games = GymnasiumVector(
+        make=f"{Path(__file__).parents[1] / 'envs' / 'games.py'}:vector",
+        kwargs={"mode": "Disabled", "lengths": (9, 3)},
+    )
     found = played(games, [2, 3], Pusher, max_steps=4)
     assert Counter((p.lane, p.length) for p in found) == {(0, 4): 2, (1, 3): 3}
 
@@ -146,12 +165,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name="cartpole",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(AgentSpec(sample_steps=32),)),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(AgentSpec(sample_steps=32),)
+            ),
             "trainer": Trainer(algorithm=PPO()),
         },
         limits=Limits(steps=3000),
     )
-    return tidemill.train(experiment, launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "run", quiet=True).folder
+    return tidemill.train(
+        experiment, launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "run", quiet=True
+    ).folder
 
 
 def same(first: Evaluation, second: Evaluation) -> bool:
@@ -208,19 +231,28 @@ def test_each_spec_is_played_by_its_own_policy(tmp_path: Path) -> None:
         policies={"red": ActorCritic(), "blue": ActorCritic(hidden=(8,))},
         workers={
             "actor": Actors(environment=Scripted(agents=4, kinds=2, deaths=True), lanes=4, agents=specs),
-            **{f"{c}-trainer": Trainer(algorithm=PPO(epochs=1), policy=c, samples=c) for c in ("red", "blue")},
+            **{
+                f"{c}-trainer": Trainer(algorithm=PPO(epochs=1), policy=c, samples=c) for c in ("red", "blue")
+            },
         },
         limits=Limits(updates=2),
     )
     run = tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True).folder
     found = evaluate(run, 7, quiet=True)
-    assert [(s.policy, s.agents, s.episodes) for s in found.specs] == [("red", "red.*", 14), ("blue", "blue.*", 14)]
+    assert [(s.policy, s.agents, s.episodes) for s in found.specs] == [
+        ("red", "red.*", 14),
+        ("blue", "blue.*", 14),
+    ]
 
 
 def test_fixed_opponents_stay_what_they_are(tmp_path: Path) -> None:
-    """An untrained one has no checkpoint; a file's weights are those of its policy's version, not the run's newest."""
+    """An untrained one has no checkpoint; a file's weights are those of its policy's
+    version, not the run's newest."""
     environment, kept = Scripted(agents=3), tmp_path / "kept.safetensors"
-    specs = (AgentSpec(match="red_0", sample_steps=8), AgentSpec(match="red_1", policy="other", parameters=Fixed(), samples=None))
+    specs = (
+        AgentSpec(match="red_0", sample_steps=8),
+        AgentSpec(match="red_1", policy="other", parameters=Fixed(), samples=None),
+    )
     trainer = Trainer(algorithm=PPO(epochs=1, minibatch_size=8))
     policies = {"policy": ActorCritic(), "other": ActorCritic(hidden=(8,))}
     first = Experiment(
@@ -234,7 +266,10 @@ def test_fixed_opponents_stay_what_they_are(tmp_path: Path) -> None:
     filed = AgentSpec(parameters=Fixed(file=str(kept)), samples=None)
     workers = {"actor": Actors(environment=environment, lanes=4, agents=(*specs, filed)), "trainer": trainer}
     run = tidemill.train(
-        Experiment(name="run", policies=policies, workers=workers, limits=Limits(updates=4)), launch="inline", run_dir=tmp_path / "run", quiet=True
+        Experiment(name="run", policies=policies, workers=workers, limits=Limits(updates=4)),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        quiet=True,
     ).folder
     found = evaluate(run, 3, quiet=True)
     assert [(s.policy, s.update) for s in found.specs] == [("policy", 4), ("other", 0), ("policy", 1)]

@@ -1,4 +1,5 @@
-"""Evaluation in whole runs: what is told is of the version that it names, a run can end by it, and goes on with it."""
+"""Evaluation in whole runs: what is told is of the version that it names, a run can end
+by it, and goes on with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ experiments = load_file(EXPERIMENTS, "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Tells(PolicyConfig):
-    """Its action is what its weights say, which the recording algorithm raises by 1 with each update: the version's number, in four actions."""
+    """Its action is what its weights say, which the recording algorithm raises by 1 with
+    each update: the version's number, in four actions."""
 
     def answer(self, spaces: Any) -> Any:
         return experiments.ByObservation().answer(spaces)
@@ -44,7 +46,8 @@ class _Tells(Policy):
 
 
 def evaluated(agents: int = 1, **limits: Any) -> Experiment:
-    """Episodes of 4 steps. Two lanes are evaluated: in episode k lane l is paid ``reward_of``, which tells the action in its last two bits."""
+    """Episodes of 4 steps. Two lanes are evaluated: in episode k lane l is paid
+    ``reward_of``, which tells the action in its last two bits."""
     environment = Scripted(agents=agents, shortest=4, longest=4, truncations=False)
     made: Experiment = experiments.experiment(environment, database_seconds=1e-9)
     rest = (AgentSpec(parameters=Drawn(), samples=None),) if agents > 1 else ()
@@ -69,20 +72,28 @@ def test_what_is_told_of_a_version_was_played_by_it(tmp_path: Path, launch: str)
     made = evaluated(until="evaluation/version >= 40")
     result = run(tmp_path, made, launch)
     assert result.summary["status"] == "completed" and result.summary["reason"] == "evaluation/version >= 40"
-    records, updates = measured(tmp_path), {r["update"]: r["step"] for r in read_metrics(tmp_path) if "update" in r}
+    records = measured(tmp_path)
+    updates = {r["update"]: r["step"] for r in read_metrics(tmp_path) if "update" in r}
     versions = [record["evaluation/version"] for record in records]
     assert len(records) >= 2 and versions == sorted(set(versions)) and versions[-1] >= 40
     for record in records:
         version = int(record["evaluation/version"])
         assert record["step"] == (updates[version] if version else 0)
         assert record["evaluation/games"] == 6 and record["evaluation/length"] == 4
-        assert record["evaluation/return"] * 6 % 32 == version % 4 * 4 * 6 % 32, "of each action the reward's last bits are the action"
-        assert record["evaluation/return_low"] < record["evaluation/return"] < record["evaluation/return_high"]
+        assert record["evaluation/return"] * 6 % 32 == version % 4 * 4 * 6 % 32, (
+            "of each action the reward's last bits are the action"
+        )
+        assert (
+            record["evaluation/return_low"] < record["evaluation/return"] < record["evaluation/return_high"]
+        )
     database = RunFolder.open(tmp_path).database()
     kept = {v.version: v.means for v in database.versions("policy")}
     for record in records[-3:]:
         if (means := kept.get(int(record["evaluation/version"]))) is not None:
-            assert means["evaluation/return"].mean == record["evaluation/return"] and means["evaluation/return"].count == 6
+            assert (
+                means["evaluation/return"].mean == record["evaluation/return"]
+                and means["evaluation/return"].count == 6
+            )
     best = max(records, key=lambda record: record["evaluation/return"])
     assert database.tags("policy")["best"] == best["evaluation/version"]
 
@@ -94,7 +105,11 @@ def test_a_run_ends_when_the_evaluation_says_so(tmp_path: Path) -> None:
     until = f"evaluation/return >= {reached:g}"
     assert run(tmp_path / "b", evaluated(until=until), "inline").summary["reason"] == until
     *before, last = measured(tmp_path / "b")
-    assert last["evaluation/return"] >= reached > max((record["evaluation/return"] for record in before), default=-1)
+    assert (
+        last["evaluation/return"]
+        >= reached
+        > max((record["evaluation/return"] for record in before), default=-1)
+    )
 
 
 def test_a_resumed_run_goes_on_evaluating_and_no_version_is_evaluated_twice(tmp_path: Path) -> None:
@@ -106,17 +121,27 @@ def test_a_resumed_run_goes_on_evaluating_and_no_version_is_evaluated_twice(tmp_
     assert versions[: len(before)] == before and len(set(versions)) == len(versions) and versions[-1] >= 30
     database = RunFolder.open(tmp_path).database()
     (found,) = (v for v in database.versions("policy") if "best" in v.tags)
-    assert found.means["evaluation/return"].mean == max(best, *(r["evaluation/return"] for r in measured(tmp_path)))
+    assert found.means["evaluation/return"].mean == max(
+        best, *(r["evaluation/return"] for r in measured(tmp_path))
+    )
 
 
 @pytest.mark.parametrize("launch", ["inline", "processes"])
-def test_what_opponents_and_evaluated_versions_reach_is_not_the_run_s_return(tmp_path: Path, launch: str) -> None:
+def test_what_opponents_and_evaluated_versions_reach_is_not_the_run_s_return(
+    tmp_path: Path, launch: str
+) -> None:
     run(tmp_path, evaluated(agents=2, until="evaluation/version >= 20"), launch)
     last = [record for record in read_metrics(tmp_path) if "update" in record][-1]
-    assert 0.5 < last["episodes"] / (last["step"] / 4) < 1.5, "an episode has 4 steps; some are played ahead of training, some are told late"
+    assert 0.5 < last["episodes"] / (last["step"] / 4) < 1.5, (
+        "an episode has 4 steps; some are played ahead of training, some are told late"
+    )
     records = measured(tmp_path)
     assert {record["evaluation/win_rate"] for record in records} == {1.0}
     ratings = [record["evaluation/elo"] for record in records if "evaluation/elo" in record]
     assert ratings[0] == 1000 and all(rating > 1000 for rating in ratings[1:])
-    beaten = [v.means["evaluation/beats"].mean for v in RunFolder.open(tmp_path).database().versions("policy") if "evaluation/beats" in v.means]
+    beaten = [
+        v.means["evaluation/beats"].mean
+        for v in RunFolder.open(tmp_path).database().versions("policy")
+        if "evaluation/beats" in v.means
+    ]
     assert set(beaten) == {0.0}

@@ -1,4 +1,5 @@
-"""Exact runs that are cut and resumed are the same to the last bit as those that are not."""
+"""Exact runs that are cut and resumed are the same to the last bit as those that are
+not."""
 
 import os
 import re
@@ -44,11 +45,18 @@ limited = load_file(FILE, "test")
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of checkpoints: whether they survive a power failure is not what is looked at."""
+    """Hundreds of checkpoints: whether they survive a power failure is not what is looked
+    at."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-FAILING = Slots(environment=Gymnasium(make=f"{FILE}:Failing"), backoff_s=0.0001, max_backoff_s=0.001, failures=1000, window_steps=1000)
+FAILING = Slots(
+    environment=Gymnasium(make=f"{FILE}:Failing"),
+    backoff_s=0.0001,
+    max_backoff_s=0.001,
+    failures=1000,
+    window_steps=1000,
+)
 CARTPOLE = Slots(environment=Gymnasium(id="CartPole-v1"))
 SCRIPTED = Scripted(longest=6)
 NETWORK, REPLAY = QNetwork(hidden=(16, 16)), Replay(capacity=400, warm_up=8)
@@ -81,8 +89,8 @@ def dqn(
                 agents=(AgentSpec(mode="stepwise", frame_stack=frame_stack),),
             ),
             "trainer": Trainer(
-                algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4, database_seconds=None, exact=True,
-                **{"ratio": "1/2", "journal": True, **trainer},
+                algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4,
+                database_seconds=None, exact=True, **{"ratio": "1/2", "journal": True, **trainer},
             ),
         },
         limits=Limits(steps=steps),
@@ -90,9 +98,14 @@ def dqn(
 
 
 def result(folder: Path) -> dict[str, bytes]:
-    """All that a finished run leaves: weights, moments, counters, random streams, replay, open episodes, journal."""
+    """All that a finished run leaves: weights, moments, counters, random streams, replay,
+    open episodes, journal."""
     path, arrays, facts, _ = read_newest(folder / "checkpoints" / "policy")
-    left = {f"{file}/{name}": array.tobytes() for file, content in arrays.items() for name, array in content.items()}
+    left = {
+        f"{file}/{name}": array.tobytes()
+        for file, content in arrays.items()
+        for name, array in content.items()
+    }
     left |= {file.name: file.read_bytes() for file in (path / "buffer").iterdir()}
     left |= {name: repr(value).encode() for name, value in facts.items() if name != "seconds"}
     return left | {"journal": (folder / "journal-policy.bin").read_bytes()}
@@ -123,7 +136,8 @@ def at_every_row(monkeypatch: pytest.MonkeyPatch, do: Callable[[LimitedTrainerWo
 
 
 def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inline") -> list[Path]:
-    """Train to the end, with a checkpoint at every row. Return what a kill would have left just behind each of them."""
+    """Train to the end, with a checkpoint at every row. Return what a kill would have
+    left just behind each of them."""
     images = []
 
     def save(worker: LimitedTrainerWorker, row: int) -> None:
@@ -144,21 +158,60 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
         ({}, 1, "inline"),
         ({"environment": SCRIPTED, **EVERYTHING}, 1, "inline"),
         ({"slots": 1, "max_episode_steps": 5}, 3, "inline"),
-        ({"environment": SCRIPTED, "ratio": "3/2", "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True)}, 5, "inline"),
-        ({"environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)), "max_episode_steps": 4, "iteration_steps": 13}, 7, "threads"),
+        (
+            {
+                "environment": SCRIPTED,
+                "ratio": "3/2",
+                "buffer": Replay(capacity=400, warm_up=8, whole_episodes=True),
+            },
+            5,
+            "inline",
+        ),
+        (
+            {
+                "environment": Slots(environment=Gymnasium(id="CartPole-v1", threads=1)),
+                "max_episode_steps": 4,
+                "iteration_steps": 13,
+            },
+            7,
+            "threads",
+        ),
         ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
         ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 3, "inline"),
         ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 2, "inline"),
-        ({"environment": SCRIPTED, "iteration_steps": 10, "finish_episodes": True, "slots": 2, "steps": 35}, 1, "inline"),
+        (
+            {
+                "environment": SCRIPTED,
+                "iteration_steps": 10,
+                "finish_episodes": True,
+                "slots": 2,
+                "steps": 35,
+            },
+            1,
+            "inline",
+        ),
     ],
-    ids=["cartpole", "everything", "one slot", "whole episodes", "threads", "vector", "lost steps", "phases of episodes", "phases of two slots"],
+    ids=[
+        "cartpole",
+        "everything",
+        "one slot",
+        "whole episodes",
+        "threads",
+        "vector",
+        "lost steps",
+        "phases of episodes",
+        "phases of two slots",
+    ],
 )
-def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any], every: int, launch: str) -> None:
+def test_a_run_that_is_killed_at_any_row_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, settings: dict[str, Any], every: int, launch: str
+) -> None:
     images = killed_at_every_row(dqn(**settings), tmp_path / "run", launch)
     whole = result(tmp_path / "run")
     assert len(images) > 30
     limit = settings.get("steps", 30)
-    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < limit]  # others have reached it
+    # others have reached it
+    below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < limit]
     for image in below[::every]:
         resume(image, launch=launch, quiet=True)
         assert not differences(result(image), whole), image.name
@@ -172,9 +225,15 @@ def stopped(experiment: Experiment, folder: Path, row: int, launch: str = "inlin
         train(experiment, launch=launch, run_dir=folder, source=FILE, quiet=True)
 
 
-@pytest.mark.parametrize("settings", [{"environment": SCRIPTED, **EVERYTHING}, {"slots": 1, "environment": SCRIPTED, "ratio": "3/2"}])
-def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """What is in flight comes, what it owes is trained; what is chosen meanwhile waits for the resumed run."""
+@pytest.mark.parametrize(
+    "settings",
+    [{"environment": SCRIPTED, **EVERYTHING}, {"slots": 1, "environment": SCRIPTED, "ratio": "3/2"}],
+)
+def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """What is in flight comes, what it owes is trained; what is chosen meanwhile waits
+    for the resumed run."""
     train(dqn(**settings), launch="inline", run_dir=tmp_path / "whole", source=FILE, quiet=True)
     whole, rows = result(tmp_path / "whole"), 0
     while True:
@@ -188,8 +247,11 @@ def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(tmp_path
     assert rows > 30
 
 
-def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `tidemill save` may write it: the resumed run trains that before anybody acts."""
+def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tidemill save` may write it: the resumed run trains that before anybody
+    acts."""
     monkeypatch.setattr("tidemill.workers.limited.TASKS", 1)
     look, images = LimitedTrainerWorker._look_round, []
 
@@ -202,7 +264,13 @@ def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(tmp_path: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LimitedTrainerWorker, "_look_round", save)
-        train(dqn(environment=SCRIPTED, ratio="3"), launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+        train(
+            dqn(environment=SCRIPTED, ratio="3"),
+            launch="inline",
+            run_dir=tmp_path / "run",
+            source=FILE,
+            quiet=True,
+        )
     whole = result(tmp_path / "run")
     below = [image for image in images if read_newest(image / "checkpoints" / "policy")[2]["steps"] < 30]
     assert len(below) > 30
@@ -227,7 +295,13 @@ def test_without_its_memory_a_run_goes_on_with_new_episodes(tmp_path: Path) -> N
 def test_a_limit_that_is_raised_changes_nothing(tmp_path: Path) -> None:
     """But for what is a share of the limit: the progress that the journal notes."""
     for name, limits in {"whole": [30], "cut": [7, 8, 20, 30]}.items():
-        train(dqn(steps=limits[0], environment=SCRIPTED), launch="inline", run_dir=tmp_path / name, source=FILE, quiet=True)
+        train(
+            dqn(steps=limits[0], environment=SCRIPTED),
+            launch="inline",
+            run_dir=tmp_path / name,
+            source=FILE,
+            quiet=True,
+        )
         for steps in limits[1:]:
             resume(tmp_path / name, launch="inline", limits={"steps": steps}, quiet=True)
     assert differences(result(tmp_path / "cut"), result(tmp_path / "whole")) == ["journal"]
@@ -241,7 +315,9 @@ def test_iterations_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finish", [False, True])
-def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is_played_twice(tmp_path: Path, finish: bool) -> None:
+def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is_played_twice(
+    tmp_path: Path, finish: bool
+) -> None:
     """Also at the limit, that of the last iteration."""
     made = dqn(environment=SCRIPTED, iteration_steps=10, evaluation_steps=20, finish_episodes=finish, slots=2)
     save, evaluated = TrainerWorker._save, []
@@ -265,7 +341,10 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
         assert (evaluations(image), differences(result(image), whole)) == (told, []), image.name
     for image, own in list(zip(evaluated, told, strict=True))[:-1]:  # what it came to was not written yet
         resume(image, launch="inline", quiet=True)
-        assert (evaluations(image), differences(result(image), whole)) == ([each for each in told if each is not own], []), image.name
+        assert (evaluations(image), differences(result(image), whole)) == (
+            [each for each in told if each is not own],
+            [],
+        ), image.name
     with pytest.raises(TidemillError, match="already reached its limit"):
         resume(tmp_path / "run", launch="inline", quiet=True)
 
@@ -273,15 +352,26 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
 def evaluations(folder: Path) -> list[dict[str, float]]:
     """What the iterations of a run came to."""
     names = ("step", "iteration/number", "iteration/evaluation_return", "iteration/evaluation_episodes")
-    return [{name.rpartition("/")[2]: told[name] for name in names} for told in read_metrics(folder) if "iteration/number" in told]
+    return [
+        {name.rpartition("/")[2]: told[name] for name in names}
+        for told in read_metrics(folder)
+        if "iteration/number" in told
+    ]
 
 
 def test_latencies_change_nothing_in_a_run_that_is_resumed(tmp_path: Path) -> None:
     results = []
-    for number, (latency, launch) in enumerate([("none", "inline"), ("random", "threads"), ("first", "processes")]):
+    for number, (latency, launch) in enumerate(
+        [("none", "inline"), ("random", "threads"), ("first", "processes")]
+    ):
         walk = Gymnasium(make=f"{FILE}:Strolling", kwargs={"latency": latency}, threads=1)
         folder = tmp_path / latency
-        stopped(dqn(walk, network=QNetwork(hidden=(8,))), folder, 20 + number, "inline" if launch == "processes" else launch)
+        stopped(
+            dqn(walk, network=QNetwork(hidden=(8,))),
+            folder,
+            20 + number,
+            "inline" if launch == "processes" else launch,
+        )
         resume(folder, launch=launch, quiet=True)
         results.append(result(folder))
     assert not differences(results[0], results[1]) and not differences(results[0], results[2])
@@ -299,11 +389,19 @@ class Unseeded(QNetwork):
 
 def test_a_policy_that_cannot_be_seeded_anew_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(TidemillError, match="QPolicy has no reseed"):
-        train(dqn(network=Unseeded()), launch="inline", run_dir=tmp_path / "run", source=Path(__file__), quiet=True)
+        train(
+            dqn(network=Unseeded()),
+            launch="inline",
+            run_dir=tmp_path / "run",
+            source=Path(__file__),
+            quiet=True,
+        )
     assert not (tmp_path / "run").exists()
 
 
-def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     walk = Gymnasium(make=f"{FILE}:Counting")
     stopped(dqn(walk, slots=2, steps=30), tmp_path / "run", 20)
     path, arrays, _, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
@@ -313,16 +411,26 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut
     path, _, facts, _ = read_newest(tmp_path / "run" / "checkpoints" / "policy")
     said = capfd.readouterr().err
     for slot in (0, 1):
-        assert re.search(rf"slot {slot}: its open episode of \d+ steps was cut .* another observation \(obs\).* is not deterministic", said)
-        done, span = np.load(path / "buffer" / "row.done.npy")[slot], np.load(path / "buffer" / "span.npy").reshape(2, -1)[slot]
+        assert re.search(
+            rf"slot {slot}: its open episode of \d+ steps was cut .* another observation \(obs\).* is not "
+            rf"deterministic",
+            said,
+        )
+        done = np.load(path / "buffer" / "row.done.npy")[slot]
+        span = np.load(path / "buffer" / "span.npy").reshape(2, -1)[slot]
         assert not done[before[slot] - 1] and span[before[slot] - 2] == 1 and span[before[slot] - 1] == 0
     n = facts["limiter"]
     assert n["committed"] == 30 == n["started"] - n["voided"]
 
 
-def test_an_episode_that_is_too_long_is_cut_and_named(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_that_is_too_long_is_cut_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tidemill.workers.open_episodes.LONGEST", 2)
     monkeypatch.setattr("tidemill.workers.exact.LONGEST", 2)
     stopped(dqn(slots=2), tmp_path / "run", 20)
     resume(tmp_path / "run", launch="inline")
-    assert re.search(r"slot 0: its open episode of \d+ steps was cut after its last stored one: it had more than 2 steps", capfd.readouterr().err)
+    assert re.search(
+        r"slot 0: its open episode of \d+ steps was cut after its last stored one: it had more than 2 steps",
+        capfd.readouterr().err,
+    )

@@ -11,14 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from tidemill import DQN, PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, QNetwork, Replay, Trainer, evaluate, resume, train
+from tidemill import (
+    DQN,
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    QNetwork,
+    Replay,
+    Trainer,
+    evaluate,
+    resume,
+    train,
+)
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import file_digest
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
 
 
 def experiment(name: str = "one", **environment: str) -> Experiment:
-    workers = {"actor": Actors(environment=Gymnasium(**(environment or {"id": "CartPole-v1"}))), "trainer": Trainer(algorithm=PPO())}
+    workers = {
+        "actor": Actors(environment=Gymnasium(**(environment or {"id": "CartPole-v1"}))),
+        "trainer": Trainer(algorithm=PPO()),
+    }
     return Experiment(name=name, policies={"policy": ActorCritic()}, workers=workers)
 
 
@@ -77,7 +95,10 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", experiment(), None)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where nobody can make a folder, root included")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(),
+    reason="needs Linux's /proc, where nobody can make a folder, root included",
+)
 def test_an_unwritable_place_is_named() -> None:
     with pytest.raises(RunError, match=r"/proc/run cannot be written: .*; name another with --run-dir"):
         RunFolder.create(Path("/proc/run"), experiment(), None)
@@ -91,8 +112,11 @@ def test_a_folder_that_is_no_run_names_the_runs_inside(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
-def test_runs_that_start_in_one_second_get_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More processes than one make them at once: whoever finds a name taken takes the next."""
+def test_runs_that_start_in_one_second_get_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More processes than one make them at once: whoever finds a name taken takes the
+    next."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tidemill.run.folder.strftime", lambda _: "20260101-000000")
     barrier = threading.Barrier(8)
@@ -110,7 +134,9 @@ def test_runs_that_start_in_one_second_get_a_folder_each(tmp_path: Path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_it_alone(tmp_path: Path) -> None:
+def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_it_alone(
+    tmp_path: Path,
+) -> None:
     barrier = threading.Barrier(8)
 
     def make(_: int) -> RunFolder | str:
@@ -123,7 +149,11 @@ def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_i
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(make, range(8)))
     (folder,) = (each for each in made if isinstance(each, RunFolder))
-    assert all("being written by another run" in each or "already holds a run" in each for each in made if isinstance(each, str))
+    assert all(
+        "being written by another run" in each or "already holds a run" in each
+        for each in made
+        if isinstance(each, str)
+    )
     assert folder.experiment() == (experiment(), None, {})
 
 
@@ -134,9 +164,20 @@ def test_what_a_run_writes_is_its_owners_alone_whatever_the_umask(tmp_path: Path
         path.mkdir(found, parents=True)
     mask = os.umask(0)
     try:
-        trainer = Trainer(algorithm=DQN(), buffer=Replay(capacity=1000, warm_up=20, mapped=True), batch_size=8, ratio=1, journal=True)
-        workers = {"actor": Actors(environment=Gymnasium(id="CartPole-v1"), agents=(AgentSpec(mode="stepwise"),)), "trainer": trainer}
-        made = Experiment(name="one", policies={"policy": QNetwork()}, workers=workers, limits=Limits(steps=100))
+        trainer = Trainer(
+            algorithm=DQN(),
+            buffer=Replay(capacity=1000, warm_up=20, mapped=True),
+            batch_size=8,
+            ratio=1,
+            journal=True,
+        )
+        workers = {
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), agents=(AgentSpec(mode="stepwise"),)),
+            "trainer": trainer,
+        }
+        made = Experiment(
+            name="one", policies={"policy": QNetwork()}, workers=workers, limits=Limits(steps=100)
+        )
         train(made, launch="threads", run_dir=path, quiet=True)
         resume(path, launch="threads", limits={"steps": 200}, quiet=True)
         evaluate(path, 1)
@@ -146,10 +187,14 @@ def test_what_a_run_writes_is_its_owners_alone_whatever_the_umask(tmp_path: Path
     names = {entry.name for entry in modes}
     assert {"config.json", "metrics.jsonl", "index.sqlite", "manifest.json", "journal-policy.bin"} <= names
     assert {"events", "evaluation"} <= {name.partition(".")[0].partition("-")[0] for name in names}
-    assert {entry: mode for entry, mode in modes.items() if mode != (0o700 if entry.is_dir() else 0o600)} == {}
+    assert {
+        entry: mode for entry, mode in modes.items() if mode != (0o700 if entry.is_dir() else 0o600)
+    } == {}
 
 
-def test_a_folder_that_holds_other_things_keeps_its_mode_and_what_is_written_into_it_is_its_owners(tmp_path: Path) -> None:
+def test_a_folder_that_holds_other_things_keeps_its_mode_and_what_is_written_into_it_is_its_owners(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "shared"
     path.mkdir()
     path.chmod(0o755)

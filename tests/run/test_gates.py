@@ -1,5 +1,6 @@
-"""What the limiter and the memory promise holds at every instant of real runs, in threads and in processes, bounded and exact, and of those that are
-killed, too. See `watched` for what looks at it there."""
+"""What the limiter and the memory promise holds at every instant of real runs, in threads
+and in processes, bounded and exact, and of those that are killed, too. See `watched` for
+what looks at it there."""
 
 import json
 import random
@@ -36,7 +37,8 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, launch: str, **settings: Any) -> dict[str, Any]:
-    """Train to the end. Return the facts of the final checkpoint, with those of the memory, its rows, and what environments noted."""
+    """Train to the end. Return the facts of the final checkpoint, with those of the
+    memory, its rows, and what environments noted."""
     made = watched.experiment(folder / "log", **settings)
     folder.mkdir()
     result = train(made, launch=launch, run_dir=folder / "run", source=FILE, quiet=True)
@@ -45,46 +47,71 @@ def run(folder: Path, launch: str, **settings: Any) -> dict[str, Any]:
     assert facts["steps"] == made.limits.steps and facts["memory"]["looks"] > facts["updates"]
     n = facts["limiter"]
     assert facts["stored"] == facts["taken"] and n["voided"] == sum(facts["memory"]["lost"])
-    owed = 0 if n["waived"] is None else floor((n["committed"] - n["waived"]) * Fraction(made.workers["trainer"].ratio))
+    owed = (
+        0
+        if n["waived"] is None
+        else floor((n["committed"] - n["waived"]) * Fraction(made.workers["trainer"].ratio))
+    )
     assert n["started"] == n["committed"] + n["voided"] and n["tasks"] == max(0, owed)
     told = [record for record in read_metrics(folder / "run") if "limiter/committed" in record][-1]
-    assert (told["limiter/committed"], told["update"]) == (told["step"], facts["updates"]) == (facts["steps"], facts["updates"])
+    assert (
+        (told["limiter/committed"], told["update"])
+        == (told["step"], facts["updates"])
+        == (facts["steps"], facts["updates"])
+    )
     assert told["limiter/in_flight"] == told["limiter/debt"] == 0
     return {**facts, "seed": made.seed}
 
 
 def left(folder: Path, ratio: Fraction) -> dict[str, Any]:
-    """Check all checkpoints and the memory. Return the facts of the newest one, with those of the memory, its rows, and what environments noted.
+    """Check all checkpoints and the memory. Return the facts of the newest one, with
+    those of the memory, its rows, and what environments noted.
 
-    Regular checkpoints are written while slots step: what is in flight then is void in a life that goes on from one, and what is owed is within the
-    slack (G1). Slots' counts sum to the limiter's (G4), but for those. What a slot did lies in its seat, in order."""
+    Regular checkpoints are written while slots step: what is in flight then is void in a
+    life that goes on from one, and what is owed is within the slack (G1). Slots' counts
+    sum to the limiter's (G4), but for those. What a slot did lies in its seat, in order.
+    """
     written = checkpoints(folder / "run" / "checkpoints" / "policy")
     for path in written:
         facts, memory = read_checkpoint(path)[1], json.loads((path / "buffer" / "manifest.json").read_text())
         n = facts["limiter"]
         assert n["committed"] == facts["steps"] and n["started"] >= n["committed"] + n["voided"]
         owed = 0 if n["waived"] is None else floor(max(0, n["committed"] - n["waived"]) * ratio)
-        assert n["tasks"] == facts["updates"] and 0 <= owed - n["tasks"] <= max(ceil(2 * len(memory["lost"]) * ratio), ceil(ratio))
+        assert n["tasks"] == facts["updates"] and 0 <= owed - n["tasks"] <= max(
+            ceil(2 * len(memory["lost"]) * ratio), ceil(ratio)
+        )
         assert sum(memory["stored"]) == n["committed"] and sum(memory["lost"]) <= n["voided"]
     path, arrays, facts, warnings = read_newest(folder / "run" / "checkpoints" / "policy")
     assert warnings == [] and arrays["policy"]["w"] == facts["updates"]
     memory = json.loads((path / "buffer" / "manifest.json").read_text())
     heads, seen, spans = (np.load(path / "buffer" / f"{name}.npy") for name in ("heads", "row.obs", "span"))
-    seats, stored = [seat[:count].astype(int) for seat, count in zip(seen, heads, strict=True)], Counter[tuple[int, ...]]()
+    seats = [seat[:count].astype(int) for seat, count in zip(seen, heads, strict=True)]
+    stored = Counter[tuple[int, ...]]()
     for rows, steps in zip(seats, memory["stored"], strict=True):
         begins = rows[:, 2] == 0
         follows = (np.diff(rows[:, 2]) == 1) & (np.diff(rows[:, :2], axis=0) == 0).all(axis=1)
         assert begins[:1].all() and (follows ^ begins[1:]).all() and len(rows) - begins.sum() == steps
         stored.update(map(tuple, rows[~begins].tolist()))
-    log = [(what, tuple(map(int, code))) for what, *code in map(str.split, (folder / "log").read_text().splitlines())]
+    log = [
+        (what, tuple(map(int, code)))
+        for what, *code in map(str.split, (folder / "log").read_text().splitlines())
+    ]
     assert all(what in ("taken", "lost") for what, _ in log)
     taken = Counter(code for what, code in log if what == "taken")
-    found = {"rows": seats, "spans": {*spans.ravel().tolist()}, "stored": stored, "taken": taken, "log": log, "checkpoints": len(written)}
+    found = {
+        "rows": seats,
+        "spans": {*spans.ravel().tolist()},
+        "stored": stored,
+        "taken": taken,
+        "log": log,
+        "checkpoints": len(written),
+    }
     return {**facts, "memory": memory, **found}
 
 
 def slot_of(facts: dict[str, Any], exact: bool) -> dict[int, int]:
-    """Whose each copy is, by what its seeds are made of: in an exact run slot and episode, else how often the slot's was made anew."""
+    """Whose each copy is, by what its seeds are made of: in an exact run slot and
+    episode, else how often the slot's was made anew."""
     memory, copies = facts["memory"], watched.Coded.copies
     if exact:
         seeds = {
@@ -102,32 +129,67 @@ def slot_of(facts: dict[str, Any], exact: bool) -> dict[int, int]:
     return {seed % copies: slot for (slot, _), seed in seeds.items()}
 
 
-BOUNDED = [(launch, False, 1, ratio, every) for launch in ("inline", "threads") for ratio in ("1/4", "1", "3/2", "8") for every in (0, 7)]
-EXACT = [("threads", True, 1, "1/4", 0), ("threads", True, 1, "3/2", 7), ("inline", True, 1, "8", 7), ("processes", True, 1, "1", 7)]
-PROCESSES = [("processes", False, 1, "8", 0), ("processes", False, 2, "3/2", 7), ("processes", False, 2, "1/4", 7)]
+BOUNDED = [
+    (launch, False, 1, ratio, every)
+    for launch in ("inline", "threads")
+    for ratio in ("1/4", "1", "3/2", "8")
+    for every in (0, 7)
+]
+EXACT = [
+    ("threads", True, 1, "1/4", 0),
+    ("threads", True, 1, "3/2", 7),
+    ("inline", True, 1, "8", 7),
+    ("processes", True, 1, "1", 7),
+]
+PROCESSES = [
+    ("processes", False, 1, "8", 0),
+    ("processes", False, 2, "3/2", 7),
+    ("processes", False, 2, "1/4", 7),
+]
 
 
 @pytest.mark.parametrize(("launch", "exact", "actors", "ratio", "every"), [*BOUNDED, *EXACT, *PROCESSES])
 def test_the_gates_hold_at_every_instant_and_each_slots_counts_are_its_environments(
     tmp_path: Path, launch: str, exact: bool, actors: int, ratio: str, every: int
 ) -> None:
-    facts = run(tmp_path / "run", launch, exact=exact, actors=actors, ratio=ratio, every=every, iteration_steps=50, checkpoints=10)
-    assert (facts["limiter"]["voided"] > 10) == bool(every) and facts["updates"] > 20 and facts["checkpoints"] >= 3
+    facts = run(
+        tmp_path / "run",
+        launch,
+        exact=exact,
+        actors=actors,
+        ratio=ratio,
+        every=every,
+        iteration_steps=50,
+        checkpoints=10,
+    )
+    assert (
+        (facts["limiter"]["voided"] > 10) == bool(every)
+        and facts["updates"] > 20
+        and facts["checkpoints"] >= 3
+    )
     whose, asked = slot_of(facts, exact), {what: Counter[int]() for what in ("taken", "lost")}
     for what, (copy, *_) in facts["log"]:
         asked[what][whose[copy]] += 1
-    for slot, (stored, lost) in enumerate(zip(facts["memory"]["stored"], facts["memory"]["lost"], strict=True)):
+    for slot, (stored, lost) in enumerate(
+        zip(facts["memory"]["stored"], facts["memory"]["lost"], strict=True)
+    ):
         assert (asked["taken"][slot], asked["lost"][slot]) == (stored, lost)
 
 
 @pytest.mark.parametrize(
     ("launch", "every", "endless", "warm_up"),
-    [("threads", 0, False, 12), ("threads", 0, True, 12), ("threads", 0, True, 100), ("processes", 9, False, 12)],
+    [
+        ("threads", 0, False, 12),
+        ("threads", 0, True, 12),
+        ("threads", 0, True, 100),
+        ("processes", 9, False, 12),
+    ],
 )
 def test_whole_episodes_may_be_drawn_once_they_are_over_and_nobody_waits_for_an_open_one(
     tmp_path: Path, launch: str, every: int, endless: bool, warm_up: int
 ) -> None:
-    """What may be drawn lags behind C, and debts begin once there is enough of it. All steps count, those of episodes that never end, too."""
+    """What may be drawn lags behind C, and debts begin once there is enough of it. All
+    steps count, those of episodes that never end, too."""
     buffer = {"whole_episodes": True, "warm_up": warm_up}
     facts = run(tmp_path / "run", launch, slots=4, every=every, endless=endless, ratio="3/2", buffer=buffer)
     opened, over = (np.array(facts["memory"][name]) for name in ("open", "over"))
@@ -140,7 +202,18 @@ def test_whole_episodes_may_be_drawn_once_they_are_over_and_nobody_waits_for_an_
 def test_windows_stacks_and_states_of_slots_never_mix(tmp_path: Path, launch: str, exact: bool) -> None:
     """Environments, policies and the algorithm look at them, wherever they are."""
     actors = 1 if exact else 2
-    facts = run(tmp_path / "run", launch, exact=exact, actors=actors, slots=2, every=11, steps=200, frames=3, buffer={"steps": 3}, ratio="1")
+    facts = run(
+        tmp_path / "run",
+        launch,
+        exact=exact,
+        actors=actors,
+        slots=2,
+        every=11,
+        steps=200,
+        frames=3,
+        buffer={"steps": 3},
+        ratio="1",
+    )
     assert facts["updates"] > 100 and facts["limiter"]["voided"] > 10
     assert {1, 2, 3} <= facts["spans"]  # windows that episodes end before, and whole ones
 
@@ -154,7 +227,8 @@ load_file(Path(sys.argv[1]), "test").live(Path(), resume=bool(sys.argv[2]))
 
 
 class Life(Run):
-    """A life of a run by an `AsyncTrainRunner` in `folder`, in which somebody is killed, or nobody."""
+    """A life of a run by an `AsyncTrainRunner` in `folder`, in which somebody is killed,
+    or nobody."""
 
     def __init__(self, folder: Path, resume: bool, kill: str) -> None:
         self._start(folder, "-c", LIVE, str(FILE), "again" * resume, **{watched.KILL: kill})
@@ -173,19 +247,29 @@ def lived(folder: Path, resume: bool, kill: str = "nobody -1 0") -> tuple[int, s
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux")
 def test_a_run_in_processes_that_is_killed_at_any_step_goes_on_with_what_it_had(tmp_path: Path) -> None:
-    """Nothing is counted twice, no work is owed that was not, and nothing is left behind. What was done since the newest checkpoint is lost."""
+    """Nothing is counted twice, no work is owed that was not, and nothing is left behind.
+    What was done since the newest checkpoint is lost."""
     draw, kept, flown = random.Random(3), 0, 0
     for number, whom in enumerate(["trainer", "main", "trainer"], 1):
-        status, text = lived(tmp_path, number > 1, f"{whom} {100 * number + draw.randint(1, 80)} {draw.uniform(0, 0.02)}")
-        assert (status == -signal.SIGKILL) if whom == "main" else (status == 1 and "trainer-0 is gone" in text), text
+        status, text = lived(
+            tmp_path, number > 1, f"{whom} {100 * number + draw.randint(1, 80)} {draw.uniform(0, 0.02)}"
+        )
+        assert (
+            (status == -signal.SIGKILL) if whom == "main" else (status == 1 and "trainer-0 is gone" in text)
+        ), text
         facts = left(tmp_path, Fraction(3, 2))
-        assert max(kept, 100 * number) <= facts["steps"] < 500 and facts["stored"] <= facts["taken"]  # each iteration ends with a checkpoint
+        # each iteration ends with a checkpoint
+        assert max(kept, 100 * number) <= facts["steps"] < 500 and facts["stored"] <= facts["taken"]
         kept, n = facts["steps"], facts["limiter"]
         assert n["voided"] == sum(facts["memory"]["lost"]) + flown
         flown += n["started"] - n["committed"] - n["voided"]
     assert lived(tmp_path, True)[0] == 0
     facts = left(tmp_path, Fraction(3, 2))
     n = facts["limiter"]
-    assert facts["steps"] == 500 and facts["stored"] <= facts["taken"] and n["voided"] == flown == n["started"] - n["committed"]
+    assert (
+        facts["steps"] == 500
+        and facts["stored"] <= facts["taken"]
+        and n["voided"] == flown == n["started"] - n["committed"]
+    )
     assert n["tasks"] == floor((n["committed"] - n["waived"]) * Fraction(3, 2))
     assert read_iterations(tmp_path / "run")[-1]["step"] == 500

@@ -1,4 +1,5 @@
-"""What a run is given as a secret reaches its environment, and stands in nothing that is written or told."""
+"""What a run is given as a secret reaches its environment, and stands in nothing that is
+written or told."""
 
 import json
 import os
@@ -9,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, evaluate, resume, train
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Trainer,
+    evaluate,
+    resume,
+    train,
+)
 from tidemill.bench.tune import Trial, Tuning, source_text
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run.layout import Costs, layout_of
@@ -42,14 +55,23 @@ class Env(gymnasium.Env):
 
 def experiment(folder: Path, **kwargs: Any) -> Experiment:
     (folder / "env.py").write_text(ENVIRONMENT)
-    actors = Actors(environment=Gymnasium(make=f"{folder}/env.py:Env", kwargs=kwargs), lanes=2, agents=(AgentSpec(sample_steps=8),))
+    actors = Actors(
+        environment=Gymnasium(make=f"{folder}/env.py:Env", kwargs=kwargs),
+        lanes=2,
+        agents=(AgentSpec(sample_steps=8),),
+    )
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=16), database_seconds=1e-3)}
-    return Experiment(name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=2))
+    return Experiment(
+        name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=2)
+    )
 
 
 def nothing_tells(*folders: Path) -> None:
-    """Nothing in any of these files holds the secret, nor is called so; they hold something."""
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != "env.py"]
+    """Nothing in any of these files holds the secret, nor is called so; they hold
+    something."""
+    files = [
+        path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != "env.py"
+    ]
     assert len(files) > 5
     assert [path for path in files if SECRET.encode() in path.read_bytes() or SECRET in path.name] == []
 
@@ -60,46 +82,72 @@ def test_a_secret_of_a_command_line_is_nowhere_and_is_asked_for_again(tmp_path: 
 
     def tidemill(*words: str, **more: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path, env={**os.environ, **home, **more}, capture_output=True, text=True,
-            timeout=120,
+            [sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path,
+            env={**os.environ, **home, **more}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        assert "Traceback" not in done.stderr and (done.returncode == 0) == ("error: " not in done.stderr), done.stderr
+        assert "Traceback" not in done.stderr and (done.returncode == 0) == ("error: " not in done.stderr), (
+            done.stderr
+        )
         return done.stdout + done.stderr
 
     url = f"url=https://me:{SECRET}@host/"
-    said = tidemill("train", "env.py:Env", "--env-arg", f"token={SECRET}", "--env-arg", url, "--run-dir", "run", "--set", "limits.updates=2")
-    kwargs = json.loads((tmp_path / "run" / "config.json").read_bytes())["workers"]["actor"]["environment"]["kwargs"]
+    said = tidemill(
+        "train",
+        "env.py:Env",
+        "--env-arg",
+        f"token={SECRET}",
+        "--env-arg",
+        url,
+        "--run-dir",
+        "run",
+        "--set",
+        "limits.updates=2",
+    )
+    kwargs = json.loads((tmp_path / "run" / "config.json").read_bytes())["workers"]["actor"]["environment"][
+        "kwargs"
+    ]
     assert kwargs == {"token": "env:TIDEMILL_TOKEN", "url": "env:TIDEMILL_URL"}
     assert "token=<secret>" in json.loads((tmp_path / "run" / "versions.json").read_bytes())["command"]
     for words in (("eval", "run", "--episodes", "2"), ("resume", "run", "--max-steps", "100000")):
         said += (refused := tidemill(*words))
         assert refused.startswith(
-            "error: token is read from the environment variable TIDEMILL_TOKEN, which is not set; secrets are not saved with runs"
+            "error: token is read from the environment variable TIDEMILL_TOKEN, which is not set; secrets "
+            "are not saved with runs"
         )
-    said += tidemill("eval", "run", "--episodes", "2", TIDEMILL_TOKEN=SECRET, TIDEMILL_URL=url.removeprefix("url="))
+    said += tidemill(
+        "eval", "run", "--episodes", "2", TIDEMILL_TOKEN=SECRET, TIDEMILL_URL=url.removeprefix("url=")
+    )
     assert "mean return" in said and SECRET not in said
     nothing_tells(tmp_path)
 
 
 @pytest.mark.parametrize("launch", ["processes", "threads"])
-def test_a_reference_is_enough_for_a_run_and_all_that_comes_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str) -> None:
+def test_a_reference_is_enough_for_a_run_and_all_that_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
     (tmp_path / "secret.txt").write_text(SECRET)
     monkeypatch.setenv("MINE", SECRET)
     for number, reference in enumerate(("env:MINE", f"file:{tmp_path}/secret.txt")):
         folder = tmp_path / str(number)
-        train(experiment(tmp_path, token=reference), launch=launch, run_dir=folder, quiet=True, layout="given")
+        train(
+            experiment(tmp_path, token=reference), launch=launch, run_dir=folder, quiet=True, layout="given"
+        )
         assert resume(folder, launch=launch, limits={"updates": 3}, quiet=True).summary["updates"] == 3
         assert evaluate(folder, 1).specs[0].mean == 5.0
         nothing_tells(folder)
 
 
-def test_what_an_environment_says_of_its_secret_is_not_told_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_environment_says_of_its_secret_is_not_told_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for launch in ("processes", "threads"):
         made = experiment(tmp_path, token=SECRET, at=40).replace(limits=Limits(updates=10_000))
         with pytest.raises(RunError, match=r"https://me:<secret>@host/ hung up") as caught:
             train(made, launch=launch, run_dir=tmp_path / launch, layout="given")
         assert SECRET not in str(caught.value) + "".join(capsys.readouterr())
-        assert list((tmp_path / launch).rglob("*")) and not [p for p in (tmp_path / launch).rglob("*.json") if SECRET in p.read_text()]
+        assert list((tmp_path / launch).rglob("*")) and not [
+            p for p in (tmp_path / launch).rglob("*.json") if SECRET in p.read_text()
+        ]
         assert SECRET not in (tmp_path / launch / "logs" / "traceback.log").read_text()
     with pytest.raises(ConfigError, match=r"no such token: <secret>") as refused:
         train(experiment(tmp_path, token="another-one"), run_dir=tmp_path / "measured", layout="measure")

@@ -1,4 +1,5 @@
-"""Folders and files that anybody may have written: one typed error for whatever is wrong with them, no hang, and nothing large allocated for them."""
+"""Folders and files that anybody may have written: one typed error for whatever is wrong
+with them, no hang, and nothing large allocated for them."""
 
 import json
 import os
@@ -25,7 +26,15 @@ from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.cli.main import app
 from tidemill.core import packed
 from tidemill.core.checkpoint import MANIFEST, read_checkpoint
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, TidemillError, VersionGone
+from tidemill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DatabaseError,
+    RunError,
+    SchemaError,
+    TidemillError,
+    VersionGone,
+)
 from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.plot import plot
 
@@ -39,10 +48,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     experiment = Experiment(
         name="good",
         policies={"policy": POLICY},
-        workers={"actor": Actors(environment=Scripted(), lanes=2), "trainer": Trainer(algorithm=tidemill.PPO())},
+        workers={
+            "actor": Actors(environment=Scripted(), lanes=2),
+            "trainer": Trainer(algorithm=tidemill.PPO()),
+        },
         limits=Limits(updates=1),
     )
-    return tidemill.train(experiment, launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "good", quiet=True).folder
+    return tidemill.train(
+        experiment, launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "good", quiet=True
+    ).folder
 
 
 @pytest.fixture
@@ -63,7 +77,10 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
 def weights(run: Path, data: bytes) -> None:
     """Put these bytes in the place of the policy's weights, with their checksum."""
     (checkpoint(run) / "policy.safetensors").write_bytes(data)
-    change(checkpoint(run) / MANIFEST, lambda manifest: manifest["sha256"].update({"policy.safetensors": sha256(data).hexdigest()}))
+    change(
+        checkpoint(run) / MANIFEST,
+        lambda manifest: manifest["sha256"].update({"policy.safetensors": sha256(data).hexdigest()}),
+    )
 
 
 def resume(run: Path) -> object:
@@ -127,7 +144,15 @@ def test_json_of_absurd_depth_is_one_error(name: str, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f'{{"a": {DEEP}', '{"step": "one"}', '{"episodes": null}', '{"curriculum/stage": 1e999, "episodes": -1e999}', "[]", "\x00" * 100]
+    "line",
+    [
+        f'{{"a": {DEEP}',
+        '{"step": "one"}',
+        '{"episodes": null}',
+        '{"curriculum/stage": 1e999, "episodes": -1e999}',
+        "[]",
+        "\x00" * 100,
+    ],
 )
 def test_metrics_that_are_none_are_one_error_or_nothing(line: str, run: Path) -> None:
     (run / "metrics.jsonl").write_text(f"{line}\n{{}}\n")
@@ -137,7 +162,9 @@ def test_metrics_that_are_none_are_one_error_or_nothing(line: str, run: Path) ->
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused_wherever_they_are_read(value: float, run: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_refused_wherever_they_are_read(
+    value: float, run: Path, tmp_path: Path
+) -> None:
     arrays, _ = packed.unpack((checkpoint(run) / "policy.safetensors").read_bytes())
     arrays["actor.weight"][0] = value
     weights(run, packed.pack(arrays))
@@ -210,7 +237,10 @@ def test_an_index_of_anything_is_one_error(run: Path) -> None:
         database.read("policy", "9" * 30)
 
 
-ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 'policy' AS policy, x AS version, '' AS sha256 FROM c"
+ENDLESS = (
+    "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT 'policy' AS policy, x AS "
+    "version, '' AS sha256 FROM c"
+)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +263,10 @@ def test_what_an_index_says_is_looked_at_before_it_is_used(change_it: list[str],
         db.execute(statement)
     db.close()
     told = []
-    for use in (lambda: [database.versions(name) for name in database.policies()], lambda: database.read("policy", "latest")):
+    for use in (
+        lambda: [database.versions(name) for name in database.policies()],
+        lambda: database.read("policy", "latest"),
+    ):
         try:
             use()
         except (DatabaseError, VersionGone) as error:
@@ -253,7 +286,13 @@ def test_a_journal_of_several_databases_removes_no_file(run: Path, tmp_path: Pat
     journal = magic + bytes(4) + Path(f"{index}-journal").read_bytes()[12:]  # as of a commit that was begun
     db.execute("ROLLBACK")
     db.close()
-    last = (2**30 // 4096 + 1).to_bytes(4, "big") + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + magic
+    last = (
+        (2**30 // 4096 + 1).to_bytes(4, "big")
+        + name
+        + len(name).to_bytes(4, "big")
+        + sum(name).to_bytes(4, "big")
+        + magic
+    )
     Path(f"{index}-journal").write_bytes(journal + last)
     with pytest.raises(DatabaseError, match=r"index.sqlite-journal is of several databases"):
         ParameterDatabase(run / PARAMETERS).versions("policy")
@@ -271,12 +310,16 @@ def test_an_index_is_plain_files(name: str, run: Path, tmp_path: Path) -> None:
         ParameterDatabase(run / PARAMETERS).versions("policy")
 
 
-# ---- exported policies -----------------------------------------------------------------------------------------------------------------------
+# ---- exported policies -----------------------------------------------------------------
 
 
 def exported(path: Path, config: Any, spaces: Spaces, arrays: Any = None, **text: str) -> Path:
     arrays = POLICY.build(SPACES, 1).parameters() if arrays is None else arrays
-    path.write_bytes(packed.pack(arrays, {**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{}", **text}))
+    path.write_bytes(
+        packed.pack(
+            arrays, {**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{}", **text}
+        )
+    )
     return path
 
 
@@ -297,7 +340,9 @@ def exported(path: Path, config: Any, spaces: Spaces, arrays: Any = None, **text
         (POLICY, SPACES, {"version": "9" * 5000}),
     ],
 )
-def test_a_small_file_allocates_little(config: Any, spaces: Spaces, text: dict[str, str], tmp_path: Path) -> None:
+def test_a_small_file_allocates_little(
+    config: Any, spaces: Spaces, text: dict[str, str], tmp_path: Path
+) -> None:
     exported(tmp_path / "p", config, spaces, **text)
     with pytest.raises(DatabaseError, match=r"/p is no exported policy"):
         small(lambda: tidemill.load(tmp_path / "p"))
@@ -306,13 +351,20 @@ def test_a_small_file_allocates_little(config: Any, spaces: Spaces, text: dict[s
 def test_an_error_tells_a_terminal_nothing_that_it_obeys(run: Path) -> None:
     change(run / "config.json", lambda config: config.update({"\x1b]0;mine\x07": 1}))
     told = CliRunner().invoke(app, ["eval", str(run)])
-    assert told.exit_code == 1 and r'no setting "\x1b]0;mine\x07"' in told.output and "\x1b" not in told.output
+    assert (
+        told.exit_code == 1 and r'no setting "\x1b]0;mine\x07"' in told.output and "\x1b" not in told.output
+    )
 
 
-# ---- anything at all -------------------------------------------------------------------------------------------------------------------------
+# ---- anything at all -------------------------------------------------------------------
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["box", "discrete", "float32", "O", "M8[ns]"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["box", "discrete", "float32", "O", "M8[ns]"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
@@ -360,7 +412,9 @@ def test_any_manifest_is_read_or_a_checkpoint_error(trained: Path, path: list[st
 
 @SOME
 @given(cuts=CUTS)
-def test_any_bytes_for_a_manifest_or_weights_are_a_checkpoint_error(trained: Path, cuts: list[tuple[int, bytes]]) -> None:
+def test_any_bytes_for_a_manifest_or_weights_are_a_checkpoint_error(
+    trained: Path, cuts: list[tuple[int, bytes]]
+) -> None:
     place = trained.parent / "bytes" / "update-1"
     if not place.exists():
         shutil.copytree(checkpoint(trained), place)
@@ -383,7 +437,10 @@ def test_any_label_is_read_or_a_schema_error(path: list[str | int], value: Any) 
 @SOME
 @given(path=PATHS, value=PLAIN, cuts=st.none() | CUTS)
 def test_any_exported_file_is_a_policy_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, path: list[str | int], value: Any, cuts: list[tuple[int, bytes]] | None
+    tmp_path_factory: pytest.TempPathFactory,
+    path: list[str | int],
+    value: Any,
+    cuts: list[tuple[int, bytes]] | None,
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.safetensors"
     label = json.loads(write_label(POLICY, SPACES)[LABEL])
@@ -395,10 +452,22 @@ def test_any_exported_file_is_a_policy_or_one_error(
 
 
 @SOME
-@given(data=st.binary(max_size=300) | PLAIN.map(lambda value: msgspec.msgpack.encode(_sendable(value))), cuts=CUTS)
+@given(
+    data=st.binary(max_size=300) | PLAIN.map(lambda value: msgspec.msgpack.encode(_sendable(value))),
+    cuts=CUTS,
+)
 def test_any_control_message_is_read_or_a_schema_error(data: bytes, cuts: list[tuple[int, bytes]]) -> None:
-    whole = pack(Status(tidemill.api.control.State.READY, facts=tidemill.api.control.Facts(spaces={"policy": SPACES})))
-    for message in (data, mutated(whole, cuts), b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x82\xa4type\xa5Start" + data):
+    whole = pack(
+        Status(tidemill.api.control.State.READY, facts=tidemill.api.control.Facts(spaces={"policy": SPACES}))
+    )
+    for message in (
+        data,
+        mutated(whole, cuts),
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x82\xa4type\xa5Start" + data,
+    ):
         for read in (unpack_up, unpack_down):
             with suppress(SchemaError):
                 small(lambda read=read, message=message: read(message))

@@ -1,4 +1,5 @@
-"""What environments say in the info of an episode's last step becomes metrics, results of evaluations, and what conditions and queries may name."""
+"""What environments say in the info of an episode's last step becomes metrics, results of
+evaluations, and what conditions and queries may name."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ SAYS = {"info/score": 50.0, "info/is_success": 0.0, "info/terms/forward": 1.5, "
 
 
 class Telling(gymnasium.Env[Any, Any]):
-    """Episodes of 5 steps. Its score is ten times the step; what else it says are numbers of several kinds, and what is none."""
+    """Episodes of 5 steps. Its score is ten times the step; what else it says are numbers
+    of several kinds, and what is none."""
 
     observation_space, action_space = OBSERVATION, ACTION
 
@@ -55,13 +57,19 @@ class Telling(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        says = {"score": 10 * self.steps, "is_success": False, "terms": {"forward": np.float32(1.5), "deep": {"er": {"est": 1.0}}}, "lives left!": 3}
+        says = {
+            "score": 10 * self.steps,
+            "is_success": False,
+            "terms": {"forward": np.float32(1.5), "deep": {"er": {"est": 1.0}}},
+            "lives left!": 3,
+        }
         nothing = {"name": "telling", "nan": float("nan"), "many": np.ones(3), "nobody": None, "final_obs": 3}
         return SEEN.copy(), 1.0, self.steps == STEPS, False, {**says, **nothing}
 
 
 class Refusing(Telling):
-    """A success is what it calls one, whatever it pays; lane by lane it says something else."""
+    """A success is what it calls one, whatever it pays; lane by lane it says something
+    else."""
 
     def step(self, action: Any) -> Any:
         seen, _, done, cut, _ = super().step(action)
@@ -92,7 +100,13 @@ class TellingBoth(ParallelEnv):  # type: ignore[type-arg]
         if done:
             self.agents = []
         infos = {agent: {**info, "number": number} for number, agent in enumerate(agents)}
-        return {a: SEEN.copy() for a in agents}, dict.fromkeys(agents, pay), dict.fromkeys(agents, done), dict.fromkeys(agents, False), infos
+        return (
+            {a: SEEN.copy() for a in agents},
+            dict.fromkeys(agents, pay),
+            dict.fromkeys(agents, done),
+            dict.fromkeys(agents, False),
+            infos,
+        )
 
 
 class TellingInTurn(AECEnv):  # type: ignore[type-arg]
@@ -134,7 +148,10 @@ ENVIRONMENTS: dict[str, EnvironmentConfig] = {
     "copies": TELLING,
     "threads": Gymnasium(make=f"{__file__}:Telling", threads=2),
     "agents in turn": PettingZoo(make=f"{__file__}:TellingInTurn"),
-    **{f"vector, {mode}": GymnasiumVector(make=f"{__file__}:telling_vector", autoreset=mode) for mode in ("next-step", "same-step", "disabled")},  # type: ignore[arg-type]
+    **{
+        f"vector, {mode}": GymnasiumVector(make=f"{__file__}:telling_vector", autoreset=mode)  # type: ignore[arg-type]
+        for mode in ("next-step", "same-step", "disabled")
+    },
 }
 
 
@@ -166,7 +183,9 @@ def test_a_server_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slots", [False, True])
 def test_stepwise_agents_hear(tmp_path: Path, slots: bool) -> None:
     environment = Slots(environment=TELLING) if slots else TELLING
-    made: Experiment = experiments.experiment(environment, lanes=1, buffer=Replay(capacity=400, warm_up=10), batch_size=8, ratio="1/2")
+    made: Experiment = experiments.experiment(
+        environment, lanes=1, buffer=Replay(capacity=400, warm_up=10), batch_size=8, ratio="1/2"
+    )
     actor = made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),))
     made = made.replace(workers={**made.workers, "actor": actor})
     run(tmp_path / "run", made, steps=200, updates=None)
@@ -186,15 +205,21 @@ def test_agents_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_episode_that_we_cut_is_heard_too_and_through_stacked_frames(tmp_path: Path) -> None:
-    made: Experiment = experiments.experiment(TELLING, algorithm=PPO()).replace(policies={"policy": ActorCritic()})
-    actor = made.workers["actor"].replace(max_episode_steps=3, agents=(AgentSpec(sample_steps=16, frame_stack=2),))  # type: ignore[call-arg]
+    made: Experiment = experiments.experiment(TELLING, algorithm=PPO()).replace(
+        policies={"policy": ActorCritic()}
+    )
+    actor = made.workers["actor"].replace(  # type: ignore[call-arg]
+        max_episode_steps=3, agents=(AgentSpec(sample_steps=16, frame_stack=2),)
+    )
     run(tmp_path / "run", made.replace(workers={**made.workers, "actor": actor}))
     assert told(tmp_path / "run")["info/score"] == 30.0
 
 
 def test_a_success_is_what_the_environment_calls_one(tmp_path: Path) -> None:
     run(tmp_path / "run", experiments.experiment(Gymnasium(make=f"{__file__}:Refusing")))
-    assert told(tmp_path / "run", "win_rate") == {"win_rate": 1.0} and told(tmp_path / "run", "return/") == {"return/mean": -5.0}
+    assert told(tmp_path / "run", "win_rate") == {"win_rate": 1.0} and told(tmp_path / "run", "return/") == {
+        "return/mean": -5.0
+    }
 
 
 def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run(tmp_path: Path) -> None:
@@ -206,7 +231,11 @@ def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run
     result = run(tmp_path / "run", made, until=until, updates=None)
     assert result.summary["reason"] == until
     (last,) = [record for record in read_metrics(tmp_path / "run") if "evaluation/return" in record][-1:]
-    said = {name.removeprefix("evaluation/"): value for name, value in last.items() if name.startswith("evaluation/info/")}
+    said = {
+        name.removeprefix("evaluation/"): value
+        for name, value in last.items()
+        if name.startswith("evaluation/info/")
+    }
     assert said == SAYS
     query = Query.parse("evaluation/info/score > 49 and evaluation/info/score.n == 4")
     versions = RunFolder(tmp_path / "run").database().query("policy", query, list(made.recorded("policy")))
@@ -216,24 +245,38 @@ def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run
     again = Past.of(RunFolder(tmp_path / "run"), made).progress
     again.begin(made)
     assert again.reached is not None
-    assert {name: value for name, value in again.reached.metrics().items() if name.startswith("info/")} == SAYS
+    assert {
+        name: value for name, value in again.reached.metrics().items() if name.startswith("info/")
+    } == SAYS
 
 
-def test_a_condition_on_what_no_info_says_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_condition_on_what_no_info_says_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "run", experiments.experiment(TELLING), until="info/scroe >= 50")
-    assert 'waits for "info/scroe", which no info of the episodes so far has said; did you mean "info/score"' in capsys.readouterr().err
+    assert (
+        'waits for "info/scroe", which no info of the episodes so far has said; did you mean "info/score"'
+        in capsys.readouterr().err
+    )
     with pytest.raises(ConfigError, match='waits for "inof/score"'):
         experiments.experiment(TELLING).replace(limits=Limits(until="inof/score > 1")).check()
 
 
-# ---- what is taken of an info -------------------------------------------------------------------------------------------------------------------
+# ---- what is taken of an info ----------------------------------------------------------
 
 
 def test_names_are_those_of_metrics_and_no_more_than_a_fixed_number_of_them() -> None:
     notices: list[str] = []
     listener = Listener(notices.append)
-    assert listener.numbers({"a b": 1, "ä": True, 3: 2.0, "x" * 99: 4, "": 5}) == {"a_b": 1.0, "_": 1.0, "3": 2.0, "x" * LONGEST: 4.0}
-    assert listener.numbers({"big": 10**400, "inf": float("inf"), "complex": 1j, "text": "1.5", "z": np.array(7)}) == {"z": 7.0}
+    assert listener.numbers({"a b": 1, "ä": True, 3: 2.0, "x" * 99: 4, "": 5}) == {
+        "a_b": 1.0,
+        "_": 1.0,
+        "3": 2.0,
+        "x" * LONGEST: 4.0,
+    }
+    assert listener.numbers(
+        {"big": 10**400, "inf": float("inf"), "complex": 1j, "text": "1.5", "z": np.array(7)}
+    ) == {"z": 7.0}
     assert listener.numbers({"api_key": 1, "secret": {"left": 2}, "keys_found": 3}) == {"keys_found": 3.0}
     assert listener.numbers(None) == listener.numbers([1]) == listener.numbers({}) == {}
     many = {f"n{number:03}": number for number in range(2 * MOST)}

@@ -1,4 +1,5 @@
-"""Evaluations at the end of iterations: how many environments play, what of it counts, and that training is what it is without them."""
+"""Evaluations at the end of iterations: how many environments play, what of it counts,
+and that training is what it is without them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,8 @@ def found(folder: Path) -> list[tuple[float, ...]]:
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_an_evaluation_has_an_environment_for_each_slot(tmp_path: Path, launch: str) -> None:
-    """Of those with `async def`, which live on the loop of the thread that plays them. Training is what it is without them."""
+    """Of those with `async def`, which live on the loop of the thread that plays them.
+    Training is what it is without them."""
     results = {}
     for steps, made in ((0, 3), (40, 3 + 2 * 3), (2, 3 + 2 * 2)):
         log = tmp_path / f"{steps}.log"
@@ -47,12 +49,18 @@ def test_an_evaluation_has_an_environment_for_each_slot(tmp_path: Path, launch: 
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_an_evaluation_has_as_many_sessions_of_a_server_as_there_is_room_for(tmp_path: Path, launch: str) -> None:
+def test_an_evaluation_has_as_many_sessions_of_a_server_as_there_is_room_for(
+    tmp_path: Path, launch: str
+) -> None:
     weights, evaluations = set(), []
     for steps, limit, opened in ((0, 64, 3), (40, 64, 3 + 2 * 3), (40, 5, 3 + 2 * 2), (40, 4, 3 + 2 * 1)):
         folder = tmp_path / f"{steps}-{limit}"
         with serving(limited.Strolling, limit=limit) as server:
-            weights.add(run(iterated(client(server, form="loop"), evaluation_steps=steps), folder, launch)["w"].tobytes())
+            weights.add(
+                run(iterated(client(server, form="loop"), evaluation_steps=steps), folder, launch)[
+                    "w"
+                ].tobytes()
+            )
             assert (server.sessions.counts().opened, server.sessions.counts().sessions) == (opened, 0)
         evaluations.append(found(folder))
     assert len(weights) == 1
@@ -60,7 +68,9 @@ def test_an_evaluation_has_as_many_sessions_of_a_server_as_there_is_room_for(tmp
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_what_an_evaluation_of_an_exact_run_finds_does_not_depend_on_latencies(tmp_path: Path, exact: bool) -> None:
+def test_what_an_evaluation_of_an_exact_run_finds_does_not_depend_on_latencies(
+    tmp_path: Path, exact: bool
+) -> None:
     """Nor does the number of steps that count, in others."""
     told = []
     for latency in limited.PROFILES:
@@ -73,7 +83,8 @@ def test_what_an_evaluation_of_an_exact_run_finds_does_not_depend_on_latencies(t
 
 def test_episodes_count_by_turns_however_far_each_environment_is() -> None:
     """So that long ones count as often as short ones, but for the last one."""
-    quick, slow = SimpleNamespace(ended=[(1.0, 5), (2.0, 5), (4.0, 5)], open=1), SimpleNamespace(ended=[], open=4)
+    quick = SimpleNamespace(ended=[(1.0, 5), (2.0, 5), (4.0, 5)], open=1)
+    slow = SimpleNamespace(ended=[], open=4)
 
     def counted(steps: int) -> list[float] | None:
         return _counted([quick, slow], steps)  # type: ignore[list-item]
@@ -81,14 +92,22 @@ def test_episodes_count_by_turns_however_far_each_environment_is() -> None:
     assert counted(4) == [] and counted(5) == counted(8) == counted(9) == [1.0]
     assert counted(10) is None  # it may be over within its next step, or not
     slow.ended, slow.open = [(3.0, 7)], 0
-    assert counted(10) == counted(11) == [1.0] and counted(12) == counted(16) == [1.0, 3.0] and counted(17) == [1.0, 3.0, 2.0]
+    assert (
+        counted(10) == counted(11) == [1.0]
+        and counted(12) == counted(16) == [1.0, 3.0]
+        and counted(17) == [1.0, 3.0, 2.0]
+    )
     assert counted(18) is None
 
 
 @pytest.mark.parametrize("kwargs", [{"fails": [31]}, {"hangs": [31]}])
-def test_an_evaluation_goes_on_without_an_environment_that_fails(tmp_path: Path, kwargs: dict[str, Any]) -> None:
+def test_an_evaluation_goes_on_without_an_environment_that_fails(
+    tmp_path: Path, kwargs: dict[str, Any]
+) -> None:
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, failures=1)
-    made = limited.experiment(environment=environment, iteration_steps=30, evaluation_steps=40, max_no_progress_s=3.0)
+    made = limited.experiment(
+        environment=environment, iteration_steps=30, evaluation_steps=40, max_no_progress_s=3.0
+    )
     assert run(made, tmp_path / "run")["limiter"]["committed"] == 60
     assert [told[0] for told in found(tmp_path / "run")] == [40, 40]

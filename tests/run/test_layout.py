@@ -1,4 +1,5 @@
-"""Layouts: what follows from costs, what they change, what they are called; and where costs come from."""
+"""Layouts: what follows from costs, what they change, what they are called; and where
+costs come from."""
 
 import json
 import os
@@ -44,7 +45,18 @@ from tidemill.run import layout as laying_out
 from tidemill.run import presets
 from tidemill.run import probe as probing
 from tidemill.run.arrange import arrange, cache, costs_of
-from tidemill.run.layout import COLD, Costs, Layout, apply, by_turns, choose, layout_of, parse, promises, why_given
+from tidemill.run.layout import (
+    COLD,
+    Costs,
+    Layout,
+    apply,
+    by_turns,
+    choose,
+    layout_of,
+    parse,
+    promises,
+    why_given,
+)
 from tidemill.run.probe import measure_environment, read_answer, threads_serve
 from tidemill.run.runners import with_slots
 
@@ -53,12 +65,22 @@ SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
 HEAVY = Costs(300e-6, 300e-6, 100e-6, 300e-6, 2e-3, 1, True)  # convolutions
 
 
-def experiment(lanes: int = 64, steps: int = 64, minibatch: int = 1024, environment: EnvironmentConfig | None = None, **trainer: Any) -> Experiment:
+def experiment(
+    lanes: int = 64,
+    steps: int = 64,
+    minibatch: int = 1024,
+    environment: EnvironmentConfig | None = None,
+    **trainer: Any,
+) -> Experiment:
     return Experiment(
         name="small",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
-            "actor": Actors(environment=environment or Gymnasium(id="CartPole-v1"), lanes=lanes, agents=(AgentSpec(sample_steps=steps),)),
+            "actor": Actors(
+                environment=environment or Gymnasium(id="CartPole-v1"),
+                lanes=lanes,
+                agents=(AgentSpec(sample_steps=steps),),
+            ),
             "trainer": Trainer(**{"algorithm": PPO(minibatch_size=minibatch), **trainer}),
         },
         limits=Limits(updates=3),
@@ -69,13 +91,17 @@ def chosen(made: Experiment, costs: Costs, cores: int) -> str:
     return str(choose(made, costs, cores))
 
 
-# ---- choosing ------------------------------------------------------------------------------------------------------------------------------------
+# ---- choosing --------------------------------------------------------------------------
 
 
 def test_quick_environments_are_gathered_and_trained_on_by_equal_processes() -> None:
     ends = "ring=1,slots=1,threads=0"
-    assert chosen(experiment(), CARTPOLE, 1) == f"actors=1,trainers=1,together,lanes=64,sample_steps=64,{ends}"
-    assert chosen(experiment(), CARTPOLE, 2) == f"actors=2,trainers=2,together,lanes=32,sample_steps=64,{ends}"
+    assert (
+        chosen(experiment(), CARTPOLE, 1) == f"actors=1,trainers=1,together,lanes=64,sample_steps=64,{ends}"
+    )
+    assert (
+        chosen(experiment(), CARTPOLE, 2) == f"actors=2,trainers=2,together,lanes=32,sample_steps=64,{ends}"
+    )
     assert choose(experiment(), CARTPOLE, 3).processes <= 3  # 4,096 rows do not divide by three
 
 
@@ -83,7 +109,9 @@ def test_actors_and_trainers_that_wait_for_each_other_gain_nothing_side_by_side(
     costs = msgspec.structs.replace(HEAVY, parallel=False)
     free, held = (choose(experiment(max_policy_lag=lag), costs, 2) for lag in (None, 0))
     assert (free.together, free.processes) == (False, 2) and (held.together, held.processes) == (True, 1)
-    for (layout, speed), (same, slower) in zip(promises(experiment(), HEAVY, 4), promises(experiment(max_policy_lag=0), HEAVY, 4), strict=True):
+    for (layout, speed), (same, slower) in zip(
+        promises(experiment(), HEAVY, 4), promises(experiment(max_policy_lag=0), HEAVY, 4), strict=True
+    ):
         assert same == layout and (slower == speed if layout.together else slower < speed)
 
 
@@ -169,9 +197,22 @@ times = st.floats(1e-7, 1e-1)
     minibatch=st.integers(1, 1 << 20),
     burn_in=st.sampled_from([0, 0, 4]),
     cores=st.integers(1, 128),
-    costs=st.builds(Costs, times, times, times, times | st.just(0.0), times, st.integers(1, 10), st.booleans(), st.booleans(), st.booleans()),
+    costs=st.builds(
+        Costs,
+        times,
+        times,
+        times,
+        times | st.just(0.0),
+        times,
+        st.integers(1, 10),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    ),
 )
-def test_learning_does_not_change_with_the_layout(lanes: int, steps: int, minibatch: int, burn_in: int, cores: int, costs: Costs) -> None:
+def test_learning_does_not_change_with_the_layout(
+    lanes: int, steps: int, minibatch: int, burn_in: int, cores: int, costs: Costs
+) -> None:
     made = experiment(lanes, steps, minibatch)
     spec = AgentSpec(sample_steps=steps, burn_in=burn_in)
     made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=(spec,))})
@@ -196,10 +237,14 @@ def test_several_agent_specs_keep_their_kinds() -> None:
     made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(agents=specs)})
     laid = apply(made, choose(made, CARTPOLE, 2))
     actors = laid.workers["actor"]
-    assert isinstance(actors, Actors) and [spec.sample_steps for spec in actors.agents] == [64, 128] and actors.lanes == 32
+    assert (
+        isinstance(actors, Actors)
+        and [spec.sample_steps for spec in actors.agents] == [64, 128]
+        and actors.lanes == 32
+    )
 
 
-# ---- text ----------------------------------------------------------------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------
 
 
 @st.composite
@@ -207,7 +252,14 @@ def layouts(draw: st.DrawFn) -> Layout:
     together, actors = draw(st.booleans()), draw(counts)
     numbers = {name: draw(counts) for name in ("lanes", "sample_steps", "ring", "slots")}
     trainers, threads = actors if together else draw(counts), draw(st.none() | st.integers(0, 100))
-    return Layout(actors=actors, trainers=trainers, together=together, threads=threads, one_core=draw(st.booleans()), **numbers)
+    return Layout(
+        actors=actors,
+        trainers=trainers,
+        together=together,
+        threads=threads,
+        one_core=draw(st.booleans()),
+        **numbers,
+    )
 
 
 @given(layouts())
@@ -227,7 +279,10 @@ def test_a_text_says_all_of_a_layout(layout: Layout) -> None:
         ("actors=2,actors=2", ["actors is said twice"]),
         ("actors=0,lanes=4", ["actors = 0", "at least 1"]),
         ("actors=1,lanes", ['"lanes"', "write lanes=NUMBER"]),
-        ("actors=2,trainers=1,together,lanes=1,sample_steps=1,ring=1,slots=1", ["as many actors as trainers, not 2 and 1", "leave together out"]),
+        (
+            "actors=2,trainers=1,together,lanes=1,sample_steps=1,ring=1,slots=1",
+            ["as many actors as trainers, not 2 and 1", "leave together out"],
+        ),
     ],
 )
 def test_a_text_that_says_nothing_is_refused(text: str, parts: list[str]) -> None:
@@ -239,26 +294,54 @@ def test_a_text_that_says_nothing_is_refused(text: str, parts: list[str]) -> Non
 
 def test_words() -> None:
     made = experiment()
-    assert choose(made, CARTPOLE, 2).words() == "2 processes, each an actor of 32 lanes × 64 steps and a trainer by turns"
-    assert choose(made, CARTPOLE, 1).words() == "1 process, an actor of 64 lanes × 64 steps and a trainer by turns"
+    assert (
+        choose(made, CARTPOLE, 2).words()
+        == "2 processes, each an actor of 32 lanes × 64 steps and a trainer by turns"
+    )
+    assert (
+        choose(made, CARTPOLE, 1).words()
+        == "1 process, an actor of 64 lanes × 64 steps and a trainer by turns"
+    )
     assert layout_of(made).words() == "an actor of 64 lanes × 64 steps beside a trainer"
     assert "in threads beside a trainer" in choose(made, SLEEPS, 1).words()
-    assert "in threads on one core beside a trainer" in choose(made, msgspec.structs.replace(SLEEPS, one_core=True), 1).words()
+    assert (
+        "in threads on one core beside a trainer"
+        in choose(made, msgspec.structs.replace(SLEEPS, one_core=True), 1).words()
+    )
     assert CARTPOLE.words(64) == "a step takes 4.5 µs, inference 0.6, training 3.6 on a core"
     assert SLEEPS.words(64) == "a step takes 5,100 µs, of which it waits 5,026, inference 0.6, training 3.6"
 
 
-# ---- what is left alone --------------------------------------------------------------------------------------------------------------------------
+# ---- what is left alone ----------------------------------------------------------------
 
 
 def test_what_the_user_says_is_left_alone() -> None:
     made = experiment()
     assert why_given(made) == ""
-    free = ["workers.trainer.algorithm.epochs", "seed", "workers.actor.environment.kwargs.threads", "workers.actor.max_episode_steps", "limits.steps"]
+    free = [
+        "workers.trainer.algorithm.epochs",
+        "seed",
+        "workers.actor.environment.kwargs.threads",
+        "workers.actor.max_episode_steps",
+        "limits.steps",
+    ]
     assert why_given(made, free) == ""
-    for path in ("count", "one_core", "lanes", "ring", "slots", "agents", "agents.0.sample_steps", "environment.threads"):
+    for path in (
+        "count",
+        "one_core",
+        "lanes",
+        "ring",
+        "slots",
+        "agents",
+        "agents.0.sample_steps",
+        "environment.threads",
+    ):
         assert why_given(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
-    assert why_given(made, ["workers.trainer.count"]) and why_given(made, ["together"]) and why_given(made, ["workers"])
+    assert (
+        why_given(made, ["workers.trainer.count"])
+        and why_given(made, ["together"])
+        and why_given(made, ["workers"])
+    )
 
     def changed(group: str, **values: Any) -> Experiment:
         return made.replace(workers={**made.workers, group: made.workers[group].replace(**values)})
@@ -268,19 +351,27 @@ def test_what_the_user_says_is_left_alone() -> None:
         (changed("trainer", count=2), "workers.trainer.count is 2"),
         (changed("actor", one_core=True), "workers.actor.one_core is set"),
         (changed("actor", ring=2), "workers.actor.ring is 2"),
-        (changed("actor", environment=Gymnasium(id="CartPole-v1", threads=2)), "workers.actor.environment.threads is 2"),
+        (
+            changed("actor", environment=Gymnasium(id="CartPole-v1", threads=2)),
+            "workers.actor.environment.threads is 2",
+        ),
         (changed("trainer", batch_size=100), "workers.trainer.batch_size is set"),
         (made.replace(together=("actor", "trainer")), "together is set"),
         (changed("actor", agents=(AgentSpec(inference="inference"),)), "its actors ask policy workers"),
         (changed("actor", agents=(AgentSpec(mode="full"),)), 'its actors send samples of mode "full"'),
-        (made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), "workers of other kinds (server)"),
+        (
+            made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}),
+            "workers of other kinds (server)",
+        ),
         (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
     ):
         assert why in why_given(other)
         assert arrange(other, None).experiment == other and why in arrange(other, None).told
 
 
-def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = experiment(device="auto")
     monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cpu")
     assert why_given(made) == ""
@@ -292,8 +383,13 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(m
 def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() -> None:
     made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn")
     found = arrange(made, None)
-    ahead = made.workers["trainer"].replace(slack=made.workers["actor"].lanes)  # before a tick all that is owed is trained
-    assert found.experiment == made.replace(together=("actor", "trainer"), workers={**made.workers, "trainer": ahead}) and "1 process" in found.told
+    # before a tick all that is owed is trained
+    ahead = made.workers["trainer"].replace(slack=made.workers["actor"].lanes)
+    assert (
+        found.experiment
+        == made.replace(together=("actor", "trainer"), workers={**made.workers, "trainer": ahead})
+        and "1 process" in found.told
+    )
 
     def changed(group: str, **values: Any) -> Experiment:
         return made.replace(workers={**made.workers, group: made.workers[group].replace(**values)})
@@ -320,14 +416,16 @@ class Eights(EnvironmentConfig):
         return Scripted().build(lanes, seed)
 
 
-def test_an_environment_that_cannot_have_the_lanes_of_a_probe_is_not_refused_and_one_that_cannot_have_its_own_is() -> None:
+def test_an_environment_may_refuse_the_lanes_of_a_probe_but_not_its_own() -> None:
     with pytest.raises(RunError, match="lanes = 1 are no eights"):
         measure_environment(Actors(environment=Eights(), lanes=8), lambda _: None)
     with pytest.raises(ConfigError, match="lanes = 12 are no eights"):
         measure_environment(Actors(environment=Eights(), lanes=12), lambda _: None)
 
 
-@pytest.mark.parametrize(("own", "waking", "left"), [(200e-6, 180e-6, 100e-6), (200e-6, COLD / 2, 200e-6), (80e-6, 1e-3, 0.0)])
+@pytest.mark.parametrize(
+    ("own", "waking", "left"), [(200e-6, 180e-6, 100e-6), (200e-6, COLD / 2, 200e-6), (80e-6, 1e-3, 0.0)]
+)
 def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +438,8 @@ def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     core, wall = measure_environment(Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8), lambda _: None)
     assert (core, wall) == (pytest.approx(left, abs=2e-9), 5e-3) and core > 0
     costs = [own, waking]
-    assert measure_environment(Actors(environment=Scripted(), lanes=8), lambda _: None) == (own, 5e-3)  # has no threads: its costs choose nothing
+    # has no threads: its costs choose nothing
+    assert measure_environment(Actors(environment=Scripted(), lanes=8), lambda _: None) == (own, 5e-3)
 
 
 def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,11 +461,14 @@ def test_a_layout_can_be_told() -> None:
         arrange(made, None, text, ["workers.actor.lanes"])
     with pytest.raises(ConfigError, match="a Scripted environment has no threads; leave threads=0 out"):
         arrange(experiment(environment=Scripted()), None, text)
-    with pytest.raises(ConfigError, match=r"cannot be laid out, since it has workers of other kinds \(server\); use --layout given"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be laid out, since it has workers of other kinds \(server\); use --layout given",
+    ):
         arrange(made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), None, text)
 
 
-# ---- costs -------------------------------------------------------------------------------------------------------------------------------------
+# ---- costs -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -389,7 +491,8 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert arrange(made, None) == first and len(measured) == 1
     (file,) = kept.iterdir()
     assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert arrange(made.replace(seed=3, limits=Limits(steps=5)), None).costs == first.costs  # these cost nothing
+    # these cost nothing
+    assert arrange(made.replace(seed=3, limits=Limits(steps=5)), None).costs == first.costs
     assert len(measured) == 1
     assert arrange(made, None, "measure").costs != first.costs and len(measured) == 2
     assert arrange(made, None).costs == msgspec.structs.replace(CARTPOLE, infer=2e-6)
@@ -414,12 +517,16 @@ def test_costs_of_code_that_has_changed_are_measured_anew(
     code = tmp_path / file
     code.parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "arcade").mkdir(exist_ok=True)
-    (tmp_path / "arcade" / "__init__.py").write_text("raise RuntimeError('nothing is run to see whether it has changed')")
+    (tmp_path / "arcade" / "__init__.py").write_text(
+        "raise RuntimeError('nothing is run to see whether it has changed')"
+    )
     code.write_text("1")
     monkeypatch.syspath_prepend(str(tmp_path))
     measured: list[Experiment] = []
     monkeypatch.setattr(arranging, "probe", lambda made, source: measured.append(made) or CARTPOLE)
-    made = experiment(environment=Gymnasium(**{name: value.format(folder=tmp_path) for name, value in setting.items()}))
+    made = experiment(
+        environment=Gymnasium(**{name: value.format(folder=tmp_path) for name, value in setting.items()})
+    )
     costs_of(made, None)
     costs_of(made, None)
     assert len(measured) == 1
@@ -428,7 +535,9 @@ def test_costs_of_code_that_has_changed_are_measured_anew(
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("file", ["parts.py", "lab/__init__.py", "lab/nets.py", "lab/deep.py", "elsewhere/tools.py"])
+@pytest.mark.parametrize(
+    "file", ["parts.py", "lab/__init__.py", "lab/nets.py", "lab/deep.py", "elsewhere/tools.py"]
+)
 def test_costs_are_measured_anew_where_what_the_experiments_file_imports_has_changed(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
@@ -459,8 +568,12 @@ def test_costs_are_measured_anew_where_what_the_experiments_file_imports_has_cha
     assert len(measured) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"env": 0}', b'{"env": 1e-5}', b"nan", b"x" * 100_000])
-def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff", b'{"env": 0}', b'{"env": 1e-5}', b"nan", b"x" * 100_000]
+)
+def test_kept_costs_that_make_no_sense_are_measured_anew(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
     costs_of(experiment(), None)
     (file,) = kept.iterdir()
@@ -470,7 +583,9 @@ def test_kept_costs_that_make_no_sense_are_measured_anew(kept: Path, monkeypatch
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_where_costs_should_be_is_not_waited_for(kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]) -> None:
+def test_what_is_no_file_where_costs_should_be_is_not_waited_for(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
     def late(*_: object) -> None:
         raise AssertionError("waited")
 
@@ -489,9 +604,21 @@ def test_what_is_no_file_where_costs_should_be_is_not_waited_for(kept: Path, mon
 
 
 @pytest.mark.parametrize(
-    "change", [{"env": 0.0}, {"env": -1.0}, {"rows": 0}, {"train": 1e9}, {"infer": "1"}, {"call": -1.0}, {"parallel": 1}, {"more": 1.0}]
+    "change",
+    [
+        {"env": 0.0},
+        {"env": -1.0},
+        {"rows": 0},
+        {"train": 1e9},
+        {"infer": "1"},
+        {"call": -1.0},
+        {"parallel": 1},
+        {"more": 1.0},
+    ],
 )
-def test_kept_costs_are_read_strictly(kept: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+def test_kept_costs_are_read_strictly(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
     monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
     costs_of(experiment(), None)
     (file,) = kept.iterdir()
@@ -499,7 +626,9 @@ def test_kept_costs_are_read_strictly(kept: Path, monkeypatch: pytest.MonkeyPatc
     assert costs_of(experiment(), None) == CARTPOLE
 
 
-def test_costs_that_cannot_be_kept_are_measured_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_that_cannot_be_kept_are_measured_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
@@ -514,11 +643,18 @@ def test_the_cache_is_where_such_files_belong(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import gymnasium\nclass Broken(gymnasium.Env):\n    def __init__(self):\n        import os; os._exit(3)")
+    (tmp_path / "broken.py").write_text(
+        "import gymnasium\nclass Broken(gymnasium.Env):\n    def __init__(self):\n        import os; "
+        "os._exit(3)"
+    )
     made = experiment(environment=Gymnasium(make=f"{tmp_path}/broken.py:Broken"))
     found = arrange(made, None)
     assert found.experiment == made
-    assert found.told == "layout: as given, since its costs could not be measured: the process that measures them ended with status 3"
+    assert (
+        found.told
+        == "layout: as given, since its costs could not be measured: the process that measures them ended "
+        "with status 3"
+    )
     assert not kept.exists()
 
 
@@ -529,28 +665,40 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path:
         ({"policies": {"policy": ActorCritic(encoder="nature_cnn")}}, "nature_cnn"),
     ],
 )
-def test_what_no_run_can_be_made_of_is_refused_where_it_would_be_measured(kept: Path, change: dict[str, Any], why: str) -> None:
-    made = experiment(environment=change.get("environment")).replace(**{name: value for name, value in change.items() if name != "environment"})
+def test_what_no_run_can_be_made_of_is_refused_where_it_would_be_measured(
+    kept: Path, change: dict[str, Any], why: str
+) -> None:
+    made = experiment(environment=change.get("environment")).replace(
+        **{name: value for name, value in change.items() if name != "environment"}
+    )
     with pytest.raises(ConfigError, match=why):
         arrange(made, None)
     assert not kept.exists()
 
 
 @pytest.mark.parametrize(("lanes", "steps"), [(64, 100_000_000), (50_000_000, 128)])
-def test_a_batch_that_cannot_fit_is_refused_before_anything_is_measured(kept: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, steps: int) -> None:
+def test_a_batch_that_cannot_fit_is_refused_before_anything_is_measured(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, steps: int
+) -> None:
     def probe(*_: object) -> Costs:
         raise AssertionError("measured")
 
     monkeypatch.setattr(arranging, "probe", probe)
     monkeypatch.setattr(memory, "available", lambda: 64 << 30)
     with pytest.raises(
-        ConfigError, match=rf"this needs 16\d\.\d GB of memory, .*\n  samples: 16\d\.\d GB = {steps:,} rows x {lanes:,} lanes x 26 bytes at least"
+        ConfigError,
+        match=rf"this needs 16\d\.\d GB of memory, .*\n  samples: 16\d\.\d GB = {steps:,} rows x {lanes:,} "
+        rf"lanes x 26 bytes at least",
     ):
         arrange(experiment(lanes, steps), None)
 
 
 def test_a_probe_says_how_it_ended() -> None:
-    for code, status in (("", "0"), ("import os; os.abort()", "-6"), ("import signal; signal.raise_signal(signal.SIGALRM)", r"-14 \(too slow\)")):
+    for code, status in (
+        ("", "0"),
+        ("import os; os.abort()", "-6"),
+        ("import signal; signal.raise_signal(signal.SIGALRM)", r"-14 \(too slow\)"),
+    ):
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             with pytest.raises(RunError, match=f"ended with status {status}$"):
@@ -587,7 +735,10 @@ def experiment():
         name="sleeping",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
-            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Sleeping"), lanes=16, agents=(AgentSpec(sample_steps=8),)),
+            "actor": Actors(
+                environment=Gymnasium(make=f"{__file__}:Sleeping"), lanes=16,
+                agents=(AgentSpec(sample_steps=8),),
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=64)),
         },
         limits=Limits(updates=3),
@@ -597,7 +748,11 @@ def experiment():
 
 def train(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tidemill.cli.main", "train", *words, "--run-dir", "run"], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tidemill.cli.main", "train", *words, "--run-dir", "run"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -610,7 +765,11 @@ def test_a_run_whose_environment_sleeps(tmp_path: Path) -> None:
     assert record["told"] in said and f"again: --layout {record['layout']}" in said
     assert record["costs"]["wall"] > 0.004 > record["costs"]["env"]
     layout = parse(record["layout"])
-    assert (layout.actors, layout.trainers, layout.together) == (1, 1, False) and layout.threads == layout.lanes
+    assert (layout.actors, layout.trainers, layout.together) == (
+        1,
+        1,
+        False,
+    ) and layout.threads == layout.lanes
     assert layout.ring > 1 and layout.rows == 16 * 8
     ran = decode(Experiment, {**json.loads((tmp_path / "run" / "config.json").read_bytes())})
     assert layout_of(ran) == layout
@@ -642,14 +801,25 @@ class Telling(gymnasium.Env):
 
 
 @pytest.mark.parametrize("launch", ["processes", "threads"])
-def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(tmp_path: Path, launch: str) -> None:
+def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(
+    tmp_path: Path, launch: str
+) -> None:
     (tmp_path / "env.py").write_text(TOLD)
     (tmp_path / "told").mkdir()
     made = experiment(
-        steps=4, minibatch=16, environment=Gymnasium(make=f"{tmp_path}/env.py:Telling", kwargs={"folder": f"{tmp_path}/told"}, threads=2)
+        steps=4,
+        minibatch=16,
+        environment=Gymnasium(
+            make=f"{tmp_path}/env.py:Telling", kwargs={"folder": f"{tmp_path}/told"}, threads=2
+        ),
     )
     actors = made.workers["actor"].replace(count=2, lanes=2, one_core=True)
-    tidemill.train(made.replace(workers={**made.workers, "actor": actors}), launch=launch, run_dir=tmp_path / "run", quiet=True)
+    tidemill.train(
+        made.replace(workers={**made.workers, "actor": actors}),
+        launch=launch,
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
     told: dict[str, set[str]] = {}
     for file in (tmp_path / "told").iterdir():
         when, _, affinity = file.name.split(" ", 2)
@@ -657,7 +827,8 @@ def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(tmp_pa
     every = sorted(os.sched_getaffinity(0))
     assert told["made"] == told["reset"] == {str(every)}  # where they may start what they need
     assert told["step"] <= {str([core]) for core in every}
-    assert len(told["step"]) == (min(2, len(every)) if launch == "processes" else 1)  # threads of one process have Python's lock by turns
+    # threads of one process have Python's lock by turns
+    assert len(told["step"]) == (min(2, len(every)) if launch == "processes" else 1)
     assert sorted(os.sched_getaffinity(0)) == every  # the run is over
 
 
@@ -679,11 +850,20 @@ class Counted(gymnasium.Env):
 
 
 @pytest.mark.parametrize(
-    ("launch", "together", "threads"), [("processes", False, 1), ("processes", True, 2), ("threads", False, 2), ("inline", False, 2)]
+    ("launch", "together", "threads"),
+    [("processes", False, 1), ("processes", True, 2), ("threads", False, 2), ("inline", False, 2)],
 )
-def test_numeric_libraries_have_the_threads_that_the_workers_of_a_process_ask_for(tmp_path: Path, launch: str, together: bool, threads: int) -> None:
+def test_numeric_libraries_have_the_threads_that_the_workers_of_a_process_ask_for(
+    tmp_path: Path, launch: str, together: bool, threads: int
+) -> None:
     (tmp_path / "env.py").write_text(COUNTED)
-    made = experiment(lanes=2, steps=4, minibatch=8, environment=Gymnasium(make=f"{tmp_path}/env.py:Counted"), math_threads=2)
+    made = experiment(
+        lanes=2,
+        steps=4,
+        minibatch=8,
+        environment=Gymnasium(make=f"{tmp_path}/env.py:Counted"),
+        math_threads=2,
+    )
     made = made.replace(together=("actor", "trainer") if together else ())
     try:
         result = tidemill.train(made, launch=launch, run_dir=tmp_path / "run", quiet=True)
@@ -707,7 +887,9 @@ def test_a_run_of_cartpole_and_its_resumption(tmp_path: Path, monkeypatch: pytes
     assert layout.rows == 64 * 64 and layout.threads == 0 and str(layout) in said
     monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
     tidemill.resume(tmp_path / "run", limits={"steps": 30_000}, quiet=True)
-    assert layout_of(decode(Experiment, json.loads((tmp_path / "run" / "config.json").read_bytes()))) == layout
+    assert (
+        layout_of(decode(Experiment, json.loads((tmp_path / "run" / "config.json").read_bytes()))) == layout
+    )
     assert json.loads((tmp_path / "run" / "layout.json").read_bytes()) == record
 
 
@@ -731,7 +913,9 @@ def probes_of(main: int) -> list[psutil.Process]:
 def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     main = subprocess.Popen(
-        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"], cwd=tmp_path, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
     )
     wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
     (probe,) = probes_of(main.pid)
@@ -739,20 +923,27 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     both = [probe, *probe.children()]
     main.kill()
     main.wait()
-    wait_until(lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in both), 20, "both have ended")
+    wait_until(
+        lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in both),
+        20,
+        "both have ended",
+    )
     (begun,) = (tmp_path / "runs").iterdir()
     assert "checkpoints" not in {path.name for path in begun.iterdir()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     main = subprocess.Popen(
         [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
+        # a shell's background jobs ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
     (probe,) = probes_of(main.pid)
@@ -760,5 +951,9 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(tmp_path
     _, said = main.communicate(timeout=10)
     assert main.returncode == 128 + number
     assert "before the run began: nothing is kept" in said and "Traceback" not in said
-    wait_until(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE, 10, "the probe has ended, were it just being born")
+    wait_until(
+        lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE,
+        10,
+        "the probe has ended, were it just being born",
+    )
     assert not (tmp_path / "runs").exists()

@@ -1,5 +1,5 @@
-"""Runs with a limiter: exact ratios, whatever launches them and however long environments and training take. What holds at every instant: see
-`test_gates`."""
+"""Runs with a limiter: exact ratios, whatever launches them and however long environments
+and training take. What holds at every instant: see `test_gates`."""
 
 import json
 import re
@@ -17,7 +17,17 @@ import numpy as np
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill import AgentSpec, Gymnasium, Limits, PolicyWorkers, Queue, Scripted, Slots, TidemillError, Trainer
+from tidemill import (
+    AgentSpec,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    Queue,
+    Scripted,
+    Slots,
+    TidemillError,
+    Trainer,
+)
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.control import Notice, State, Status
@@ -51,8 +61,8 @@ def nobody_waits_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[str, Any]:
-    """Train to the end, with the steps of all environments counted from 0. Return the facts of the final checkpoint, the weights as `w`, and what the
-    replay holds."""
+    """Train to the end, with the steps of all environments counted from 0. Return the
+    facts of the final checkpoint, the weights as `w`, and what the replay holds."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(FILE):
             module.Walk.steps = module.Walk.made = module.Walk.closed = 0
@@ -91,7 +101,9 @@ def test_actor_and_trainer_may_take_turns_in_one_thread(
 
     own = Worker.turn
     monkeypatch.setattr(Worker, "turn", turn)
-    made = limited.experiment(steps=61, slots=3, ratio="3/2", latency="random", exact=exact).replace(together=together)
+    made = limited.experiment(steps=61, slots=3, ratio="3/2", latency="random", exact=exact).replace(
+        together=together
+    )
     check_counts(run(made, tmp_path / "run", "threads"), Fraction(3, 2), 61)
     assert len(threads["actor-0"] | threads["trainer-0"]) == (1 if together else 2)
 
@@ -103,12 +115,17 @@ def test_lanes_of_a_target_step_together(tmp_path: Path) -> None:
 
 
 def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(tmp_path: Path) -> None:
-    """Four profiles of latencies, of environments and of training, by two launchers; the replay is the same, too."""
+    """Four profiles of latencies, of environments and of training, by two launchers; the
+    replay is the same, too."""
     reference: dict[str, Any] = {}
     for number, latency in enumerate(limited.PROFILES):
         algorithm = limited.Mixing(seconds=0.002 * (number % 2))
-        made = limited.experiment(steps=120, slots=4, latency=latency, exact=True, ratio="3/2", algorithm=algorithm)
-        facts = run(made, tmp_path / latency, "inline" if number == 0 else "processes" if number == 3 else "threads")
+        made = limited.experiment(
+            steps=120, slots=4, latency=latency, exact=True, ratio="3/2", algorithm=algorithm
+        )
+        facts = run(
+            made, tmp_path / latency, "inline" if number == 0 else "processes" if number == 3 else "threads"
+        )
         check_counts(facts, Fraction(3, 2), 120)
         reference = reference or facts
         assert facts["w"].tobytes() == reference["w"].tobytes()
@@ -120,14 +137,19 @@ def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(tmp_pa
 def test_a_run_that_is_not_exact_does_depend_on_latencies(tmp_path: Path) -> None:
     """So that the test above says something."""
     weights = [
-        run(limited.experiment(steps=120, slots=4, latency=latency, ratio="3/2"), tmp_path / latency, "threads")["w"].tobytes()
+        run(
+            limited.experiment(steps=120, slots=4, latency=latency, ratio="3/2"),
+            tmp_path / latency,
+            "threads",
+        )["w"].tobytes()
         for latency in ("none", "first")
     ]
     assert weights[0] != weights[1]
 
 
 def test_an_exact_run_of_one_slot_is_the_plain_loop(tmp_path: Path) -> None:
-    """Step, store, train; step, store, train: as anybody would write it, with the same parts."""
+    """Step, store, train; step, store, train: as anybody would write it, with the same
+    parts."""
     steps, ratio = 80, Fraction(3, 2)
     made = limited.experiment(steps=steps, slots=1, exact=True, ratio=str(ratio), latency="random")
     facts = run(made, tmp_path / "run", "threads")
@@ -144,7 +166,9 @@ def plain_loop(experiment: Experiment, steps: int, ratio: Fraction) -> tuple[Any
     policy = limited.DrawingPolicy(derive_seed(experiment.seed, "actor-0", "policy", "policy"))
     source = Arrivals()
     algorithm = config.algorithm.build(policy, 0)
-    memory = config.buffer.build(source, Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, "trainer-0", "buffer")))
+    memory = config.buffer.build(
+        source, Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, "trainer-0", "buffer"))
+    )
     root, episode, step = derive_seed(experiment.seed, "actor-0", "slot", 0), -1, 0
     committed = tasks = 0
     waived: int | None = None
@@ -161,7 +185,14 @@ def plain_loop(experiment: Experiment, steps: int, ratio: Fraction) -> tuple[Any
             step += 1
             observation, reward, ended, cut, _ = env.step(out["action"][0])
             done = ended or cut
-            memory_row = {"action": out["action"][0], "reward": reward, "done": ended, "truncated": cut and not ended, "version": tasks, "policy": 0}
+            memory_row = {
+                "action": out["action"][0],
+                "reward": reward,
+                "done": ended,
+                "truncated": cut and not ended,
+                "version": tasks,
+                "policy": 0,
+            }
         rows.append(observation)
         source.put({"obs": observation, **memory_row})
         committed += sum(received.committed for received in memory.receive())
@@ -203,13 +234,18 @@ class Arrivals:
 def faulty(**changes: Any) -> Experiment:
     """Each slot's environment may fail."""
     kwargs = {name: changes.pop(name) for name in ("fails", "broken", "hangs", "latency") if name in changes}
-    slots = {name: changes.pop(name) for name in ("failures", "window_steps", "deadline_s", "max_backoff_s") if name in changes}
+    slots = {
+        name: changes.pop(name)
+        for name in ("failures", "window_steps", "deadline_s", "max_backoff_s")
+        if name in changes
+    }
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     return limited.experiment(environment=Slots(environment=walk, backoff_s=0.001, **slots), **changes)
 
 
 def check_memory(facts: dict[str, Any], slots: int) -> None:
-    """Rows of a slot follow each other: a step further in the same episode of the same environment, or the first of another episode."""
+    """Rows of a slot follow each other: a step further in the same episode of the same
+    environment, or the first of another episode."""
     rows = facts["memory"]["row.obs.npy"]
     assert len(rows) == slots
     firsts = 0
@@ -224,12 +260,20 @@ def check_memory(facts: dict[str, Any], slots: int) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(tmp_path: Path, exact: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(
+    tmp_path: Path, exact: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     fails = (3, 4, 20, 33, 34, 50, 51, 52)
-    facts = run(faulty(steps=100, slots=3, ratio="1", fails=fails, failures=100, window_steps=100, exact=exact), tmp_path / "run", "threads")
+    facts = run(
+        faulty(steps=100, slots=3, ratio="1", fails=fails, failures=100, window_steps=100, exact=exact),
+        tmp_path / "run",
+        "threads",
+    )
     check_counts(facts, Fraction(1), 100)
     assert facts["limiter"]["voided"] == len(fails)
-    told = re.findall(r"slot \d: a step is lost.*?(?: \(and (\d+) more\))?$", capsys.readouterr().err, re.MULTILINE)
+    told = re.findall(
+        r"slot \d: a step is lost.*?(?: \(and (\d+) more\))?$", capsys.readouterr().err, re.MULTILINE
+    )
     assert sum(1 + int(more or 0) for more in told) == len(fails)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert {name: summary[name] for name in ("started", "committed", "voided")} == {
@@ -239,7 +283,9 @@ def test_lost_steps_are_voided_counted_and_told_and_no_transition_is_made_up(tmp
 
 
 def test_slots_that_are_made_side_by_side_keep_to_their_actors_core(tmp_path: Path) -> None:
-    made = limited.experiment(environment=Slots(environment=Gymnasium(make=f"{FILE}:Slow", threads=1)), slots=4)
+    made = limited.experiment(
+        environment=Slots(environment=Gymnasium(make=f"{FILE}:Slow", threads=1)), slots=4
+    )
     made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(one_core=True)})
     run(made, tmp_path / "run", "threads")
     cores = load_attribute(f"{FILE}:Slow", "make").cores
@@ -252,24 +298,38 @@ def test_one_that_hangs_is_voided_at_its_deadline_and_the_others_go_on(tmp_path:
     assert facts["limiter"]["voided"] == 2
 
 
-def test_a_run_outlives_an_outage_in_which_all_of_its_slots_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = run(faulty(steps=100, slots=2, fails=tuple(range(40, 70)), failures=3, max_backoff_s=0.02, ratio="1"), tmp_path / "run", "threads")
+def test_a_run_outlives_an_outage_in_which_all_of_its_slots_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = run(
+        faulty(steps=100, slots=2, fails=tuple(range(40, 70)), failures=3, max_backoff_s=0.02, ratio="1"),
+        tmp_path / "run",
+        "threads",
+    )
     check_counts(facts, Fraction(1), 100)
     assert facts["limiter"]["voided"] == 30
     check_memory(facts, 2)
-    assert {*re.findall(r"slot (\d) rests, and is tried again after pauses that grow: it failed", capsys.readouterr().err)} == {"0", "1"}
+    assert {
+        *re.findall(
+            r"slot (\d) rests, and is tried again after pauses that grow: it failed", capsys.readouterr().err
+        )
+    } == {"0", "1"}
     last = read_metrics(tmp_path / "run")[-1]
     assert last["time/actor-0/slots/healthy"] + last["time/actor-0/slots/resting"] == 2
 
 
 def test_an_exact_run_fails_with_its_first_slot_that_would_rest(tmp_path: Path) -> None:
     with pytest.raises(
-        TidemillError, match=r"slot \d fails again and again, and an exact run .*; the first fault was: slot \d: a step is lost: .*step 30"
+        TidemillError,
+        match=r"slot \d fails again and again, and an exact run .*; the first fault was: slot \d: a step is "
+        r"lost: .*step 30",
     ):
         failed(faulty(steps=100, slots=2, fails=(30,), failures=1, exact=True), tmp_path / "run")
 
 
-def test_a_run_in_which_nothing_comes_tells_so_though_its_checkpoint_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_which_nothing_comes_tells_so_though_its_checkpoint_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise CheckpointError("no space is left")
 
@@ -281,7 +341,9 @@ def test_a_run_in_which_nothing_comes_tells_so_though_its_checkpoint_cannot_be_w
 
 def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path) -> None:
     made = limited.experiment(slots=1, kwargs={"hangs": (20,)}, max_no_progress_s=3.0)
-    with pytest.raises(TidemillError, match=r"no step was stored for 3 s \(max_no_progress_s\), with 1 in flight"):
+    with pytest.raises(
+        TidemillError, match=r"no step was stored for 3 s \(max_no_progress_s\), with 1 in flight"
+    ):
         failed(made, tmp_path / "run")
     assert read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["steps"] == 19
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -291,7 +353,11 @@ def test_a_run_in_which_nothing_comes_any_more_fails_and_says_so(tmp_path: Path)
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
 def test_a_trainer_that_raises_ends_the_run_with_the_cause(tmp_path: Path, launch: str) -> None:
     with pytest.raises(TidemillError, match="ArithmeticError: the update failed"):
-        failed(limited.experiment(algorithm=limited.Mixing(fails=5), latency="constant"), tmp_path / "run", launch)
+        failed(
+            limited.experiment(algorithm=limited.Mixing(fails=5), latency="constant"),
+            tmp_path / "run",
+            launch,
+        )
     if launch != "processes":  # there they end with their process
         walk = load_attribute(f"{FILE}:Walk", "make")
         wait_until(lambda: walk.closed == walk.made, 20, "every slot is closed")
@@ -307,13 +373,18 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def stop() -> None:
-        wait_until(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 0, 20, "an update")
+        wait_until(
+            lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 0, 20, "an update"
+        )
         tell(folder, "stop")
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
     made = limited.experiment(steps=1_000_000, latency="constant", ratio="1")
-    assert train(made, launch="threads", run_dir=folder, source=FILE, quiet=True).summary["status"] == "completed"
+    assert (
+        train(made, launch="threads", run_dir=folder, source=FILE, quiet=True).summary["status"]
+        == "completed"
+    )
     thread.join(10)
     _, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
     check_counts(facts, Fraction(1), facts["steps"])
@@ -322,11 +393,18 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_what_gathering_waits_is_told_as_it_was(tmp_path: Path, training: bool, exact: bool) -> None:
-    """As many slots as the slack: while they all step the gate is shut, and nobody waits for it. Where training takes long they do."""
+    """As many slots as the slack: while they all step the gate is shut, and nobody waits
+    for it. Where training takes long they do."""
     seconds = 0.02 if training else 0.0
     latency = "none" if training else "long"
     made = limited.experiment(
-        steps=50, slots=2, slack=None if exact else 2, ratio="1", latency=latency, exact=exact, algorithm=limited.Mixing(seconds=seconds)
+        steps=50,
+        slots=2,
+        slack=None if exact else 2,
+        ratio="1",
+        latency=latency,
+        exact=exact,
+        algorithm=limited.Mixing(seconds=seconds),
     )
     run(made, tmp_path / "run", "threads")
     last = read_metrics(tmp_path / "run")[-1]
@@ -336,7 +414,9 @@ def test_what_gathering_waits_is_told_as_it_was(tmp_path: Path, training: bool, 
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
     monkeypatch.setattr("tidemill.run.controller.EXIT_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.run.controller.CLOSE_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.workers.limited.DRAIN", 0.05)
@@ -349,8 +429,11 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(tmp_path
         return state(self)
 
     monkeypatch.setattr(load_attribute(f"{FILE}:_Mixing", "make"), "state", slow_state)
-    # Its environment steps in the thread of actor and trainer, so that nobody there hears of the end.
-    made = limited.experiment(slots=1, steps=1_000_000, threads=0, kwargs={"hangs": (20,)} if hangs else {}).replace(together=("actor", "trainer"))
+    # Its environment steps in the thread of actor and trainer, so that nobody there hears
+    # of the end.
+    made = limited.experiment(
+        slots=1, steps=1_000_000, threads=0, kwargs={"hangs": (20,)} if hangs else {}
+    ).replace(together=("actor", "trainer"))
 
     def stop() -> None:
         wait_until(lambda: walk.steps >= 20, 20, "20 steps")
@@ -360,16 +443,23 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(tmp_path
     walk.steps = 0
     thread.start()
     if hangs:
-        with pytest.raises(TidemillError, match=r"trainer-0 did not finish within [0-9] s after it was told to"):
+        with pytest.raises(
+            TidemillError, match=r"trainer-0 did not finish within [0-9] s after it was told to"
+        ):
             train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
     else:
-        assert train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True).summary["status"] == "completed"
+        assert (
+            train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True).summary["status"]
+            == "completed"
+        )
     thread.join(20)
     assert saves.is_set() == (not hangs)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_resumed_run_conserves_the_counters_and_owes_no_more_than_it_did(tmp_path: Path, keep: bool) -> None:
+def test_a_resumed_run_conserves_the_counters_and_owes_no_more_than_it_did(
+    tmp_path: Path, keep: bool
+) -> None:
     made = limited.experiment(steps=50, ratio="3/2", keep_buffer=keep, latency="constant")
     train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
     before = read_newest(tmp_path / "run" / "checkpoints" / "policy")[2]["limiter"]
@@ -385,8 +475,16 @@ def test_a_resumed_run_conserves_the_counters_and_owes_no_more_than_it_did(tmp_p
 
 
 def test_steps_are_taken_by_new_versions_also_while_training_lags_behind(tmp_path: Path) -> None:
-    """Something is owed all the time then; and regular checkpoints are written all the same."""
-    made = limited.experiment(slots=4, steps=150, ratio="1", algorithm=limited.Mixing(seconds=0.004), checkpoint_seconds=0.1, checkpoints=1000)
+    """Something is owed all the time then; and regular checkpoints are written all the
+    same."""
+    made = limited.experiment(
+        slots=4,
+        steps=150,
+        ratio="1",
+        algorithm=limited.Mixing(seconds=0.004),
+        checkpoint_seconds=0.1,
+        checkpoints=1000,
+    )
     facts = run(made, tmp_path / "run", "threads")
     rows, versions = facts["memory"]["row.obs.npy"], facts["memory"]["row.version.npy"]
     acted = np.sort(versions[(versions >= 0) & (rows[..., 3] != 0)])
@@ -405,21 +503,38 @@ def test_a_ratio_that_changes_in_the_warm_up_owes_nothing_before_its_end(tmp_pat
     check_counts(read_newest(folder / "checkpoints" / "policy")[2], Fraction(2), 60)
 
 
-def test_a_run_that_stops_storing_steps_fails_with_the_first_and_the_last_that_its_slots_told(tmp_path: Path) -> None:
-    """One of two slots loses at least five of nine steps and rests, then both hang. The trainer that waits knows nothing of that."""
+def test_a_run_that_stops_storing_steps_fails_with_the_first_and_the_last_that_its_slots_told(
+    tmp_path: Path,
+) -> None:
+    """One of two slots loses at least five of nine steps and rests, then both hang. The
+    trainer that waits knows nothing of that."""
     fails, hangs = tuple(range(20, 29)), tuple(range(29, 60))
-    made = faulty(slots=2, steps=100, fails=fails, hangs=hangs, failures=5, max_backoff_s=0.01, max_no_progress_s=3.0)
+    made = faulty(
+        slots=2, steps=100, fails=fails, hangs=hangs, failures=5, max_backoff_s=0.01, max_no_progress_s=3.0
+    )
     with pytest.raises(TidemillError, match=r"no step was stored for 3 s") as error:
         failed(made, tmp_path / "run")
     told = str(error.value).splitlines()[1:3]
-    assert told and all(re.search(r"(first|last): actor-0: slot \d.*: a step is lost: .*ConnectionError.*lost in step 2\d", line) for line in told)
+    assert told and all(
+        re.search(
+            r"(first|last): actor-0: slot \d.*: a step is lost: .*ConnectionError.*lost in step 2\d", line
+        )
+        for line in told
+    )
     assert any(
-        re.search(r"slot \d rests, and is tried again after pauses that grow: it failed [5-9] times, at last: a step is lost", line) for line in told
+        re.search(
+            r"slot \d rests, and is tried again after pauses that grow: it failed [5-9] times, at last: a "
+            r"step is lost",
+            line,
+        )
+        for line in told
     )
 
 
 def test_what_was_told_long_before_a_worker_waited_or_by_itself_is_no_cause() -> None:
-    controller = Controller(Job(limited.experiment(), None, "", ""), InlineLauncher(), lambda _: None, lambda _: None)
+    controller = Controller(
+        Job(limited.experiment(), None, "", ""), InlineLauncher(), lambda _: None, lambda _: None
+    )
     controller.members = {name: Member(Mock(), Mock()) for name in ("actor-0", "actor-1", "trainer-0")}
     for name, ago in (("actor-0", 5000.0), ("actor-1", 500.0), ("trainer-0", 400.0), ("actor-0", 300.0)):
         controller._take(name, controller.members[name], Notice(f"told {ago:.0f} s ago"))
@@ -431,13 +546,20 @@ def test_what_was_told_long_before_a_worker_waited_or_by_itself_is_no_cause() ->
         (0.0, ""),
     ):
         with pytest.raises(TidemillError) as error:
-            controller._take("trainer-0", controller.members["trainer-0"], Status(State.FAILED, error="nothing comes", waited=waited))
+            controller._take(
+                "trainer-0",
+                controller.members["trainer-0"],
+                Status(State.FAILED, error="nothing comes", waited=waited),
+            )
         assert str(error.value) == f"trainer-0: nothing comes{'.' * bool(told)}{told}"
 
 
 def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> None:
     made = faulty(slots=2, steps=100, broken=True, max_backoff_s=0.01, max_no_progress_s=0.5)
-    with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d: a step is lost"):
+    with pytest.raises(
+        TidemillError,
+        match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d: a step is lost",
+    ):
         failed(made, tmp_path / "run")
 
 
@@ -445,28 +567,50 @@ def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> N
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"hangs": list(range(20, 30))}, threads=1)
     load_attribute(walk.name, "make").steps = 0
     made = limited.experiment(environment=walk, slots=2)
-    result = train(made.replace(limits=Limits(seconds=0.5)), launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    result = train(
+        made.replace(limits=Limits(seconds=0.5)),
+        launch="threads",
+        run_dir=tmp_path / "run",
+        source=FILE,
+        quiet=True,
+    )
     assert result.summary["status"] == "completed" and "s of training" in result.summary["reason"]
     assert result.summary["seconds"] < 60
 
 
 def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> None:
-    """Have trainers write a regular checkpoint once so many steps are stored, steps are in flight, or are not, and tasks owed."""
+    """Have trainers write a regular checkpoint once so many steps are stored, steps are
+    in flight, or are not, and tasks owed."""
     look, saved = LimitedTrainerWorker._look_round, list[LimitedTrainerWorker]()
 
     def look_and_save(worker: LimitedTrainerWorker) -> None:
         look(worker)
-        if not saved and worker.counters.steps >= steps and bool(worker.limiter.in_flight) == flying and worker.limiter.owed:
+        if (
+            not saved
+            and worker.counters.steps >= steps
+            and bool(worker.limiter.in_flight) == flying
+            and worker.limiter.owed
+        ):
             saved.append(worker)
             worker._save()
 
     patch.setattr(LimitedTrainerWorker, "_look_round", look_and_save)
 
 
-def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_run_that_goes_on_from_one(tmp_path: Path) -> None:
-    """Counters are conserved, no work bursts, open episodes are cut, and the run can be trained again from its journal."""
+def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_run_that_goes_on_from_one(
+    tmp_path: Path,
+) -> None:
+    """Counters are conserved, no work bursts, open episodes are cut, and the run can be
+    trained again from its journal."""
     ratio, folder = Fraction(3, 2), tmp_path / "run"
-    made = limited.experiment(steps=90, slots=4, ratio=str(ratio), latency="constant", journal=True, algorithm=limited.Mixing(seconds=0.001))
+    made = limited.experiment(
+        steps=90,
+        slots=4,
+        ratio=str(ratio),
+        latency="constant",
+        journal=True,
+        algorithm=limited.Mixing(seconds=0.001),
+    )
     with pytest.MonkeyPatch.context() as patch:
         save_once(patch, 40)
         check_counts(run(made, folder, "threads"), ratio, 90)
@@ -474,9 +618,14 @@ def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_ru
     facts = read_checkpoint(at)[1]
     n = facts["limiter"]
     flight = n["started"] - n["committed"] - n["voided"]
-    assert 0 < flight <= 4 and 40 <= n["committed"] == facts["steps"] < 90  # it was written while slots stepped
-    assert 0 < floor((n["committed"] - n["waived"]) * ratio) - n["tasks"] <= 2 * 4 * ratio and n["tasks"] == facts["updates"]
-    assert n["tasks"] in {record.get("update") for record in read_metrics(folder)}  # all until then was told: what comes later is dropped now
+    # it was written while slots stepped
+    assert 0 < flight <= 4 and 40 <= n["committed"] == facts["steps"] < 90
+    assert (
+        0 < floor((n["committed"] - n["waived"]) * ratio) - n["tasks"] <= 2 * 4 * ratio
+        and n["tasks"] == facts["updates"]
+    )
+    # all until then was told: what comes later is dropped now
+    assert n["tasks"] in {record.get("update") for record in read_metrics(folder)}
     shutil.rmtree(last)
     resume(folder, launch="threads", quiet=True)
     path, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
@@ -484,10 +633,14 @@ def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_ru
     assert facts["limiter"]["voided"] == flight
     again = retrain(folder)
     assert again.same and again.committed == 90
-    check_memory({**facts, "memory": {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}}, 4)
+    check_memory(
+        {**facts, "memory": {file.name: np.load(file) for file in sorted((path / "buffer").glob("*.npy"))}}, 4
+    )
 
 
-def test_what_was_owed_when_a_run_was_killed_at_its_limit_of_steps_is_trained_by_the_resumed_one(tmp_path: Path) -> None:
+def test_what_was_owed_when_a_run_was_killed_at_its_limit_of_steps_is_trained_by_the_resumed_one(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         save_once(patch, 30, flying=False)
@@ -501,7 +654,9 @@ def test_what_was_owed_when_a_run_was_killed_at_its_limit_of_steps_is_trained_by
         resume(folder, launch="inline", quiet=True)
 
 
-def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_flight_and_tasks_owed(tmp_path: Path) -> None:
+def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_flight_and_tasks_owed(
+    tmp_path: Path,
+) -> None:
     """The limiter looks at itself after each change (see `watched`)."""
     watched, folder = load_file(Path(__file__).with_name("watched.py"), "test"), tmp_path / "run"
     made = watched.experiment(tmp_path / "log", steps=100, slots=4, ratio="8")
@@ -513,7 +668,11 @@ def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_fl
         looks = watched.Watched.looks
         resume(folder, launch="threads", quiet=True)
     n = read_newest(folder / "checkpoints" / "policy")[2]["limiter"]
-    assert n["committed"] == 100 == n["started"] - n["voided"] and n["tasks"] == (100 - n["waived"]) * 8 and watched.Watched.looks > looks
+    assert (
+        n["committed"] == 100 == n["started"] - n["voided"]
+        and n["tasks"] == (100 - n["waived"]) * 8
+        and watched.Watched.looks > looks
+    )
 
 
 @pytest.mark.parametrize(
@@ -541,12 +700,23 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
         ({"lanes": 3, "threads": 0, "slack": 2}, "slack = 2 can deadlock"),
         ({"exact": True, "actors": 2}, "exact = True needs one actor"),
         ({"exact": True, "lanes": 2}, "exact = True needs one actor"),
-        ({"exact": True, "environment": Slots(environment=Gymnasium(make=f"{FILE}:Walk"), max_episode_seconds=9.0)}, "max_episode_seconds cuts them"),
-        ({"environment": Scripted(agents=2)}, "goes with environments of one agent.*without a ratio.*take an environment of one"),
+        (
+            {
+                "exact": True,
+                "environment": Slots(environment=Gymnasium(make=f"{FILE}:Walk"), max_episode_seconds=9.0),
+            },
+            "max_episode_seconds cuts them",
+        ),
+        (
+            {"environment": Scripted(agents=2)},
+            "goes with environments of one agent.*without a ratio.*take an environment of one",
+        ),
         ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
     ],
 )
-def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+def test_what_the_environment_makes_impossible_is_refused_at_the_start(
+    tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(TidemillError, match=text):
         run(limited.experiment(**changes), tmp_path / "run")
 
@@ -554,15 +724,23 @@ def test_what_the_environment_makes_impossible_is_refused_at_the_start(tmp_path:
 def test_an_exact_run_with_a_policy_worker_is_refused_at_the_start(tmp_path: Path) -> None:
     made = limited.experiment(exact=True)
     actor = made.workers["actor"].replace(agents=(AgentSpec(mode="stepwise", inference="inference"),))
-    workers = {"actor": actor, "server": PolicyWorkers(stream="inference"), "trainer": made.workers["trainer"]}
-    with pytest.raises(TidemillError, match='whose policy runs inline, not count = 1, lanes = 1, inference = "inference"'):
+    workers = {
+        "actor": actor,
+        "server": PolicyWorkers(stream="inference"),
+        "trainer": made.workers["trainer"],
+    }
+    with pytest.raises(
+        TidemillError, match='whose policy runs inline, not count = 1, lanes = 1, inference = "inference"'
+    ):
         run(made.replace(workers=workers), tmp_path / "run")
 
 
 def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> None:
     made = limited.experiment()
     actor = made.workers["actor"]
-    fixed = made.replace(workers={**made.workers, "actor": actor.replace(agents=(AgentSpec(sample_steps=4),))})
+    fixed = made.replace(
+        workers={**made.workers, "actor": actor.replace(agents=(AgentSpec(sample_steps=4),))}
+    )
     with pytest.raises(TidemillError, match='take AgentSpec\\(mode = "stepwise"\\)'):
         run(fixed, tmp_path / "fixed")
     queue = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=limited.Mixing())})
@@ -572,15 +750,24 @@ def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> N
 
 def test_a_resumed_run_does_not_play_again_what_it_has_played(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    train(limited.experiment(steps=30, slots=2, threads=0), launch="inline", run_dir=folder, source=FILE, quiet=True)
+    train(
+        limited.experiment(steps=30, slots=2, threads=0),
+        launch="inline",
+        run_dir=folder,
+        source=FILE,
+        quiet=True,
+    )
     resume(folder, launch="inline", limits={"steps": 60}, quiet=True)
-    rows = np.load(read_newest(folder / "checkpoints" / "policy")[0] / "buffer" / "row.obs.npy").reshape(-1, 4)
+    rows = np.load(read_newest(folder / "checkpoints" / "policy")[0] / "buffer" / "row.obs.npy").reshape(
+        -1, 4
+    )
     firsts = rows[(rows[:, 1] == 0) & (rows[:, 3] != 0)]
     assert len(np.unique(firsts[:, 3])) == 4 and len(np.unique(firsts[:, 0])) == len(firsts) > 4
 
 
 def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """Counters are conserved, the ratio stays exact, and the memory holds what both lives stored."""
+    """Counters are conserved, the ratio stays exact, and the memory holds what both lives
+    stored."""
     for cut in range(1, 16):
         folder = tmp_path / str(cut)
         buffer = Replay(capacity=400, warm_up=6)
@@ -598,7 +785,9 @@ def test_a_run_that_is_cut_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: P
 def test_episodes_that_lost_a_step_can_be_dropped(tmp_path: Path, drop: bool) -> None:
     """They are not in the memory then; what was counted stays so."""
     buffer = Replay(capacity=400, warm_up=10, drop_cut=drop)
-    made = faulty(steps=150, slots=3, fails=list(range(60, 10_000, 11)), max_backoff_s=0.01, buffer=buffer, ratio="1")
+    made = faulty(
+        steps=150, slots=3, fails=list(range(60, 10_000, 11)), max_backoff_s=0.01, buffer=buffer, ratio="1"
+    )
     facts = run(made, tmp_path / "run", "inline")
     check_counts(facts, Fraction(1), 150)
     assert facts["limiter"]["voided"] > 5

@@ -14,7 +14,14 @@ from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Tr
 from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.checkpoint import write_checkpoint
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, VersionGone
+from tidemill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DatabaseError,
+    RunError,
+    SchemaError,
+    VersionGone,
+)
 from tidemill.core.packed import pack, unpack
 from tidemill.core.versions import ParameterDatabase
 from tidemill.run.folder import RunFolder
@@ -24,16 +31,25 @@ FOUR, TWO = Box((4,), "float32"), Discrete(2)
 
 
 def experiment(**limits: Any) -> Experiment:
-    actors = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(tidemill.AgentSpec(sample_steps=32),))
+    actors = Actors(
+        environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(tidemill.AgentSpec(sample_steps=32),)
+    )
     return Experiment(
-        name="cartpole", policies={"policy": ActorCritic()}, workers={"actor": actors, "trainer": Trainer(algorithm=PPO())}, limits=Limits(**limits)
+        name="cartpole",
+        policies={"policy": ActorCritic()},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO())},
+        limits=Limits(**limits),
     )
 
 
 def write(folder: RunFolder, spaces: Spaces, update: int, policy: str = "policy", seed: int = 1) -> Path:
     arrays = {"policy": ActorCritic().build(spaces, seed).parameters()}
     return write_checkpoint(
-        folder.checkpoints(policy), f"update-{update}", arrays, {"updates": update, "steps": update * 10, "spaces": msgspec.to_builtins(spaces)}, 9
+        folder.checkpoints(policy),
+        f"update-{update}",
+        arrays,
+        {"updates": update, "steps": update * 10, "spaces": msgspec.to_builtins(spaces)},
+        9,
     )
 
 
@@ -46,7 +62,9 @@ def made(path: Path, observation: Space, action: Space) -> LoadedPolicy:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tidemill.train(experiment(steps=2000), launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "run", quiet=True)
+    run = tidemill.train(
+        experiment(steps=2000), launch="inline", run_dir=tmp_path_factory.mktemp("runs") / "run", quiet=True
+    )
     return run.folder
 
 
@@ -55,7 +73,8 @@ def test_a_trained_run_gives_the_policy_with_its_own_spaces_and_counters(trained
     summary = RunFolder.open(trained).read("summary.json")
     assert (policy.name, policy.update, policy.steps) == ("policy", summary["updates"], summary["env_steps"])
     assert policy.spaces.action == Discrete(2)
-    assert policy.spaces.observation == Gymnasium(id="CartPole-v1").build(1, 0).agents[0].spaces.observation  # infinite bounds included
+    # infinite bounds included
+    assert policy.spaces.observation == Gymnasium(id="CartPole-v1").build(1, 0).agents[0].spaces.observation
     assert policy.act(np.zeros(4, np.float32)) in (0, 1)
     answer = policy.answer(np.zeros(4, np.float32))
     assert answer.keys() == {"action", "log_prob", "value"}
@@ -65,7 +84,8 @@ def test_a_trained_run_gives_the_policy_with_its_own_spaces_and_counters(trained
 def test_loading_and_acting_import_neither_torch_nor_gymnasium(trained: Path) -> None:
     code = f"""
 import sys, tidemill
-print(tidemill.load({str(trained)!r}).act([0.0, 0.0, 0.0, 0.1]), [name for name in ("torch", "gymnasium") if name in sys.modules])
+action = tidemill.load({str(trained)!r}).act([0.0, 0.0, 0.0, 0.1])
+print(action, [name for name in ("torch", "gymnasium") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout.strip() in ("0 []", "1 []"), result.stderr) == (True, "")
@@ -90,7 +110,9 @@ def test_a_batch_is_answered_row_by_row(tmp_path: Path) -> None:
         (Box((2, 2), "float64", (-0.5,), (0.5,)), np.float64, (2, 2)),
     ],
 )
-def test_actions_have_the_form_of_the_environment(tmp_path: Path, space: Space, dtype: Any, shape: tuple[int, ...]) -> None:
+def test_actions_have_the_form_of_the_environment(
+    tmp_path: Path, space: Space, dtype: Any, shape: tuple[int, ...]
+) -> None:
     from tidemill.envs.spaces import to_gymnasium
 
     policy = made(tmp_path, FOUR, space)
@@ -111,7 +133,10 @@ def test_nested_observations_come_as_mappings_and_sequences(tmp_path: Path) -> N
     assert policy.act(many).shape == (3,)
     with pytest.raises(SchemaError, match=r"no part 'eyes'.*obs\.eyes\.0: uint8 of shape \[2\]"):
         policy.act({"place": 1})
-    with pytest.raises(SchemaError, match=r"different numbers of observations: obs\.place 3, obs\.eyes\.0 2, obs\.eyes\.1 a single one"):
+    with pytest.raises(
+        SchemaError,
+        match=r"different numbers of observations: obs\.place 3, obs\.eyes\.0 2, obs\.eyes\.1 a single one",
+    ):
         policy.act({"place": np.array([1, 2, 3]), "eyes": (np.zeros((2, 2), np.uint8), np.zeros(2, np.int8))})
     with pytest.raises(SchemaError, match=r"obs\.place is 4; expected obs\.place: an integer from 1 to 3"):
         policy.act({**one, "place": 4})
@@ -139,7 +164,10 @@ def test_the_mode_is_the_same_every_time_and_samples_follow_the_seed(tmp_path: P
     folder = made(tmp_path, FOUR, Box((1,), "float32", (-1.0,), (1.0,)))
     path, zero = tmp_path / "run", np.zeros(4)
     assert {float(folder.act(zero)[0]) for _ in range(5)} == {float(folder.act(zero)[0])}
-    draws = [[float(p.act(zero)[0]) for _ in range(5)] for p in (load(path, deterministic=False, seed=s) for s in (1, 1, 2))]
+    draws = [
+        [float(p.act(zero)[0]) for _ in range(5)]
+        for p in (load(path, deterministic=False, seed=s) for s in (1, 1, 2))
+    ]
     assert draws[0] == draws[1] != draws[2]
     assert len(set(draws[0])) > 1
 
@@ -154,7 +182,9 @@ def test_a_checkpoint_is_named_by_update_name_or_folder(tmp_path: Path) -> None:
         load(folder.path, checkpoint="update-11")
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment(), None)
     for update in (2, 10):
         path = write(folder, Spaces(FOUR, Discrete(2)), update)
@@ -176,7 +206,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", experiment().replace(policies={"policy": ActorCritic(hidden=(8,))}), None)
+    folder = RunFolder.create(
+        tmp_path / "run", experiment().replace(policies={"policy": ActorCritic(hidden=(8,))}), None
+    )
     write(folder, Spaces(FOUR, Discrete(2)), 1)
     with pytest.raises(CheckpointError, match="does not fit the run's configuration"):
         load(folder.path)
@@ -185,7 +217,11 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 def test_one_of_several_policies_must_be_named(tmp_path: Path) -> None:
     two = experiment()
     workers = {**two.workers, "second": Trainer(algorithm=PPO(), policy="other", samples="others")}
-    folder = RunFolder.create(tmp_path / "run", two.replace(policies={"policy": ActorCritic(), "other": ActorCritic()}, workers=workers), None)
+    folder = RunFolder.create(
+        tmp_path / "run",
+        two.replace(policies={"policy": ActorCritic(), "other": ActorCritic()}, workers=workers),
+        None,
+    )
     for policy in ("policy", "other"):
         write(folder, Spaces(FOUR, Discrete(2)), 1, policy)
     with pytest.raises(RunError, match="trains 2 policies; say which of other, policy"):
@@ -193,13 +229,17 @@ def test_one_of_several_policies_must_be_named(tmp_path: Path) -> None:
     assert load(folder.path, policy="other").name == "other"
 
 
-# ---- versions of the parameter database, and exported files --------------------------------------------------------------------------------------
+# ---- versions of the parameter database, and exported files ----------------------------
 
 
 def exported(path: Path, observation: Space = FOUR, action: Space = TWO) -> Path:
     """Write an untrained policy's file, as a trainer and an export do."""
-    config, spaces, database = ActorCritic(normalise_observations=True), Spaces(observation, action), ParameterDatabase(path / "parameters")
-    database.push("red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_label(config, spaces))
+    config = ActorCritic(normalise_observations=True)
+    spaces = Spaces(observation, action)
+    database = ParameterDatabase(path / "parameters")
+    database.push(
+        "red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_label(config, spaces)
+    )
     database.export("red", 7, path / "red.safetensors")
     return path / "red.safetensors"
 
@@ -208,9 +248,18 @@ def test_a_version_is_loaded_by_number_or_tag(trained: Path) -> None:
     database = RunFolder.open(trained).database()
     database.tag("policy", "first", 0)
     summary = RunFolder.open(trained).read("summary.json")
-    assert [load(trained, version=v).update for v in (0, "0", "first", "latest")] == [0, 0, 0, summary["updates"]]
+    assert [load(trained, version=v).update for v in (0, "0", "first", "latest")] == [
+        0,
+        0,
+        0,
+        summary["updates"],
+    ]
     newest, by_version = load(trained), load(trained, version="latest")
-    assert (newest.update, newest.steps, newest.spaces) == (by_version.update, by_version.steps, by_version.spaces)
+    assert (newest.update, newest.steps, newest.spaces) == (
+        by_version.update,
+        by_version.steps,
+        by_version.spaces,
+    )
     assert newest.answer(np.ones(4)) == by_version.answer(np.ones(4))
     assert newest.answer(np.ones(4)) != load(trained, version="first").answer(np.ones(4))
     with pytest.raises(VersionGone, match='no tag "frst"; did you mean "first"'):
@@ -230,7 +279,8 @@ def test_an_exported_file_is_a_policy_without_its_run(tmp_path: Path) -> None:
 def test_an_exported_file_is_played_without_torch(tmp_path: Path) -> None:
     code = f"""
 import sys, tidemill
-print(tidemill.load({str(exported(tmp_path))!r}).act([0.0, 0.0, 0.0, 0.1]), [name for name in ("torch", "gymnasium") if name in sys.modules])
+action = tidemill.load({str(exported(tmp_path))!r}).act([0.0, 0.0, 0.0, 0.1])
+print(action, [name for name in ("torch", "gymnasium") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout.strip() in ("0 []", "1 []"), result.stderr) == (True, "")
@@ -245,7 +295,10 @@ def test_a_file_that_is_no_exported_policy_is_refused(tmp_path: Path) -> None:
         (content[:-1], "no safetensors file"),
         (pack({"w": np.zeros(2)}), "does not say what policy it holds"),
         (pack(arrays, {**text, "tidemill": "{}"}), "does not say what policy it holds"),
-        (pack(arrays, {**text, "tidemill": text["tidemill"].replace('"format": 1', '"format": 9')}), "has format 9"),
+        (
+            pack(arrays, {**text, "tidemill": text["tidemill"].replace('"format": 1', '"format": 9')}),
+            "has format 9",
+        ),
         (pack(arrays, {**text, "version": "x"}), "no exported policy"),
         (pack({"w": np.zeros(2)}, text), "another network"),
     ):

@@ -1,4 +1,5 @@
-"""metrics.jsonl and TensorBoard events: what was written is read back, whatever ended the run."""
+"""metrics.jsonl and TensorBoard events: what was written is read back, whatever ended the
+run."""
 
 import errno
 import logging
@@ -38,7 +39,10 @@ def events(folder: Path) -> list[tuple[int, str, float]]:
 
 def test_records_are_read_back_as_written(tmp_path: Path) -> None:
     write(tmp_path / "run", 10, 20)
-    assert read_metrics(tmp_path / "run") == [{"step": 10, "update": 1, "return/mean": 10.5}, {"step": 20, "update": 2, "return/mean": 20.5}]
+    assert read_metrics(tmp_path / "run") == [
+        {"step": 10, "update": 1, "return/mean": 10.5},
+        {"step": 20, "update": 2, "return/mean": 20.5},
+    ]
 
 
 def test_nan_and_infinity_are_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
@@ -94,10 +98,17 @@ def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
 
 def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
-    assert events(tmp_path) == [(10, "update", 1.0), (20, "update", 2.0), (10, "return/mean", 10.5), (20, "return/mean", 20.5)]
+    assert events(tmp_path) == [
+        (10, "update", 1.0),
+        (20, "update", 2.0),
+        (10, "return/mean", 10.5),
+        (20, "return/mean", 20.5),
+    ]
 
 
-def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
     pace = Pace()
@@ -113,7 +124,10 @@ def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(mon
 
 
 def test_what_is_read_on_resume_is_in_memory_a_line_at_a_time(tmp_path: Path) -> None:
-    lines = [b'{"step":%d,"update":%d,"episodes":%d,"filler":%s1}\n' % (10 * n, n, n, b" " * 5000) for n in range(1, 4001)]
+    lines = [
+        b'{"step":%d,"update":%d,"episodes":%d,"filler":%s1}\n' % (10 * n, n, n, b" " * 5000)
+        for n in range(1, 4001)
+    ]
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))  # 20 MB
     tracemalloc.start()
     try:
@@ -149,7 +163,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         MetricsWriter(tmp_path / "file" / "run")
 
 
-def test_a_full_disk_loses_whole_records_and_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_loses_whole_records_and_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write({"step": 1})
     real = os.pwrite
@@ -185,13 +201,20 @@ writer.close()
 
 
 def test_a_limit_of_files_is_as_a_full_disk_and_told(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert 100 < len(steps(tmp_path)) < 1_000 and (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
-    assert "File too large: no file or piece of shared memory may be larger (the limit is 2,000 bytes)" in done.stderr
+    assert (
+        "File too large: no file or piece of shared memory may be larger (the limit is 2,000 bytes)"
+        in done.stderr
+    )
     assert done.stderr.count("training goes on") == 1
 
 
-def test_tensorboard_that_cannot_write_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorboard_that_cannot_write_stops_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -203,7 +226,9 @@ def test_tensorboard_that_cannot_write_stops_alone(tmp_path: Path, monkeypatch: 
     ]
 
 
-def test_where_both_are_lost_neither_is_said_to_have_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_both_are_lost_neither_is_said_to_have_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -218,6 +243,7 @@ def test_where_both_are_lost_neither_is_said_to_have_all(tmp_path: Path, monkeyp
 def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30)
     for path in tmp_path.glob("events*"):
-        path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))  # file names carry the second; lives are read in their order
+        # file names carry the second; lives are read in their order
+        path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))
     write(tmp_path, 25, resume_at=20)
     assert [step for step, tag, _ in events(tmp_path) if tag == "update"] == [10, 20, 25]

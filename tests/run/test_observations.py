@@ -1,4 +1,5 @@
-"""Every kind of observation goes the whole way: environment, rows, policy, training, evaluation, and a loaded policy."""
+"""Every kind of observation goes the whole way: environment, rows, policy, training,
+evaluation, and a loaded policy."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,17 @@ import pytest
 from gymnasium import spaces
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    Trainer,
+)
 from tidemill.envs.check import check_environment
 from tidemill.run.probe import measure
 
@@ -17,7 +28,8 @@ STEPS = 10  # of an episode; each pays 1 for the right action
 
 
 class Shown(gymnasium.Env[Any, int]):
-    """The right action of three is shown in a part of the observation; the others say nothing."""
+    """The right action of three is shown in a part of the observation; the others say
+    nothing."""
 
     action_space = spaces.Discrete(3)
 
@@ -51,19 +63,31 @@ class Nested(Shown):
 
     at = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(0, 255, (2, 2), np.uint8)))
     place = spaces.Dict({"cell": spaces.Discrete(4), "at": at})
-    observation_space = spaces.Dict({"place": place, "bits": spaces.MultiBinary(3), "one": spaces.Box(-np.inf, np.inf, ())})
+    observation_space = spaces.Dict(
+        {"place": place, "bits": spaces.MultiBinary(3), "one": spaces.Box(-np.inf, np.inf, ())}
+    )
 
     def see(self) -> Any:
-        at = np.array([self.np_random.integers(2), self.right]), self.np_random.integers(0, 256, (2, 2), np.uint8)
+        at = (
+            np.array([self.np_random.integers(2), self.right]),
+            self.np_random.integers(0, 256, (2, 2), np.uint8),
+        )
         bits = self.np_random.integers(0, 2, 3).astype(np.int8)
-        return {"one": self.noise(), "bits": bits, "place": {"cell": int(self.np_random.integers(4)), "at": at}}
+        return {
+            "one": self.noise(),
+            "bits": bits,
+            "place": {"cell": int(self.np_random.integers(4)), "at": at},
+        }
 
 
 class Masked(Shown):
-    """Raises for a forbidden action; final observations forbid all. Where the right action is forbidden, any other pays."""
+    """Raises for a forbidden action; final observations forbid all. Where the right
+    action is forbidden, any other pays."""
 
     state = spaces.Box(-np.inf, np.inf, (4,))
-    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "shown": spaces.Discrete(3), "global_state": state})
+    observation_space = spaces.Dict(
+        {"action_mask": spaces.MultiBinary(3), "shown": spaces.Discrete(3), "global_state": state}
+    )
 
     def step(self, action: int) -> Any:
         if not self.mask[action]:
@@ -87,7 +111,9 @@ def experiment(kind: type[Shown], inference: str) -> Experiment:
         name="shown",
         policies={"policy": ActorCritic(hidden=(32,))},
         workers={
-            "actor": Actors(environment=environment, lanes=16, agents=(AgentSpec(inference=inference, sample_steps=32),)),
+            "actor": Actors(
+                environment=environment, lanes=16, agents=(AgentSpec(inference=inference, sample_steps=32),)
+            ),
             **servers,
             "trainer": Trainer(algorithm=PPO(gamma=0.0, minibatch_size=128, learning_rate=5e-3)),
         },
@@ -95,9 +121,16 @@ def experiment(kind: type[Shown], inference: str) -> Experiment:
     )
 
 
-@pytest.mark.parametrize(("kind", "inference"), [(Pair, "inline"), (Nested, "inline"), (Masked, "inline"), (Nested, "asked"), (Masked, "asked")])
-def test_a_policy_learns_from_every_part_of_an_observation(kind: type[Shown], inference: str, tmp_path: Path) -> None:
-    result = tidemill.train(experiment(kind, inference), launch="inline", run_dir=tmp_path / "run", quiet=True)
+@pytest.mark.parametrize(
+    ("kind", "inference"),
+    [(Pair, "inline"), (Nested, "inline"), (Masked, "inline"), (Nested, "asked"), (Masked, "asked")],
+)
+def test_a_policy_learns_from_every_part_of_an_observation(
+    kind: type[Shown], inference: str, tmp_path: Path
+) -> None:
+    result = tidemill.train(
+        experiment(kind, inference), launch="inline", run_dir=tmp_path / "run", quiet=True
+    )
     assert result.summary["status"] == "completed"
     assert tidemill.evaluate(result.folder, episodes=20, seed=7, quiet=True).mean > 0.9 * STEPS
     policy, environment = tidemill.load(result.folder), kind()

@@ -1,4 +1,5 @@
-"""DQN and SAC train as users run them, by their presets, and their runs can be gone on with, evaluated and loaded."""
+"""DQN and SAC train as users run them, by their presets, and their runs can be gone on
+with, evaluated and loaded."""
 
 import json
 from pathlib import Path
@@ -35,7 +36,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def train(experiment, folder, steps, window=100, launch="inline", **replay):
     trainer = experiment.workers["trainer"]
     trainer = trainer.replace(buffer=trainer.buffer.replace(**replay))
-    experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer}, limits=experiment.limits.replace(steps=steps, window=window))
+    experiment = experiment.replace(
+        workers={**experiment.workers, "trainer": trainer},
+        limits=experiment.limits.replace(steps=steps, window=window),
+    )
     result = tidemill.train(experiment, launch=launch, run_dir=folder, quiet=True)
     assert result.summary["status"] == "completed"
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -49,14 +53,20 @@ def test_dqn_learns_cartpole(tmp_path):
     summary, metrics = train(preset("CartPole-v1", "dqn"), tmp_path / "run", 6_000, window=30)
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
     assert summary["mean_return"] > returns[0] + 20
-    assert abs(summary["updates"] - (6_000 - 1_000) / 2) < 20  # the ratio is exact, whatever the warm-up was exactly
+    # the ratio is exact, whatever the warm-up was exactly
+    assert abs(summary["updates"] - (6_000 - 1_000) / 2) < 20
     policy = tidemill.load(tmp_path / "run")
     assert policy.act(np.zeros(4, np.float32)) in (0, 1)
 
 
 def test_the_example_is_what_the_command_does():
-    example, command = load_attribute(f"{EXAMPLES / 'dqn.py'}:experiment", "experiment")(), preset("CartPole-v1", "dqn")
-    assert (example.workers, example.policies, example.limits) == (command.workers, command.policies, command.limits)
+    example = load_attribute(f"{EXAMPLES / 'dqn.py'}:experiment", "experiment")()
+    command = preset("CartPole-v1", "dqn")
+    assert (example.workers, example.policies, example.limits) == (
+        command.workers,
+        command.policies,
+        command.limits,
+    )
 
 
 def test_sac_learns_to_swing_the_pendulum(tmp_path):
@@ -95,19 +105,25 @@ def test_algorithms_have_presets_for_all_environments_that_they_can_act_in():
     with pytest.raises(ConfigError, match="an environment of several"):
         experiment_for("pettingzoo:spread", PettingZoo(make=SPREAD), "sac")
     with pytest.raises(TidemillError, match="take SAC"):
-        tidemill.train(experiment_for("Pendulum-v1", Gymnasium(id="Pendulum-v1"), "dqn"), launch="inline", quiet=True)
+        tidemill.train(
+            experiment_for("Pendulum-v1", Gymnasium(id="Pendulum-v1"), "dqn"), launch="inline", quiet=True
+        )
 
 
 def test_minatars_games_are_found_by_their_names_and_seen_by_the_convolution(tmp_path):
-    summary, _ = train(preset("MinAtar/Breakout-v1", "dqn"), tmp_path / "run", 700, warm_up=100, capacity=5_000)
+    summary, _ = train(
+        preset("MinAtar/Breakout-v1", "dqn"), tmp_path / "run", 700, warm_up=100, capacity=5_000
+    )
     assert summary["updates"] > 100
     assert tidemill.load(tmp_path / "run").act(np.zeros((10, 10, 4), bool)) in range(3)
 
 
-@pytest.mark.parametrize(("algorithm", "walk"), [("dqn", "Walk"), ("dqn", "PicturedWalk"), ("sac", "SteeredWalk")])
+@pytest.mark.parametrize(
+    ("algorithm", "walk"), [("dqn", "Walk"), ("dqn", "PicturedWalk"), ("sac", "SteeredWalk")]
+)
 def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algorithm, walk, tmp_path):
-    """Of four slots whose steps take what time they like, with everything random that these algorithms draw: noise, priorities, actions. Pictures go
-    through torch."""
+    """Of four slots whose steps take what time they like, with everything random that
+    these algorithms draw: noise, priorities, actions. Pictures go through torch."""
     found = []
     for latency in ("none", "random"):
         environment = Gymnasium(make=f"{LIMITED}:{walk}", kwargs={"latency": latency}, threads=1)
@@ -116,13 +132,28 @@ def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algori
         else:
             policy, learner = SquashedGaussian(hidden=(16, 16)), SAC()
         replay = PrioritisedReplay(capacity=4_000, warm_up=20, steps=2)
-        trainer = Trainer(algorithm=learner, buffer=replay, batch_size=8, ratio="1/2", exact=True, database_seconds=None)
+        trainer = Trainer(
+            algorithm=learner, buffer=replay, batch_size=8, ratio="1/2", exact=True, database_seconds=None
+        )
         actors = Actors(environment=environment, lanes=1, ring=4, agents=(AgentSpec(mode="stepwise"),))
-        experiment = Experiment(name="exact", policies={"policy": policy}, workers={"actor": actors, "trainer": trainer}, limits=Limits(steps=160))
-        result = tidemill.train(experiment, launch="threads", run_dir=tmp_path / latency, source=LIMITED, quiet=True)
+        experiment = Experiment(
+            name="exact",
+            policies={"policy": policy},
+            workers={"actor": actors, "trainer": trainer},
+            limits=Limits(steps=160),
+        )
+        result = tidemill.train(
+            experiment, launch="threads", run_dir=tmp_path / latency, source=LIMITED, quiet=True
+        )
         assert result.summary["status"] == "completed" and result.summary["updates"] > 50
         _, arrays, *_ = read_newest(tmp_path / latency / "checkpoints" / "policy")
-        found.append({f"{file}.{name}": array for file in ("policy", "algorithm") for name, array in arrays[file].items()})
+        found.append(
+            {
+                f"{file}.{name}": array
+                for file in ("policy", "algorithm")
+                for name, array in arrays[file].items()
+            }
+        )
     for name, array in found[0].items():
         np.testing.assert_array_equal(array, found[1][name])
 

@@ -1,4 +1,5 @@
-"""Whatever becomes of a run's output, the run goes on to its end; a terminal that closes ends it well."""
+"""Whatever becomes of a run's output, the run goes on to its end; a terminal that closes
+ends it well."""
 
 import os
 import pty
@@ -21,7 +22,16 @@ ENDLESS = "limits.updates=1000000"
 
 
 def tidemill(folder: Path, function: str, launch: str, *more: str) -> list[str]:
-    words = ["-m", "tidemill.cli.main", "train", f"{EXPERIMENTS}:{function}", "--run-dir", str(folder / "run"), "--layout", "given"]
+    words = [
+        "-m",
+        "tidemill.cli.main",
+        "train",
+        f"{EXPERIMENTS}:{function}",
+        "--run-dir",
+        str(folder / "run"),
+        "--layout",
+        "given",
+    ]
     return [sys.executable, *words, "--launch", launch, *(word for each in more for word in ("--set", each))]
 
 
@@ -49,10 +59,12 @@ def test_a_reader_that_has_seen_enough_a_full_disk_and_a_poor_encoding_end_no_ru
     environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     with open("/dev/full", "wb") as full:
         run = begin(
-            tidemill(tmp_path, "speaks", launch, "limits.updates=10"), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=full
+            tidemill(tmp_path, "speaks", launch, "limits.updates=10"), cwd=tmp_path, env=environment,
+            stdout=subprocess.PIPE, stderr=full
         )  # fmt: skip
     assert run.stdout is not None
-    assert b"steps 0" in run.stdout.readline() or launch == "inline"  # there the environment has taken the output by then
+    # there the environment has taken the output by then
+    assert b"steps 0" in run.stdout.readline() or launch == "inline"
     run.stdout.close()
     assert run.wait(60) == 0
     ended_well(tmp_path / "run", "completed", "10 updates")
@@ -67,8 +79,11 @@ def test_help_and_errors_of_usage_end_quietly_too() -> None:
         assert (refused.returncode, refused.stdout) == (2, b"")
 
 
-def on_terminal(begin: Callable[..., "subprocess.Popen[bytes]"], folder: Path, words: list[str]) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start it in the foreground of a terminal of its own, and return it and the terminal's other end."""
+def on_terminal(
+    begin: Callable[..., "subprocess.Popen[bytes]"], folder: Path, words: list[str]
+) -> tuple["subprocess.Popen[bytes]", int]:
+    """Start it in the foreground of a terminal of its own, and return it and the
+    terminal's other end."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
 
@@ -76,7 +91,16 @@ def on_terminal(begin: Callable[..., "subprocess.Popen[bytes]"], folder: Path, w
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.close(os.open(os.ttyname(1), os.O_RDWR))  # which makes it the session's
 
-    run = begin(words, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=hear)
+    run = begin(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=hear,
+    )
     os.close(theirs)
     return run, ours
 
@@ -106,9 +130,18 @@ def test_a_terminal_that_is_held_is_nothing_and_one_that_closes_ends_the_run_wit
     ended_well(tmp_path / "run", "interrupted", "SIGHUP")
 
 
-def test_under_nohup_a_terminal_that_closes_is_nothing(tmp_path: Path, begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
-    """Nor are its signals, two SIGTERM at once are one, and no worker dies of what is sent to all."""
-    words = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *tidemill(tmp_path, "cartpole", "processes", ENDLESS)]
+def test_under_nohup_a_terminal_that_closes_is_nothing(
+    tmp_path: Path, begin: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """Nor are its signals, two SIGTERM at once are one, and no worker dies of what is
+    sent to all."""
+    words = [
+        "sh",
+        "-c",
+        "trap '' HUP; exec \"$@\"",
+        "sh",
+        *tidemill(tmp_path, "cartpole", "processes", ENDLESS),
+    ]
     run, terminal = on_terminal(begin, tmp_path, words)
     read_until_updates(run, tmp_path, terminal)
     os.close(terminal)

@@ -1,4 +1,5 @@
-"""The user's folders are not ours: nothing in them takes the place of a module of Python's, and all of it is found."""
+"""The user's folders are not ours: nothing in them takes the place of a module of
+Python's, and all of it is found."""
 
 import os
 import subprocess
@@ -35,7 +36,8 @@ from tidemill import Actors, AgentSpec, ActorCritic, Experiment, Gymnasium, Limi
 def experiment(make):
     actors = Actors(environment=Gymnasium(make=make), lanes=2, agents=(AgentSpec(sample_steps=8),))
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=16))}
-    return Experiment(name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=2))
+    policies = {"policy": ActorCritic(hidden=(4,))}
+    return Experiment(name="one", policies=policies, workers=workers, limits=Limits(updates=2))
 
 if __name__ == "__main__":
     print(tidemill.train(experiment(sys.argv[1]), quiet=True, layout=sys.argv[2]).summary["status"])
@@ -43,14 +45,19 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("what", "layout"), [("file", "measure"), ("package", "given")])
-def test_nothing_in_the_users_folders_takes_the_place_of_a_module_and_all_of_it_is_found(tmp_path: Path, what: str, layout: str) -> None:
-    """What is planted lies in the working directory, and beside the environment's file."""
+def test_nothing_in_the_users_folders_takes_the_place_of_a_module_and_all_of_it_is_found(
+    tmp_path: Path, what: str, layout: str
+) -> None:
+    """What is planted lies in the working directory, and beside the environment's
+    file."""
     here, beside, project = (tmp_path / name for name in ("here", "beside", "project"))
     for folder in (here, beside, project / "mypkg"):
         folder.mkdir(parents=True)
     for folder in (here, beside):
         for name in PLANTED:
-            (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write(__file__)\nraise ImportError('planted')\n")
+            (folder / f"{name}.py").write_text(
+                f"open({str(tmp_path / 'ran')!r}, 'a').write(__file__)\nraise ImportError('planted')\n"
+            )
     (beside / "env.py").write_text(ENVIRONMENT)
     (project / "mypkg" / "envs.py").write_text(ENVIRONMENT)
     for folder in (beside, project):
@@ -63,7 +70,9 @@ def test_nothing_in_the_users_folders_takes_the_place_of_a_module_and_all_of_it_
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-def test_an_empty_place_in_pythonpath_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_place_in_pythonpath_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(tmp_path), ""]))
     assert environment_of_ours(MORE="1") == {**os.environ, "PYTHONPATH": str(tmp_path), "MORE": "1"}
     monkeypatch.setenv("PYTHONPATH", os.pathsep)

@@ -26,8 +26,14 @@ experiments = load_file(EXPERIMENTS, "test")
 
 
 def test_the_plan_in_a_line() -> None:
-    plan = Plan({"samples": 66_300_000, "parameters": 123_456, "batches": 99}, (30_000_000, 310_000_000), 21_300_000_000)
-    assert str(plan) == "memory: samples 66 MB, parameters 0.1 MB, 2 processes 340 MB so far; 21.3 GB available"
+    plan = Plan(
+        {"samples": 66_300_000, "parameters": 123_456, "batches": 99},
+        (30_000_000, 310_000_000),
+        21_300_000_000,
+    )
+    assert (
+        str(plan) == "memory: samples 66 MB, parameters 0.1 MB, 2 processes 340 MB so far; 21.3 GB available"
+    )
     assert str(Plan({}, (1_000_000,), 1)) == "memory: 1 process 1.0 MB so far; 0.0 MB available"
 
 
@@ -39,15 +45,22 @@ def test_all_workers_needs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
         make_plan([*needs, Need("parameters", 1)])
 
 
-def test_a_run_that_cannot_fit_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 5_000)  # of the whole run: the actor finds that its own part fits
-    with pytest.raises(ConfigError, match=r"(?s)^this needs 0\.0 MB .*samples: .* = 2 slots x 17 rows x 4 seats x \d+ bytes"):
+def test_a_run_that_cannot_fit_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of the whole run: the actor finds that its own part fits
+    monkeypatch.setattr(memory, "available", lambda: 5_000)
+    with pytest.raises(
+        ConfigError, match=r"(?s)^this needs 0\.0 MB .*samples: .* = 2 slots x 17 rows x 4 seats x \d+ bytes"
+    ):
         train(experiments.cartpole(), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
-def test_more_processes_than_fit_are_refused_before_any_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_fit_are_refused_before_any_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "available", lambda: 1_000_000_000)
     made = experiments.cartpole()
     many = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(count=100)})
@@ -109,10 +122,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
-@pytest.mark.parametrize(("trainers", "error"), [("3", ""), ("16", r"this needs \d+ open files .* and 200 are allowed; make a count smaller")])
-def test_the_limit_of_open_files_is_raised_as_far_as_may_be(tmp_path: Path, trainers: str, error: str) -> None:
+@pytest.mark.parametrize(
+    ("trainers", "error"),
+    [("3", ""), ("16", r"this needs \d+ open files .* and 200 are allowed; make a count smaller")],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_may_be(
+    tmp_path: Path, trainers: str, error: str
+) -> None:
     (tmp_path / "many.py").write_text(MANY)
     place = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    done = subprocess.run([sys.executable, "many.py", trainers, "30", "200"], cwd=tmp_path, env=place, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "many.py", trainers, "30", "200"],
+        cwd=tmp_path,
+        env=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert re.search(error, done.stderr) and (done.returncode == 0) == (not error), done.stderr
     assert (tmp_path / "run").exists() == (not error)

@@ -11,7 +11,18 @@ import pytest
 from rich.console import Console
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, EnvironmentConfig, Experiment, Gymnasium, Limits, Scripted, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    EnvironmentConfig,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Scripted,
+    Trainer,
+)
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.run import play as play_module
 from tidemill.run.play import play, video_frame
@@ -22,7 +33,9 @@ imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 def train(folder: Path, environment: EnvironmentConfig) -> Path:
     actors = Actors(environment=environment, lanes=4, agents=(AgentSpec(sample_steps=16),))
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(epochs=1))}
-    experiment = Experiment(name="seen", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=2))
+    experiment = Experiment(
+        name="seen", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=2)
+    )
     return tidemill.train(experiment, launch="inline", run_dir=folder / "run", quiet=True).folder
 
 
@@ -41,7 +54,8 @@ def test_a_video_shows_every_step_of_the_episode(run: Path, tmp_path: Path) -> N
     video = play(run, tmp_path / "new" / "v.mp4", episodes=2, seed=1)
     frames = frames_of(video.path)
     assert len(video.returns) == 2 and not video.cut
-    assert len(frames) == video.frames == sum(video.returns) + 2  # the first observation of each episode is seen, too
+    # the first observation of each episode is seen, too
+    assert len(frames) == video.frames == sum(video.returns) + 2
     assert frames[0].shape == (400, 600, 3)
     assert frames[0].mean() > 200 and (frames[0] < 30).any()  # a black cart on white ground
     assert not np.array_equal(frames[0], frames[5])
@@ -83,7 +97,9 @@ def test_without_a_file_the_command_that_makes_a_video_is_said(run: Path) -> Non
         play(run, None)
 
 
-def test_without_ffmpeg_the_command_that_installs_it_is_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ffmpeg_the_command_that_installs_it_is_said(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(RunError, match=r'pip install "tidemill\[video\]"'):
         play(run, tmp_path / "v.mp4")

@@ -13,13 +13,17 @@ from tidemill.run.metrics import MetricsWriter
 from tidemill.run.plot import middle, over_seeds, plot
 
 
-def run(folder: Path, returns: list[float], name: str | None = None, seed: int = 0, **settings: object) -> Path:
+def run(
+    folder: Path, returns: list[float], name: str | None = None, seed: int = 0, **settings: object
+) -> Path:
     writer = MetricsWriter(folder)
     for i, value in enumerate(returns):
         writer.write({"step": 100 * i + seed, "return/mean": value})
     writer.close()
     if name:
-        (folder / "config.json").write_text(json.dumps({"name": name, "seed": seed, "limits": {"steps": 100 * len(returns)}, **settings}))
+        (folder / "config.json").write_text(
+            json.dumps({"name": name, "seed": seed, "limits": {"steps": 100 * len(returns)}, **settings})
+        )
     return folder
 
 
@@ -46,7 +50,8 @@ def curve(*points: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
 
 def test_several_curves_are_compared_where_all_were_measured() -> None:
     places, middle_, low, high = over_seeds([curve((0, 0), (2, 4)), curve((1, 4), (2, 6), (3, 9))])
-    np.testing.assert_array_equal(places, [1, 2])  # at 0 and 3 only one of them has been measured: nothing jumps there
+    # at 0 and 3 only one of them has been measured: nothing jumps there
+    np.testing.assert_array_equal(places, [1, 2])
     np.testing.assert_array_equal(middle_, [3, 5])
     np.testing.assert_array_equal(low, [2, 4])  # of two the interval of the mean is as wide as they are apart
     np.testing.assert_array_equal(high, [4, 6])
@@ -71,16 +76,28 @@ def test_the_interval_is_of_the_mean_and_not_of_the_runs() -> None:
     _, at, low, high = over_seeds([curve((0, value), (1, value)) for value in values])
     spread = np.sort(values)[10:30]
     assert low[0] < at[0] < high[0] and at[0] == pytest.approx(spread.mean())
-    assert 0.4 < high[0] - low[0] < 1.2  # the runs lie 4 apart; the interquartile mean of 40 has a standard error of some 0.2
-    np.testing.assert_array_equal(over_seeds([curve((0, value), (1, value)) for value in values])[2], low)  # the same picture each time
+    # the runs lie 4 apart; the interquartile mean of 40 has a standard error of some 0.2
+    assert 0.4 < high[0] - low[0] < 1.2
+    # the same picture each time
+    np.testing.assert_array_equal(over_seeds([curve((0, value), (1, value)) for value in values])[2], low)
 
 
-def test_runs_of_the_same_settings_are_one_line_and_of_others_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_the_same_settings_are_one_line_and_of_others_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def of(folder: str, rate: float, seed: int, steps: int = 4, clip: float = 0.2) -> Path:
         algorithm = {"learning_rate": rate, "clip": clip, "kind": "PPO"}
-        return run(tmp_path / folder, [float(seed + i) for i in range(steps)], "ppo", seed, workers={"trainer": {"algorithm": algorithm}})
+        return run(
+            tmp_path / folder,
+            [float(seed + i) for i in range(steps)],
+            "ppo",
+            seed,
+            workers={"trainer": {"algorithm": algorithm}},
+        )
 
-    runs = [of(f"a{seed}", 0.001, seed, steps=4 + seed) for seed in range(4)] + [of(f"b{seed}", 0.1, seed) for seed in range(2)]
+    runs = [of(f"a{seed}", 0.001, seed, steps=4 + seed) for seed in range(4)] + [
+        of(f"b{seed}", 0.1, seed) for seed in range(2)
+    ]
     runs += [of("c", 0.1, 0, clip=0.3)]
     runs += [run(tmp_path / "alone", [3.0, 4.0], "dqn"), run(tmp_path / "bare", [5.0, 6.0])]
     lines = labels_of(runs, tmp_path / "new" / "curve.png", monkeypatch)
@@ -96,26 +113,47 @@ def test_runs_of_the_same_settings_are_one_line_and_of_others_another(tmp_path: 
     assert (tmp_path / "new" / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_layout_that_was_chosen_for_the_machine_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layout_that_was_chosen_for_the_machine_is_no_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def of(folder: str, lanes: int, layout: object) -> Path:
-        made = run(tmp_path / folder, [1.0, 2.0], "ppo", workers={"actor": {"lanes": lanes, "agents": [{"sample_steps": 512 // lanes}]}})
+        made = run(
+            tmp_path / folder,
+            [1.0, 2.0],
+            "ppo",
+            workers={"actor": {"lanes": lanes, "agents": [{"sample_steps": 512 // lanes}]}},
+        )
         (made / "layout.json").write_text(json.dumps(layout))
         return made
 
     chosen = {"layout": "1x8", "costs": {"step": 1.0}}
-    assert [*labels_of([of("a", 8, chosen), of("b", 16, chosen)], tmp_path / "a.png", monkeypatch)] == ["ppo (mean of 2 runs)"]
+    assert [*labels_of([of("a", 8, chosen), of("b", 16, chosen)], tmp_path / "a.png", monkeypatch)] == [
+        "ppo (mean of 2 runs)"
+    ]
     told = {"layout": "1x8", "costs": None}
     assert [*labels_of([of("c", 8, told), of("d", 16, told)], tmp_path / "b.png", monkeypatch)] == [
         "ppo: lanes=8, sample_steps=64", "ppo: lanes=16, sample_steps=32",
     ]  # fmt: skip
 
 
-def test_a_limit_is_a_setting_where_a_schedule_runs_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_a_setting_where_a_schedule_runs_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def of(folder: str, steps: int, schedule: str) -> Path:
-        return run(tmp_path / folder, [1.0] * steps, "ppo", workers={"trainer": {"algorithm": {"learning_rate_schedule": schedule}}})
+        return run(
+            tmp_path / folder,
+            [1.0] * steps,
+            "ppo",
+            workers={"trainer": {"algorithm": {"learning_rate_schedule": schedule}}},
+        )
 
-    assert [*labels_of([of("a", 3, "constant"), of("b", 4, "constant")], tmp_path / "a.png", monkeypatch)] == ["ppo (mean of 2 runs)"]
-    assert [*labels_of([of("c", 3, "linear"), of("d", 4, "linear")], tmp_path / "b.png", monkeypatch)] == ["ppo: steps=300", "ppo: steps=400"]
+    assert [
+        *labels_of([of("a", 3, "constant"), of("b", 4, "constant")], tmp_path / "a.png", monkeypatch)
+    ] == ["ppo (mean of 2 runs)"]
+    assert [*labels_of([of("c", 3, "linear"), of("d", 4, "linear")], tmp_path / "b.png", monkeypatch)] == [
+        "ppo: steps=300",
+        "ppo: steps=400",
+    ]
 
 
 def test_runs_with_nothing_in_common_are_named(tmp_path: Path) -> None:
@@ -126,7 +164,10 @@ def test_runs_with_nothing_in_common_are_named(tmp_path: Path) -> None:
 
 def test_what_runs_are_called_is_no_formula(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot([run(tmp_path / "a", [1.0, 2.0], name=r"a$\frac$"), run(tmp_path / "b$1$", [1.0, 2.0])], tmp_path / "curve.png")
+    plot(
+        [run(tmp_path / "a", [1.0, 2.0], name=r"a$\frac$"), run(tmp_path / "b$1$", [1.0, 2.0])],
+        tmp_path / "curve.png",
+    )
     assert (tmp_path / "curve.png").stat().st_size > 0
 
 
@@ -136,7 +177,8 @@ def test_one_point_alone_is_seen(tmp_path: Path) -> None:
     runs = [run(tmp_path / str(seed), [1.0], "ppo") for seed in range(2)]
     for name, those in (("one", runs[:1]), ("two", runs)):
         plot(those, tmp_path / f"{name}.png")
-        picture = image.imread(tmp_path / f"{name}.png")[100:500, 200:700, :3]  # the middle, without axes and legend
+        # the middle, without axes and legend
+        picture = image.imread(tmp_path / f"{name}.png")[100:500, 200:700, :3]
         assert (np.ptp(picture, axis=2) > 0.5).sum() > 20, "nothing there has a colour"
 
 

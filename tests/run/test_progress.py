@@ -9,11 +9,18 @@ from tidemill.run.progress import Member, Progress, how_merged
 
 
 def beat(seconds: float, **shares: float) -> Statistics:
-    return Statistics(1, {}, {"seconds": seconds, **{f"share/{place}": share for place, share in shares.items()}})
+    return Statistics(
+        1, {}, {"seconds": seconds, **{f"share/{place}": share for place, share in shares.items()}}
+    )
 
 
 def update(number: int) -> Statistics:
-    return Statistics(1, {"step": 10.0 * number, "update": float(number), "dropped": 0.0}, {"seconds": float(number)}, update=True)
+    return Statistics(
+        1,
+        {"step": 10.0 * number, "update": float(number), "dropped": 0.0},
+        {"seconds": float(number)},
+        update=True,
+    )
 
 
 def recorded(progress: Progress, members: dict[str, Member], *updates: Statistics) -> dict[str, float]:
@@ -28,9 +35,12 @@ def told(number: int, **values: float) -> Statistics:
     return message
 
 
-def test_a_record_of_several_updates_has_the_mean_of_what_each_measured_and_the_newest_of_what_is_counted() -> None:
+def test_a_record_of_several_updates_has_the_mean_of_what_each_measured_and_the_newest_counts() -> None:
     progress, members = Progress(), {"trainer-0": Member(Mock(), Mock())}
-    first = [told(n, loss=loss, lag__max=lag, dropped=n) for n, loss, lag in ((1, 1.0, 0.0), (2, 2.0, 5.0), (3, 6.0, 1.0))]
+    first = [
+        told(n, loss=loss, lag__max=lag, dropped=n)
+        for n, loss, lag in ((1, 1.0, 0.0), (2, 2.0, 5.0), (3, 6.0, 1.0))
+    ]
     progress.told.merge({"score": ("average", 4.0, 2), "falls": ("sum", 1.0, 1)})
     for message in first:
         progress.count_update("trainer-0", message, members)
@@ -39,36 +49,65 @@ def test_a_record_of_several_updates_has_the_mean_of_what_each_measured_and_the_
     record = progress.record(members)
     assert progress.recorded
     assert record == {
-        "step": 30.0, "update": 3.0, "dropped": 3.0, "episodes": 0.0, "loss": 3.0, "lag/max": 5.0, "environment/score": 31.0 / 5,
-        "environment/falls": 4.0, "time/seconds": 3.0, "time/steps_per_second": 10.0,
+        "step": 30.0, "update": 3.0, "dropped": 3.0, "episodes": 0.0, "loss": 3.0, "lag/max": 5.0,
+        "environment/score": 31.0 / 5, "environment/falls": 4.0, "time/seconds": 3.0,
+        "time/steps_per_second": 10.0,
     }  # fmt: skip
     assert recorded(progress, members, told(4, loss=8.0))["loss"] == 8.0  # and nothing of those before
 
 
 def test_an_update_that_stands_for_several_weighs_as_much_and_what_was_waited_is_summed() -> None:
-    """A trainer with a ratio tells of its tasks now and then: means of those since it told last, and of the ones before where there were none."""
+    """A trainer with a ratio tells of its tasks now and then: means of those since it
+    told last, and of the ones before where there were none."""
     progress, members = Progress(), {"trainer-0": Member(Mock(), Mock())}
     recorded(progress, members, told(10, loss=7.0, limiter__training_waited=1.0))
     accounts = ((40, 1.0, 0.5, -3.0), (40, 1.0, 0.25, -4.0), (50, 5.0, 0.125, 2.0))
     record = recorded(
-        progress, members, *(told(n, loss=loss, limiter__training_waited=waited, limiter__debt_min=debt) for n, loss, waited, debt in accounts)
+        progress,
+        members,
+        *(
+            told(n, loss=loss, limiter__training_waited=waited, limiter__debt_min=debt)
+            for n, loss, waited, debt in accounts
+        ),
     )
-    assert (record["loss"], record["limiter/training_waited"], record["limiter/debt_min"]) == ((30 * 1.0 + 10 * 5.0) / 40, 0.875, -4.0)
+    assert (record["loss"], record["limiter/training_waited"], record["limiter/debt_min"]) == (
+        (30 * 1.0 + 10 * 5.0) / 40,
+        0.875,
+        -4.0,
+    )
     assert recorded(progress, members, told(50, loss=5.0))["loss"] == 5.0  # nothing was trained since
 
 
 def test_what_becomes_of_a_name_follows_from_its_last_word() -> None:
     names = ("lag/max", "max", "kl_min", "loss/softmax", "admin", "time_waited", "max_entropy")
-    assert [how_merged(name) for name in names] == ["largest", "largest", "smallest", "average", "average", "sum", "average"]
+    assert [how_merged(name) for name in names] == [
+        "largest",
+        "largest",
+        "smallest",
+        "average",
+        "average",
+        "sum",
+        "average",
+    ]
 
 
 def test_of_two_trainers_one_record_has_both() -> None:
     members = {name: Member(Mock(limited=True), Mock()) for name in ("red-0", "blue-0")}
     progress = Progress()
-    for name, message in (("red-0", told(1, loss=1.0)), ("blue-0", told(1, loss=3.0)), ("red-0", told(2, loss=2.0))):
+    for name, message in (
+        ("red-0", told(1, loss=1.0)),
+        ("blue-0", told(1, loss=3.0)),
+        ("red-0", told(2, loss=2.0)),
+    ):
         progress.count_update(name, message, members)
     record = progress.record(members)
-    assert (record["red-0/loss"], record["blue-0/loss"], record["red-0/update"], record["blue-0/update"], record["update"]) == (
+    assert (
+        record["red-0/loss"],
+        record["blue-0/loss"],
+        record["red-0/update"],
+        record["blue-0/update"],
+        record["update"],
+    ) == (
         1.5,
         3.0,
         2.0,
@@ -84,14 +123,20 @@ def test_shares_are_those_of_all_the_time_since_the_last_record() -> None:
     member.told_regularly(beat(0.1, train=1.0, wait=0.0))
     record = recorded(progress, members, update(1))
     assert (record["time/trainer-0/train"], record["time/trainer-0/wait"]) == pytest.approx((0.25, 0.75))
-    assert recorded(progress, members, update(2))["time/trainer-0/wait"] == pytest.approx(0.75)  # nothing newer was heard
+    # nothing newer was heard
+    assert recorded(progress, members, update(2))["time/trainer-0/wait"] == pytest.approx(0.75)
     member.told_regularly(beat(0.2, train=0.5, wait=0.5))
     assert recorded(progress, members, update(3))["time/trainer-0/wait"] == pytest.approx(0.5)
 
 
 def test_of_a_limiter_the_newest_is_known_and_all_that_was_waited() -> None:
     progress, members = Progress(), {"trainer-0": Member(Mock(), Mock())}
-    for number, told in enumerate(({"committed": 4.0, "training_waited": 0.5, "balance": 3.0}, {"committed": 8.0, "training_waited": 0.25})):
+    for number, told in enumerate(
+        (
+            {"committed": 4.0, "training_waited": 0.5, "balance": 3.0},
+            {"committed": 8.0, "training_waited": 0.25},
+        )
+    ):
         message = update(number + 1)
         message.values.update({f"limiter/{name}": value for name, value in told.items()})
         progress.count_update("trainer-0", message, members)

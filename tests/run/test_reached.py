@@ -1,4 +1,5 @@
-"""What the last episodes reach is told of each policy and of each agent spec, ends runs by what it is of, and is known after a resume."""
+"""What the last episodes reach is told of each policy and of each agent spec, ends runs
+by what it is of, and is known after a resume."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ import pytest
 from pettingzoo import ParallelEnv
 from tests.run.watching import EXPERIMENTS
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, PettingZoo, Trainer, populate
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PettingZoo,
+    Trainer,
+    populate,
+)
 from tidemill.api.control import Episodes
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
@@ -60,7 +72,10 @@ class Unequal(ParallelEnv):  # type: ignore[type-arg]
 
 def unequal(policies: dict[str, str], **limits: Any) -> Experiment:
     """`policies`: agent → who plays it."""
-    specs = tuple(AgentSpec(match=agent, policy=policy, samples=agent, sample_steps=16) for agent, policy in policies.items())
+    specs = tuple(
+        AgentSpec(match=agent, policy=policy, samples=agent, sample_steps=16)
+        for agent, policy in policies.items()
+    )
     trainers = {f"trainer-{policy}": (agent, policy) for agent, policy in policies.items()}
     algorithm = experiments.Recorder(seconds=0.0)
     return Experiment(
@@ -68,7 +83,10 @@ def unequal(policies: dict[str, str], **limits: Any) -> Experiment:
         policies={policy: experiments.ByObservation() for policy in policies.values()},
         workers={
             "actor": Actors(environment=PettingZoo(make=f"{__file__}:Unequal"), lanes=2, agents=specs),
-            **{name: Trainer(algorithm=algorithm, policy=policy, samples=agent) for name, (agent, policy) in trainers.items()},
+            **{
+                name: Trainer(algorithm=algorithm, policy=policy, samples=agent)
+                for name, (agent, policy) in trainers.items()
+            },
         },
         limits=Limits(**{"window": 10, "updates": 20, **limits}),
     )
@@ -84,7 +102,11 @@ def run(folder: Path, made: Experiment) -> Result:
 
 def told(folder: Path) -> dict[str, float]:
     """What the last record says of episodes."""
-    return {name: value for name, value in read_metrics(folder)[-1].items() if name.partition("/")[0] in ("return", "length", "win_rate")}
+    return {
+        name: value
+        for name, value in read_metrics(folder)[-1].items()
+        if name.partition("/")[0] in ("return", "length", "win_rate")
+    }
 
 
 def test_each_of_several_policies_has_a_return_a_length_and_a_win_rate_of_its_own(tmp_path: Path) -> None:
@@ -93,16 +115,25 @@ def test_each_of_several_policies_has_a_return_a_length_and_a_win_rate_of_its_ow
         "return/red/mean": 5.0, "length/red/mean": 5.0, "win_rate/red": 1.0,
         "return/blue/mean": -10.0, "length/blue/mean": 5.0, "win_rate/blue": 0.0,
     }  # fmt: skip
-    assert result.summary["mean_return"] is None and result.summary["mean_returns"] == {"red": 5.0, "blue": -10.0}
+    assert result.summary["mean_return"] is None and result.summary["mean_returns"] == {
+        "red": 5.0,
+        "blue": -10.0,
+    }
 
 
 def test_agent_specs_that_share_a_policy_have_one_each_besides_the_policys(tmp_path: Path) -> None:
     made = unequal(ONE).replace(name="shared")
     del made.workers["trainer-red"]
-    workers = {**made.workers, "trainer": Trainer(algorithm=experiments.Recorder(seconds=0.0), policy="red", samples="winner")}
+    workers = {
+        **made.workers,
+        "trainer": Trainer(algorithm=experiments.Recorder(seconds=0.0), policy="red", samples="winner"),
+    }
     actor = made.workers["actor"]
     assert isinstance(actor, Actors)
-    specs = tuple(spec if spec.match == "winner" else spec.replace(samples=None, sample_steps=AgentSpec().sample_steps) for spec in actor.agents)
+    specs = tuple(
+        spec if spec.match == "winner" else spec.replace(samples=None, sample_steps=AgentSpec().sample_steps)
+        for spec in actor.agents
+    )
     result = run(tmp_path / "run", made.replace(workers={**workers, "actor": actor.replace(agents=specs)}))
     assert told(tmp_path / "run") == {
         "return/mean": -2.5, "length/mean": 5.0, "win_rate": 0.5,
@@ -113,7 +144,9 @@ def test_agent_specs_that_share_a_policy_have_one_each_besides_the_policys(tmp_p
 
 
 @pytest.mark.parametrize(("whose", "ended_by"), [("red", "red"), ("any", "red")])
-def test_a_mean_return_ends_the_run_by_the_policy_that_is_meant(tmp_path: Path, whose: str, ended_by: str) -> None:
+def test_a_mean_return_ends_the_run_by_the_policy_that_is_meant(
+    tmp_path: Path, whose: str, ended_by: str
+) -> None:
     result = run(tmp_path / "run", unequal(TWO, mean_return=4.0, return_of=whose, updates=None))
     assert result.summary["reason"] == f"mean return 5.0 of the last 10 episodes of {ended_by}"
 
@@ -124,9 +157,15 @@ def test_a_mean_return_that_others_alone_have_reached_ends_nothing(tmp_path: Pat
 
 
 def test_whose_return_is_meant_must_be_said_and_be_somebodys() -> None:
-    with pytest.raises(ConfigError, match=r'could be of several: "red", "blue"; say of which by limits.return_of \(--return-of\), or "any"'):
+    with pytest.raises(
+        ConfigError,
+        match=r'could be of several: "red", "blue"; say of which by limits.return_of \(--return-of\), or '
+        r'"any"',
+    ):
         unequal(TWO, mean_return=4.0).check()
-    with pytest.raises(ConfigError, match=r'return_of = "bleu" is nobody whose episodes are counted; did you mean "blue"'):
+    with pytest.raises(
+        ConfigError, match=r'return_of = "bleu" is nobody whose episodes are counted; did you mean "blue"'
+    ):
         unequal(TWO, mean_return=4.0, return_of="bleu").check()
     with pytest.raises(ConfigError, match=r"no limits\.mean_return is set"):
         Limits(return_of="red")
@@ -136,7 +175,9 @@ def test_whose_return_is_meant_must_be_said_and_be_somebodys() -> None:
 
 
 def test_conditions_know_each_policys_return_and_no_common_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'waits for "return/mean", which nobody measures; .*return/red/mean'):
+    with pytest.raises(
+        ConfigError, match=r'waits for "return/mean", which nobody measures; .*return/red/mean'
+    ):
         unequal(TWO, until="return/mean > 1").check()
     until = "return/red/mean >= 5 and length/blue/mean == 5 and win_rate/blue < 0.5"
     assert run(tmp_path / "run", unequal(TWO, until=until)).summary["reason"] == until
@@ -146,10 +187,15 @@ def test_the_first_member_of_a_population_that_reaches_the_mean_return_ends_the_
     made = Experiment(
         name="one",
         policies={"policy": ActorCritic()},
-        workers={"actor": Actors(environment=Gymnasium(id="CartPole-v1")), "trainer": Trainer(algorithm=PPO())},
+        workers={
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1")),
+            "trainer": Trainer(algorithm=PPO()),
+        },
         limits=Limits(mean_return=100.0),
     )
-    members = populate(made, [{"learning_rate": 1e-3}, {"learning_rate": 1e-4}], explore={"learning_rate": (1e-4, 1e-2)})
+    members = populate(
+        made, [{"learning_rate": 1e-3}, {"learning_rate": 1e-4}], explore={"learning_rate": (1e-4, 1e-2)}
+    )
     members.check()
     assert members.judged() == ["policy-0", "policy-1"]
 
@@ -165,17 +211,20 @@ def test_a_return_of_clipped_rewards_that_may_end_the_run_is_told_to_be_one() ->
     assert _told_of_returns(plain.replace(limits=Limits(mean_return=18.0))) == []
 
 
-# ---- after a resume ------------------------------------------------------------------------------------------------------------------------------
+# ---- after a resume --------------------------------------------------------------------
 
 
 def test_the_last_episodes_are_known_after_a_resume(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", experiments.cartpole().replace(limits=Limits(updates=60, window=50))).folder
+    folder = run(
+        tmp_path / "run", experiments.cartpole().replace(limits=Limits(updates=60, window=50))
+    ).folder
     before = RunFolder(folder).read("summary.json")
     assert before["episodes"] > 60
     found = Past.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
     found.begin(RunFolder(folder).experiment()[0])
     assert found.mean_return == before["mean_return"] and found.reached is not None and found.reached.full("")
-    assert (found.reached.means("")["length"], found.episodes) == (before["mean_return"], before["episodes"])  # CartPole pays 1 a step
+    # CartPole pays 1 a step
+    assert (found.reached.means("")["length"], found.episodes) == (before["mean_return"], before["episodes"])
     again = resume(folder, launch="inline", limits={"mean_return": 1.0, "updates": 10_000}, quiet=True)
     assert again.summary["reason"].startswith("mean return")
     assert again.summary["episodes"] < before["episodes"] + 50  # the window was not filled anew
@@ -202,7 +251,13 @@ def test_what_is_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", experiments.cartpole().replace(limits=Limits(updates=20))).folder
     good = (folder / EPISODES).read_bytes()
     assert read_kept(good)["policy"][-1].updates == 20
-    for bad in (b"", b"[" * 100_000, good[: len(good) // 2], b'{"policy": 3}', good.replace(b'"returns"', b'"retruns"')):
+    for bad in (
+        b"",
+        b"[" * 100_000,
+        good[: len(good) // 2],
+        b'{"policy": 3}',
+        good.replace(b'"returns"', b'"retruns"'),
+    ):
         (folder / EPISODES).write_bytes(bad)
         progress = Past.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
         progress.begin(RunFolder(folder).experiment()[0])
@@ -212,7 +267,16 @@ def test_what_is_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
 def test_views_show_each_policys_return() -> None:
     def shown(returns: dict[str, float | None]) -> dict[str, str]:
         moment = Snapshot(
-            run="r", seconds=0, steps=0, limit=None, steps_per_second=0, mean_returns=returns, episodes=0, updates=0, lag=None, dropped=0
+            run="r",
+            seconds=0,
+            steps=0,
+            limit=None,
+            steps_per_second=0,
+            mean_returns=returns,
+            episodes=0,
+            updates=0,
+            lag=None,
+            dropped=0,
         )
         return {name: value for name, value in _figures(moment).items() if name.startswith("return")}
 

@@ -18,8 +18,10 @@ SERVER = Rest(url="http://127.0.0.1:9")
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it():
     (told,) = remarks(ppo("x", SERVER, lanes=16))
     assert told == (
-        "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the first step that is lost ends the run. "
-        "Slots wait for nobody and bear lost steps: --slots 16 --algorithm dqn (Discrete actions) or sac (Box)"
+        "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the "
+        "first step that is lost ends the run. "
+        "Slots wait for nobody and bear lost steps: --slots 16 --algorithm dqn (Discrete actions) or sac "
+        "(Box)"
     )
     (told,) = remarks(dqn("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
     assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")
@@ -34,6 +36,16 @@ def test_slots_and_environments_in_the_process_need_no_word():
 def test_it_is_printed_when_a_run_starts(tmp_path):
     lanes = ("--set", "workers.actor.lanes=4", "--set", "workers.actor.agents.0.sample_steps=8")
     with serving() as server:
-        result = tidemill("train", server.url, "--launch", "inline", "--max-steps", 32, "--run-dir", tmp_path / "run", *lanes)
+        result = tidemill(
+            "train",
+            server.url,
+            "--launch",
+            "inline",
+            "--max-steps",
+            32,
+            "--run-dir",
+            tmp_path / "run",
+            *lanes,
+        )
     assert result.exit_code == 0, result.output
     assert re.search(r"note: PPO plays 4 sessions of the server\. Each step of 4 lanes", result.output)

@@ -1,4 +1,5 @@
-"""Runs whose environments a server plays that goes wrong: nothing is made up, and both sides' counts agree."""
+"""Runs whose environments a server plays that goes wrong: nothing is made up, and both
+sides' counts agree."""
 
 import threading
 from fractions import Fraction
@@ -25,7 +26,13 @@ class Book(Ledger):
 
 
 def experiment(server, form, steps, slots=4, **settings):
-    environment = Slots(environment=client(server, form=form, **settings), backoff_s=0.01, max_backoff_s=0.1, failures=1000, window_steps=1000)
+    environment = Slots(
+        environment=client(server, form=form, **settings),
+        backoff_s=0.01,
+        max_backoff_s=0.1,
+        failures=1000,
+        window_steps=1000,
+    )
     return limited.experiment(environment=environment, slots=slots, steps=steps, ratio="1/4")
 
 
@@ -36,10 +43,23 @@ def quick_pauses(monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["threads", "loop"])
-def test_a_run_over_a_faulty_server_stores_what_was_told_and_the_server_counts_the_same(tmp_path: Path, form: str) -> None:
-    kinds = ("reply_lost", "unavailable", "request_lost", "reply_torn", "reply_repeated", "too_many", "session_lost", "session_lost")
+def test_a_run_over_a_faulty_server_stores_what_was_told_and_the_server_counts_the_same(
+    tmp_path: Path, form: str
+) -> None:
+    kinds = (
+        "reply_lost",
+        "unavailable",
+        "request_lost",
+        "reply_torn",
+        "reply_repeated",
+        "too_many",
+        "session_lost",
+        "session_lost",
+    )
     rng = np.random.default_rng(0)
-    script = Script({int(at): kinds[number % len(kinds)] for number, at in enumerate(rng.choice(300, 80, replace=False))})
+    script = Script(
+        {int(at): kinds[number % len(kinds)] for number, at in enumerate(rng.choice(300, 80, replace=False))}
+    )
     with serving(lambda: Book(length=7), faults=script) as server:
         facts = run(experiment(server, form, steps=200), tmp_path / "run", "threads")
         counts = facts["limiter"]
@@ -51,7 +71,8 @@ def test_a_run_over_a_faulty_server_stores_what_was_told_and_the_server_counts_t
 
 
 def check_rows(memory, slots: int, steps: int) -> None:
-    """Each stored step's reward says what was done in which step of which episode, exactly as its observation; and it follows the one before it."""
+    """Each stored step's reward says what was done in which step of which episode,
+    exactly as its observation; and it follows the one before it."""
     obs = memory["row.obs.npy"].reshape(slots, -1, 4)
     action, reward = (memory[f"row.{name}.npy"].reshape(slots, -1) for name in ("action", "reward"))
     episode, step = obs[..., 0], obs[..., 1]
@@ -88,11 +109,25 @@ def test_a_run_goes_on_when_its_server_starts_anew(tmp_path: Path) -> None:
 def test_more_slots_than_the_server_takes_sessions_are_refused_at_the_start(tmp_path: Path) -> None:
     with serving(lambda: Book(length=7), limit=4) as server:
         for slots, trainer, sums in (
-            (4, {"iteration_steps": 20, "evaluation_steps": 10}, "; trainer: 1 lane of the evaluation, at least"),
+            (
+                4,
+                {"iteration_steps": 20, "evaluation_steps": 10},
+                "; trainer: 1 lane of the evaluation, at least",
+            ),
             (5, {}, ""),
         ):
-            several = limited.experiment(environment=Slots(environment=client(server)), slots=slots, **trainer)
-            with pytest.raises(TidemillError, match=rf"5 lanes .*\(actor: count 1 x ring {slots} x 1 lanes{sums}\), and there can be 4: .*--slots"):
+            several = limited.experiment(
+                environment=Slots(environment=client(server)), slots=slots, **trainer
+            )
+            with pytest.raises(
+                TidemillError,
+                match=rf"5 lanes .*\(actor: count 1 x ring {slots} x 1 lanes{sums}\), and there can be 4: "
+                rf".*--slots",
+            ):
                 run(several, tmp_path / str(slots), "threads")
         assert server.sessions.counts().opened == 0
-        run(limited.experiment(environment=Slots(environment=client(server)), slots=4, steps=20), tmp_path / "run", "threads")
+        run(
+            limited.experiment(environment=Slots(environment=client(server)), slots=4, steps=20),
+            tmp_path / "run",
+            "threads",
+        )

@@ -18,7 +18,11 @@ from tidemill.run.resolve import environment_from
         ("my.games:make_chess", {"size": 8}, Gymnasium(make="my.games:make_chess", kwargs={"size": 8})),
         ("games/chess.py:Chess", {}, Gymnasium(make="games/chess.py:Chess")),
         ("http://127.0.0.1:8477", {}, Rest(url="http://127.0.0.1:8477")),
-        ("rest:https://games.example/chess", {"deadline": 5.0}, Rest(url="https://games.example/chess", deadline=5.0)),
+        (
+            "rest:https://games.example/chess",
+            {"deadline": 5.0},
+            Rest(url="https://games.example/chess", deadline=5.0),
+        ),
         ("simulator:", {"layout": 0}, SimulatorEnvironment(layout="0")),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
     ],

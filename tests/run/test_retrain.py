@@ -25,8 +25,15 @@ limited = load_file(FILE, "test")
 
 
 def run(folder: Path, launch: str = "threads", **settings: Any) -> Any:
-    walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"latency": "random", "fails": settings.pop("fails", ())}, threads=1)
-    made = limited.experiment(environment=Slots(environment=walk, backoff_s=0.001), ratio="3/2", journal=True, **{"steps": 60, **settings})
+    walk = Gymnasium(
+        make=f"{FILE}:Walk", kwargs={"latency": "random", "fails": settings.pop("fails", ())}, threads=1
+    )
+    made = limited.experiment(
+        environment=Slots(environment=walk, backoff_s=0.001),
+        ratio="3/2",
+        journal=True,
+        **{"steps": 60, **settings},
+    )
     train(made, launch=launch, run_dir=folder, source=FILE, quiet=True)
 
 
@@ -38,11 +45,17 @@ def facts(folder: Path) -> Any:
 def test_a_run_is_trained_again_to_the_same_weights(tmp_path: Path, exact: bool, launch: str) -> None:
     run(tmp_path / "run", launch, exact=exact, slots=4)
     again, n = retrain(tmp_path / "run"), facts(tmp_path / "run")["limiter"]
-    assert again.same and (again.updates, again.committed, again.voided) == (n["tasks"], n["committed"], n["voided"])
+    assert again.same and (again.updates, again.committed, again.voided) == (
+        n["tasks"],
+        n["committed"],
+        n["voided"],
+    )
     assert again.updates > 50
 
 
-def test_a_run_is_trained_again_with_as_many_threads_of_numeric_libraries_as_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_trained_again_with_as_many_threads_of_numeric_libraries_as_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(tmp_path / "run", math_threads=2)
     given: list[int] = []
     monkeypatch.setattr(retraining, "limit_threads", given.append)
@@ -81,14 +94,19 @@ def test_a_journal_that_is_shorter_than_the_checkpoint_says_is_refused_by_the_re
         resume(folder, launch="threads", limits={"steps": 100}, quiet=True)
 
 
-def test_a_resume_with_what_a_journal_cannot_change_says_that_it_ends_being_trained_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_with_what_a_journal_cannot_change_says_that_it_ends_being_trained_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     run(folder, steps=50)
     path = folder / "config.json"
     path.write_text(re.sub(r'"batch_size": \d+', '"batch_size": 5', path.read_text()))
     resume(folder, launch="threads", limits={"steps": 70}, quiet=True)
     said = capfd.readouterr()
-    assert re.search(r"batch_size was \d+ and is 5: the journal goes on, but the run cannot be trained again", said.out + said.err)
+    assert re.search(
+        r"batch_size was \d+ and is 5: the journal goes on, but the run cannot be trained again",
+        said.out + said.err,
+    )
 
 
 def test_other_arrivals_lead_to_other_weights(tmp_path: Path) -> None:
@@ -117,7 +135,9 @@ def test_a_byte_that_was_changed_is_never_read_as_something_else(tmp_path: Path)
     def records() -> list[str]:
         reader = JournalReader(path)
         try:
-            return [repr(record) if record else repr(dict(reader.consume() or {})) for record in reader.records()]
+            return [
+                repr(record) if record else repr(dict(reader.consume() or {})) for record in reader.records()
+            ]
         finally:
             reader.close()
 
@@ -126,7 +146,8 @@ def test_a_byte_that_was_changed_is_never_read_as_something_else(tmp_path: Path)
     for at in [*range(begin, begin + 300), *range(begin + 300, len(whole), 97)]:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
         try:
-            assert (found := records()) == true[: len(found)] and len(found) < len(true)  # what seemed to be longer than the file
+            # what seemed to be longer than the file
+            assert (found := records()) == true[: len(found)] and len(found) < len(true)
         except CheckpointError as error:
             assert "damaged" in str(error)
             damaged += 1
@@ -146,7 +167,9 @@ def test_a_journal_whose_last_record_is_torn_is_read_up_to_it(tmp_path: Path) ->
         list(JournalReader(path).records())
 
 
-def test_a_journal_that_goes_further_than_the_checkpoint_is_compared_where_that_was_written(tmp_path: Path) -> None:
+def test_a_journal_that_goes_further_than_the_checkpoint_is_compared_where_that_was_written(
+    tmp_path: Path,
+) -> None:
     run(tmp_path / "run")
     before = retrain(tmp_path / "run")
     path = journal_path(tmp_path / "run", "policy")
@@ -154,12 +177,17 @@ def test_a_journal_that_goes_further_than_the_checkpoint_is_compared_where_that_
     path.write_bytes(path.read_bytes() + record + struct.pack("<I", crc32(record)))
     further = retrain(tmp_path / "run")
     assert (further.updates, further.compared, further.same) == (before.updates + 1, before.updates, True)
-    assert before.same and not all(np.array_equal(before.parameters[n], further.parameters[n]) for n in before.parameters)
+    assert before.same and not all(
+        np.array_equal(before.parameters[n], further.parameters[n]) for n in before.parameters
+    )
 
 
 def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
     journal = JournalWriter(Path("/dev/full"), [Offered({}, (1, 1), 1, 1)], {}, None)
-    with pytest.raises(CheckpointError, match=r"/dev/full cannot be written any further: No space left.*free the disk and resume"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"/dev/full cannot be written any further: No space left.*free the disk and resume",
+    ):
         journal.sync()
     journal.close()
 
@@ -179,7 +207,13 @@ def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
     ],
 )
 def test_a_journal_of_what_are_no_rows_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
-    header = {"format": FORMAT, "schema": {"obs": [[4], "float32"]}, "leads": [[1, 1]], "facts": {}, **changes}
+    header = {
+        "format": FORMAT,
+        "schema": {"obs": [[4], "float32"]},
+        "leads": [[1, 1]],
+        "facts": {},
+        **changes,
+    }
     path = tmp_path / "journal.bin"
     path.write_bytes(json.dumps(header).encode() + b"\n")
     with pytest.raises(CheckpointError, match=f"no journal can be read from .*{why}"):
@@ -201,7 +235,10 @@ def test_a_run_without_a_journal_says_so(tmp_path: Path) -> None:
         JournalReader(tmp_path / "run" / "nothing")
 
 
-@pytest.mark.parametrize(("told", "damaged"), [(b'"spaces"', b'"rpaces"'), (b'"facts"', b'"gacts"'), (b'"observation"', b'"obserwation"')])
+@pytest.mark.parametrize(
+    ("told", "damaged"),
+    [(b'"spaces"', b'"rpaces"'), (b'"facts"', b'"gacts"'), (b'"observation"', b'"obserwation"')],
+)
 def test_a_header_that_was_changed_is_named(tmp_path: Path, told: bytes, damaged: bytes) -> None:
     run(tmp_path / "run")
     path = journal_path(tmp_path / "run", "policy")
@@ -213,5 +250,9 @@ def test_a_header_that_was_changed_is_named(tmp_path: Path, told: bytes, damaged
 
 def test_tasks_know_their_progress(tmp_path: Path) -> None:
     run(tmp_path / "run")
-    told = [record.progress for record in JournalReader(journal_path(tmp_path / "run", "policy")).records() if isinstance(record, Task)]
+    told = [
+        record.progress
+        for record in JournalReader(journal_path(tmp_path / "run", "policy")).records()
+        if isinstance(record, Task)
+    ]
     assert told == sorted(told) and 0 < told[0] < told[-1] == 1.0

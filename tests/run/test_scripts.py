@@ -1,4 +1,5 @@
-"""Scripts, notebooks and prompts that train: what is defined in them reaches workers, or one sentence says why it cannot; importing never trains."""
+"""Scripts, notebooks and prompts that train: what is defined in them reaches workers, or
+one sentence says why it cannot; importing never trains."""
 
 import json
 import subprocess
@@ -9,7 +10,18 @@ import gymnasium
 import pytest
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, evaluate, train
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Trainer,
+    evaluate,
+    train,
+)
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
 
@@ -38,7 +50,8 @@ class Tiny(gymnasium.Env):
 def experiment(algorithm=PPO):
     actors = Actors(environment=Gymnasium(make=Tiny), lanes=2, agents=(AgentSpec(sample_steps=8),))
     workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm(minibatch_size=16))}
-    return Experiment(name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=2))
+    policies = {"policy": ActorCritic(hidden=(4,))}
+    return Experiment(name="one", policies=policies, workers=workers, limits=Limits(updates=2))
 
 def run(**settings):
     print(tidemill.train(experiment(Mine), quiet=True, **settings).summary["status"])
@@ -46,23 +59,33 @@ def run(**settings):
 
 
 def python(folder: Path, *words: str, given: str = "") -> tuple[str, str]:
-    done = subprocess.run([sys.executable, *words], cwd=folder, input=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, input=given, capture_output=True, text=True, timeout=120
+    )
     return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("layout", ["auto", "given"])
-def test_a_script_that_trains_when_it_is_imported_trains_nothing_and_is_told_the_cure(tmp_path: Path, layout: str) -> None:
+def test_a_script_that_trains_when_it_is_imported_trains_nothing_and_is_told_the_cure(
+    tmp_path: Path, layout: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"open('loaded', 'a').write('+')\n{SCRIPT}\nrun(layout={layout!r}, run_dir='run')\n")
     out, errors = python(tmp_path, "script.py")
     *_, told = errors.splitlines()
-    assert f"tidemill.train(…) is called while {script} is loaded for what it defines" in told and 'under  if __name__ == "__main__":' in told, out
-    assert len((tmp_path / "loaded").read_text()) <= 3  # the main process, and one or two that are to work for it
+    assert (
+        f"tidemill.train(…) is called while {script} is loaded for what it defines" in told
+        and 'under  if __name__ == "__main__":' in told
+    ), out
+    # the main process, and one or two that are to work for it
+    assert len((tmp_path / "loaded").read_text()) <= 3
     assert not (tmp_path / "run").exists()
 
 
 def test_what_a_guarded_script_defines_reaches_workers_and_who_comes_after(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(f'{SCRIPT}\nif __name__ == "__main__":\n    run(layout="given", run_dir="run")\n')
+    (tmp_path / "script.py").write_text(
+        f'{SCRIPT}\nif __name__ == "__main__":\n    run(layout="given", run_dir="run")\n'
+    )
     out, errors = python(tmp_path, "script.py")
     assert out.split() == ["completed"], out + errors
     config = json.loads((tmp_path / "run" / "config.json").read_bytes())
@@ -71,12 +94,21 @@ def test_what_a_guarded_script_defines_reaches_workers_and_who_comes_after(tmp_p
     assert "mean return" in out, out + errors
 
 
-def test_what_a_prompt_defines_trains_in_its_own_process_and_others_say_why_they_cannot(tmp_path: Path) -> None:
-    out, errors = python(tmp_path, "-", given=f"{SCRIPT}\nrun(launch='threads', run_dir='run')\nrun(layout='given')\n")
+def test_what_a_prompt_defines_trains_in_its_own_process_and_others_say_why_they_cannot(
+    tmp_path: Path,
+) -> None:
+    out, errors = python(
+        tmp_path, "-", given=f"{SCRIPT}\nrun(launch='threads', run_dir='run')\nrun(layout='given')\n"
+    )
     *_, told = errors.splitlines()
     assert out.split() == ["completed"], out + errors
-    assert told.partition(": ")[2].startswith('"__main__:Tiny" is defined in a notebook, or at a prompt, and no other process has it')
-    assert told.endswith('or train in this process: launch="threads" (or "inline")') and not (tmp_path / "runs").exists()
+    assert told.partition(": ")[2].startswith(
+        '"__main__:Tiny" is defined in a notebook, or at a prompt, and no other process has it'
+    )
+    assert (
+        told.endswith('or train in this process: launch="threads" (or "inline")')
+        and not (tmp_path / "runs").exists()
+    )
     made = json.loads((tmp_path / "run" / "config.json").read_bytes())
     made["workers"]["trainer"]["algorithm"]["kind"] = "PPO"  # Mine is known there alone, too
     (tmp_path / "run" / "config.json").write_text(json.dumps(made))
@@ -85,9 +117,15 @@ def test_what_a_prompt_defines_trains_in_its_own_process_and_others_say_why_they
 
 
 def cartpole(make: object, **settings: object) -> Experiment:
-    actors = Actors(environment=Gymnasium(make=make, **settings), lanes=2, agents=(AgentSpec(sample_steps=8),))  # type: ignore[arg-type]
+    actors = Actors(
+        environment=Gymnasium(make=make, **settings),  # type: ignore[arg-type]
+        lanes=2,
+        agents=(AgentSpec(sample_steps=8),),
+    )
     workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=16))}
-    return Experiment(name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=1))
+    return Experiment(
+        name="one", policies={"policy": ActorCritic(hidden=(4,))}, workers=workers, limits=Limits(updates=1)
+    )
 
 
 def test_lambdas_and_local_classes_train_in_one_process_and_are_refused_by_others(tmp_path: Path) -> None:
@@ -102,7 +140,9 @@ def test_lambdas_and_local_classes_train_in_one_process_and_are_refused_by_other
         shapes.append(tidemill.load(folder).spaces.observation.shape)  # type: ignore[union-attr]
         assert evaluate(folder, 1, trust=True).specs[0].episodes == 1
         with pytest.raises(
-            ConfigError, match=r"is a lambda, or made inside of a function, and no other process has it: define it at the top of a file"
+            ConfigError,
+            match=r"is a lambda, or made inside of a function, and no other process has it: define it at the "
+            r"top of a file",
         ):
             train(cartpole(make), run_dir=tmp_path / "other", quiet=True)
     assert shapes == [(4,), (6,), (4,)] and not (tmp_path / "other").exists()
@@ -112,7 +152,9 @@ def test_lambdas_and_local_classes_train_in_one_process_and_are_refused_by_other
 def test_a_class_of_a_module_is_called_by_its_name() -> None:
     from gymnasium.envs.classic_control import CartPoleEnv
 
-    assert Gymnasium(make=CartPoleEnv) == Gymnasium(make="gymnasium.envs.classic_control.cartpole:CartPoleEnv")  # type: ignore[arg-type]
+    assert Gymnasium(make=CartPoleEnv) == Gymnasium(  # type: ignore[arg-type]
+        make="gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,15 +167,25 @@ def test_a_class_of_a_module_is_called_by_its_name() -> None:
         "bench(experiment())",
     ],
 )
-def test_nothing_begins_a_run_while_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_nothing_begins_a_run_while_a_file_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "loads.py"
     dqn = (
-        "from tidemill.run.presets import experiment_for\ndef experiment(): return experiment_for('x', tidemill.Gymnasium(id='CartPole-v1'), 'dqn')\n"
+        "from tidemill.run.presets import experiment_for\ndef experiment(): return experiment_for('x', "
+        "tidemill.Gymnasium(id='CartPole-v1'), 'dqn')\n"
     )
-    file.write_text(f"import tidemill\nfrom tidemill.bench.tune import tune\nfrom tidemill.bench.measure import bench\n{dqn}{call}\n")
-    with pytest.raises(ConfigError, match=r"loads\.py is loaded for what it defines, as every worker process does.* put the call under  if __name__"):
+    file.write_text(
+        "import tidemill\nfrom tidemill.bench.tune import tune\nfrom tidemill.bench.measure import "
+        f"bench\n{dqn}{call}\n"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"loads\.py is loaded for what it defines, as every worker process does.* put the call under  "
+        r"if __name__",
+    ):
         load_file(file, "experiment")
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["loads.py"]
 
@@ -141,5 +193,7 @@ def test_nothing_begins_a_run_while_a_file_is_loaded(tmp_path: Path, monkeypatch
 def test_a_file_that_ends_the_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(ConfigError, match=r"exits.py failed: SystemExit: 0; put what ends it under if __name__"):
+    with pytest.raises(
+        ConfigError, match=r"exits.py failed: SystemExit: 0; put what ends it under if __name__"
+    ):
         load_file(tmp_path / "exits.py", "test")

@@ -25,13 +25,17 @@ experiments = load_file(EXPERIMENTS, "test")
 
 def run(folder: Path, made: Any = None, **limits: Any) -> Result:
     made = made or experiments.cartpole()
-    return train(made.replace(limits=Limits(**limits)), launch="inline", run_dir=folder, source=EXPERIMENTS, quiet=True)
+    return train(
+        made.replace(limits=Limits(**limits)), launch="inline", run_dir=folder, source=EXPERIMENTS, quiet=True
+    )
 
 
 @pytest.mark.parametrize("setting", ["seconds", "mean_return"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_limits_are_finite(setting: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"limits\.{setting} = (nan|inf) is not a finite number; leave it out"):
+    with pytest.raises(
+        ConfigError, match=rf"limits\.{setting} = (nan|inf) is not a finite number; leave it out"
+    ):
         Limits(**{setting: value})  # type: ignore[arg-type]
 
 
@@ -66,7 +70,9 @@ def test_a_full_disk_at_the_end_is_named_and_the_first_cause_kept(
         write(folder, name, content)
 
     monkeypatch.setattr(RunFolder, "write", full)
-    with pytest.raises(RunError, match=r"summary\.json cannot be written: No space left on device; free the disk") as caught:
+    with pytest.raises(
+        RunError, match=r"summary\.json cannot be written: No space left on device; free the disk"
+    ) as caught:
         run(tmp_path / "one", updates=3)
     assert "resume" in str(caught.value)  # its checkpoints are there
     made = experiments.raises()
@@ -75,15 +81,20 @@ def test_a_full_disk_at_the_end_is_named_and_the_first_cause_kept(
     assert "note: " in (said := capsys.readouterr().err) and "summary.json cannot be written" in said
 
 
-def test_a_run_that_reached_its_mark_goes_on_without_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_reached_its_mark_goes_on_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(tmp_path / "run", mean_return=1.0, window=3).folder
-    with pytest.raises(RunError, match="already reached its mark, a mean return of 1, and has no other limit"):
+    with pytest.raises(
+        RunError, match="already reached its mark, a mean return of 1, and has no other limit"
+    ):
         resume(folder, launch="inline", quiet=True)
     steps = RunFolder(folder).read("summary.json")["env_steps"] + 2000
     result = resume(folder, launch="inline", limits={"steps": steps}, quiet=True)
     assert "reached its mark, a mean return of 1, and goes on without one" in capsys.readouterr().err
     assert result.summary["env_steps"] >= steps and "env steps" in result.summary["reason"]
-    again = resume(folder, launch="inline", limits={"steps": steps * 10, "mean_return": 1.0}, quiet=True)  # a new mark counts
+    # a new mark counts
+    again = resume(folder, launch="inline", limits={"steps": steps * 10, "mean_return": 1.0}, quiet=True)
     assert again.summary["reason"].startswith("mean return")
 
 
@@ -109,13 +120,18 @@ def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing
     assert waits[-1][1] == 0.0
 
 
-def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkpoint_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What equal runs measure is in the records, however many there are: their means weigh what each update told."""
+def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkpoint_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What equal runs measure is in the records, however many there are: their means
+    weigh what each update told."""
     made = experiments.cartpole()
     workers = made.workers
 
     def saved_every(seconds: float) -> Any:
-        return made.replace(workers={**workers, "trainer": workers["trainer"].replace(checkpoint_seconds=seconds)})
+        return made.replace(
+            workers={**workers, "trainer": workers["trainer"].replace(checkpoint_seconds=seconds)}
+        )
 
     run(tmp_path / "each", saved_every(600.0), updates=12)
     each = read_metrics(tmp_path / "each")
@@ -123,12 +139,20 @@ def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkp
     monkeypatch.setattr(metrics, "RATE", 0.0)
     run(tmp_path / "few", saved_every(600.0), updates=12)
     few = read_metrics(tmp_path / "few")
-    assert [record["update"] for record in each] == list(range(1, 13)) and [record["update"] for record in few] == [1, 2, 12]
+    assert [record["update"] for record in each] == list(range(1, 13)) and [
+        record["update"] for record in few
+    ] == [1, 2, 12]
     names = [name for name in each[0] if name.partition("/")[0] in ("loss", "entropy", "kl", "rows", "lag")]
     for name in names:
-        wanted = max(r[name] for r in each[2:]) if name.endswith("max") else sum(r[name] for r in each[2:]) / 10
+        wanted = (
+            max(r[name] for r in each[2:]) if name.endswith("max") else sum(r[name] for r in each[2:]) / 10
+        )
         assert few[-1][name] == pytest.approx(wanted, rel=1e-12), name
-    last = {name: value for name, value in each[-1].items() if name in ("step", "episodes", "return/mean", "dropped")}
+    last = {
+        name: value
+        for name, value in each[-1].items()
+        if name in ("step", "episodes", "return/mean", "dropped")
+    }
     assert names == ["loss", "lag/mean", "lag/max"] and last.items() <= few[-1].items()
     resume(tmp_path / "few", launch="inline", limits={"updates": 20}, quiet=True)
     assert [record["update"] for record in read_metrics(tmp_path / "few")] == [1, 2, 12, 13, 14, 20]
@@ -136,17 +160,28 @@ def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkp
     assert [record["update"] for record in read_metrics(tmp_path / "kept")] == list(range(1, 13))
 
 
-def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_start_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_start_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(controller, "READY_DEADLINE", 2.0)
     monkeypatch.setattr(actor, "TELL", 0.0)
     made = experiments.starts().replace(limits=Limits(steps=100))
-    result = train(made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, layout="given")
+    result = train(
+        made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, layout="given"
+    )
     assert result.summary["status"] == "completed"
     monkeypatch.setattr(actor, "TELL", 60.0)
     monkeypatch.setattr(controller, "READY_DEADLINE", 1.0)
     with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 1 s"):
-        train(made, launch="threads", run_dir=tmp_path / "silent", source=EXPERIMENTS, quiet=True, layout="given")
+        train(
+            made,
+            launch="threads",
+            run_dir=tmp_path / "silent",
+            source=EXPERIMENTS,
+            quiet=True,
+            layout="given",
+        )
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:

@@ -1,4 +1,5 @@
-"""What surrounds a run is poor: the working directory is gone, there is no /proc, no thread, file or memory more is allowed."""
+"""What surrounds a run is poor: the working directory is gone, there is no /proc, no
+thread, file or memory more is allowed."""
 
 import os
 import resource
@@ -23,10 +24,22 @@ from tidemill.run.session import train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 experiments = load_file(EXPERIMENTS, "test")
-TRAIN = [sys.executable, "-m", "tidemill.cli.main", "train", f"{EXPERIMENTS}:cartpole", "--layout", "given", "--set", "limits.updates=3"]
+TRAIN = [
+    sys.executable,
+    "-m",
+    "tidemill.cli.main",
+    "train",
+    f"{EXPERIMENTS}:cartpole",
+    "--layout",
+    "given",
+    "--set",
+    "limits.updates=3",
+]
 
 
-def run(words: list[str], cwd: Path, before: Callable[[], Any] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    words: list[str], cwd: Path, before: Callable[[], Any] | None = None
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, preexec_fn=before, timeout=60)
 
 
@@ -39,17 +52,39 @@ def test_a_working_directory_that_was_removed_stops_no_run_with_a_path_of_its_ow
     assert f"tidemill eval {tmp_path / 'run'}" in done.stdout
     gone.mkdir()
     done = run([*TRAIN, "--run-dir", "run"], gone, lambda: os.rmdir(gone))
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and "the working directory was removed; go to another one" in done.stderr
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("error: ")
+        and "the working directory was removed; go to another one" in done.stderr
+    )
     assert "Traceback" not in done.stderr
     gone.mkdir()
     done = run([*TRAIN[:3], "bench", "CartPole-v1", "--json", "file.json"], gone, lambda: os.rmdir(gone))
-    assert (done.returncode, done.stderr) == (1, "error: the working directory was removed; go to another one\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the working directory was removed; go to another one\n",
+    )
 
 
 def test_without_proc_a_run_goes_on(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"], capture_output=True
+        ).returncode
+    ):
         pytest.skip("/proc cannot be hidden here")
-    words = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh", *TRAIN, "--run-dir", "run"]
+    words = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc; exec "$@"',
+        "sh",
+        *TRAIN,
+        "--run-dir",
+        "run",
+    ]
     done = run(words, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     ended_well(tmp_path / "run", "completed", "3 updates")
@@ -66,7 +101,10 @@ def test_a_limit_of_files_too_small_for_shared_memory_is_one_error(tmp_path: Pat
     words = [*TRAIN, "--set", "workers.actor.lanes=64", "--run-dir", "run"]
     done = run(words, tmp_path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "no file or piece of shared memory may be larger (the limit is 10,240 bytes); raise it: ulimit -f unlimited" in done.stderr
+    assert (
+        "no file or piece of shared memory may be larger (the limit is 10,240 bytes); raise it: ulimit -f "
+        "unlimited" in done.stderr
+    )
 
 
 def no_threads(*_: Any) -> None:
@@ -80,13 +118,21 @@ def made() -> Experiment:
     return made.replace(limits=made.limits.replace(updates=3))
 
 
-def test_threads_that_cannot_be_started_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Experiment) -> None:
+def test_threads_that_cannot_be_started_are_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Experiment
+) -> None:
     monkeypatch.setattr(threading, "_start_new_thread", no_threads)
-    with pytest.raises(RunError, match=r"the workers cannot be started: can't start new thread: no more processes or threads are allowed.*ulimit -u"):
+    with pytest.raises(
+        RunError,
+        match=r"the workers cannot be started: can't start new thread: no more processes or threads are "
+        r"allowed.*ulimit -u",
+    ):
         train(made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
 
 
-def test_in_one_thread_a_run_needs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Experiment) -> None:
+def test_in_one_thread_a_run_needs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Experiment
+) -> None:
     monkeypatch.setattr(threading, "_start_new_thread", no_threads)
     result = train(made, launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
     ended_well(result.folder, "completed", "3 updates")

@@ -19,14 +19,28 @@ from tidemill.transports.shared import SocketLink
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"
+    ),
 ]
-IMPATIENT = "from tidemill.run import controller; controller.STALL = 1.0; from tidemill.cli.main import app; app()"
+IMPATIENT = (
+    "from tidemill.run import controller; controller.STALL = 1.0; from tidemill.cli.main import app; app()"
+)
 SLEPT = 5.0
 
 
 def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", IMPATIENT, "train", f"{EXPERIMENTS}:cartpole", "--run-dir", "run", "--layout", "given"]
+    words = [
+        sys.executable,
+        "-c",
+        IMPATIENT,
+        "train",
+        f"{EXPERIMENTS}:cartpole",
+        "--run-dir",
+        "run",
+        "--layout",
+        "given",
+    ]
     folder, output = tmp_path / "run", tmp_path / "output.txt"
     with output.open("wb") as file:  # a process group of its own in a session with others: a job of a shell
         main = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, process_group=0)
@@ -44,7 +58,10 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) ->
 
 def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Callable[[], str]) -> None:
     def seconds() -> float:
-        return max((record["time/seconds"] for record in read_metrics(folder) if "time/seconds" in record), default=0.0)
+        return max(
+            (record["time/seconds"] for record in read_metrics(folder) if "time/seconds" in record),
+            default=0.0,
+        )
 
     def goes_on() -> None:
         before = (folder / "metrics.jsonl").stat().st_size
@@ -62,11 +79,16 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
         time.sleep(SLEPT if number == signal.SIGSTOP else 0)
     goes_on()
     assert (time.monotonic() - began) - (seconds() - before) > SLEPT - 2.0
-    assert "no update" not in output() and max(record.get("time/actor-0/environment", 0) for record in read_metrics(folder)) < 0.99
+    assert (
+        "no update" not in output()
+        and max(record.get("time/actor-0/environment", 0) for record in read_metrics(folder)) < 0.99
+    )
 
     # Ctrl-Z reaches the main process alone: the workers pause with it
     os.kill(main.pid, signal.SIGTSTP)
-    wait_until(lambda: psutil.Process(main.pid).status() == psutil.STATUS_STOPPED, 30, "the main process is stopped")
+    wait_until(
+        lambda: psutil.Process(main.pid).status() == psutil.STATUS_STOPPED, 30, "the main process is stopped"
+    )
     time.sleep(0.5)
     busy = [psutil.Process(pid).cpu_times().user for pid in workers.values()]
     time.sleep(1.0)
@@ -78,7 +100,10 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
     # one worker alone: it is named, and its environment is not
     os.kill(workers["actor-0"], signal.SIGSTOP)
     wait_until(lambda: "actor-0 is stopped" in output(), 30, "a notice")
-    assert f"let it go on by: kill -CONT {workers['actor-0']}" in output() and "stuck in its environment" not in output()
+    assert (
+        f"let it go on by: kill -CONT {workers['actor-0']}" in output()
+        and "stuck in its environment" not in output()
+    )
     os.kill(workers["actor-0"], signal.SIGCONT)
     goes_on()
 

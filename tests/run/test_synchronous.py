@@ -1,4 +1,5 @@
-"""Synchronous, on-policy training (max_policy_lag = 0): no row lags, nothing is dropped, and the launcher makes no difference any more."""
+"""Synchronous, on-policy training (max_policy_lag = 0): no row lags, nothing is dropped,
+and the launcher makes no difference any more."""
 
 import threading
 from pathlib import Path
@@ -21,11 +22,18 @@ experiments = load_file(EXPERIMENTS, "test")
 UPDATES, STEPS, LANES = 6, 5, 4
 
 
-def synchronous(inference: str = "inline", record: Path | None = None, environment: Any = None, **changes: dict[str, Any]) -> Experiment:
+def synchronous(
+    inference: str = "inline", record: Path | None = None, environment: Any = None, **changes: dict[str, Any]
+) -> Experiment:
     """`changes`: of each group of workers."""
     recorder = experiments.Recorder(record=None if record is None else str(record), seconds=0.0)
     made = experiments.experiment(
-        environment or Scripted(agents=2), lanes=LANES, inference=inference, sample_steps=STEPS, algorithm=recorder, max_policy_lag=0
+        environment or Scripted(agents=2),
+        lanes=LANES,
+        inference=inference,
+        sample_steps=STEPS,
+        algorithm=recorder,
+        max_policy_lag=0,
     )
     workers = {name: config.replace(**changes.get(name, {})) for name, config in made.workers.items()}
     limits = made.limits.replace(updates=UPDATES)
@@ -72,22 +80,33 @@ def test_whatever_launches_it_every_row_is_of_the_version_that_trains_on_it(tmp_
                 trained += int(mask.sum())
                 assert (sample["version"][mask] == version).all() and (sample["value"][mask] == version).all()
                 lane, agent, episode, row, _ = sample["obs"][mask].astype(np.int64).T
-                np.testing.assert_array_equal(sample["reward"][mask], reward_of(lane, agent, episode, row, sample["action"][mask]))
+                np.testing.assert_array_equal(
+                    sample["reward"][mask], reward_of(lane, agent, episode, row, sample["action"][mask])
+                )
                 for name in sample:
-                    np.testing.assert_array_equal(sample[name], same[name], err_msg=f"{launch}, {inference}, sample {version}, {name}")
+                    np.testing.assert_array_equal(
+                        sample[name], same[name], err_msg=f"{launch}, {inference}, sample {version}, {name}"
+                    )
                 if version:
                     np.testing.assert_array_equal(sample["obs"][0], samples[version - 1]["obs"][-1])
             assert records[-1]["step"] == trained // 2  # two seats in a lane
 
 
-@pytest.mark.parametrize(("launch", "inference"), [("inline", "inline"), ("threads", "inline"), ("inline", "inference"), ("processes", "inference")])
+@pytest.mark.parametrize(
+    ("launch", "inference"),
+    [("inline", "inline"), ("threads", "inline"), ("inline", "inference"), ("processes", "inference")],
+)
 @pytest.mark.parametrize(
     "environment",
     [Scripted(same_step=True), Scripted(agents=3, turns=3), Scripted(agents=2, deaths=True, delay=1e-4)],
     ids=["ends within a tick", "in turn", "agents die, elsewhere"],
 )
 def test_rings_and_several_actors(launch: str, inference: str, environment: Scripted, tmp_path: Path) -> None:
-    run(synchronous(inference, environment=environment, actor={"ring": 2, "count": 2}), launch, tmp_path / "run")
+    run(
+        synchronous(inference, environment=environment, actor={"ring": 2, "count": 2}),
+        launch,
+        tmp_path / "run",
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,22 +120,41 @@ def test_rings_and_several_actors(launch: str, inference: str, environment: Scri
         ("processes", "inline", 1, 1, ("actor", "trainer")),
     ],
 )
-def test_equal_trainers(launch: str, inference: str, actors: int, trainers: int, together: tuple[str, ...], tmp_path: Path) -> None:
-    """Whichever trainer publishes to whoever answers: nobody is given a sample back before all have published."""
+def test_equal_trainers(
+    launch: str, inference: str, actors: int, trainers: int, together: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whichever trainer publishes to whoever answers: nobody is given a sample back
+    before all have published."""
     made = synchronous(inference, actor={"count": actors, "ring": 2}, trainer={"count": trainers})
     records = run(made.replace(together=together), launch, tmp_path / "run")
     assert all(record["trainers"] == trainers for record in records)
 
 
-@pytest.mark.parametrize(("inference", "remembers"), [("inline", False), ("inline", True), ("inference", True)])
-@pytest.mark.parametrize("environment", [Scripted(agents=2), Scripted(agents=3, turns=3), Scripted(same_step=True)], ids=["", "in turn", "same step"])
-def test_the_weights_that_are_trained_are_those_that_acted(environment: Scripted, inference: str, remembers: bool, tmp_path: Path) -> None:
-    """Before an update's first step every row's probability is the stored one, also of policies that remember, so that all divergence is rounding."""
+@pytest.mark.parametrize(
+    ("inference", "remembers"), [("inline", False), ("inline", True), ("inference", True)]
+)
+@pytest.mark.parametrize(
+    "environment",
+    [Scripted(agents=2), Scripted(agents=3, turns=3), Scripted(same_step=True)],
+    ids=["", "in turn", "same step"],
+)
+def test_the_weights_that_are_trained_are_those_that_acted(
+    environment: Scripted, inference: str, remembers: bool, tmp_path: Path
+) -> None:
+    """Before an update's first step every row's probability is the stored one, also of
+    policies that remember, so that all divergence is rounding."""
     policy = (RecurrentActorCritic if remembers else ActorCritic)(hidden=(16,), normalise_observations=True)
     found = {}
     for lag in (0, None):
-        made = synchronous(inference, environment=environment, trainer={"algorithm": PPO(epochs=1, minibatch_size=10_000, learning_rate=0.05)})
-        made = made.replace(policies={"policy": policy}, workers={**made.workers, "trainer": made.workers["trainer"].replace(max_policy_lag=lag)})
+        made = synchronous(
+            inference,
+            environment=environment,
+            trainer={"algorithm": PPO(epochs=1, minibatch_size=10_000, learning_rate=0.05)},
+        )
+        made = made.replace(
+            policies={"policy": policy},
+            workers={**made.workers, "trainer": made.workers["trainer"].replace(max_policy_lag=lag)},
+        )
         folder = tmp_path / f"run-{lag}"
         train(made, launch="inline", run_dir=folder, source=EXPERIMENTS, quiet=True)
         found[lag] = [record["kl"] for record in read_metrics(folder)]
@@ -131,7 +169,9 @@ def test_pauses_checkpoints_and_a_new_start_are_no_lag(tmp_path: Path) -> None:
     ending: list[str] = []
 
     def whole_run() -> None:
-        ending.append(train(made, launch="threads", run_dir=folder, source=EXPERIMENTS, quiet=True).summary["status"])
+        ending.append(
+            train(made, launch="threads", run_dir=folder, source=EXPERIMENTS, quiet=True).summary["status"]
+        )
 
     thread = threading.Thread(target=whole_run)
     thread.start()
@@ -154,7 +194,8 @@ def test_pauses_checkpoints_and_a_new_start_are_no_lag(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_while_actors_are_held(tmp_path: Path) -> None:
-    """One actor takes for ever to fill its sample: the other one waits, and both are told to end."""
+    """One actor takes for ever to fill its sample: the other one waits, and both are told
+    to end."""
     made = synchronous(environment=Scripted(delay=0.02, shortest=1000, longest=1000), actor={"count": 2})
     made = made.replace(limits=made.limits.replace(updates=None, seconds=0.5))
     result = train(made, launch="processes", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)

@@ -1,4 +1,5 @@
-"""What `check-env` says of the algorithms that can train an environment, and of what cannot be trained."""
+"""What `check-env` says of the algorithms that can train an environment, and of what
+cannot be trained."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,13 @@ def test_what_fits_is_named(name: str, by: str) -> None:
         ("one", {}, "ok", "ppo can train it; sac cannot", "same_step=False"),
         ("one", {"same_step": False}, "ok", "ppo and sac can train it", ""),
         ("two", {}, "ok", "ppo can train it", ""),
-        ("after", {}, "ok", 'sac cannot: their mode = "stepwise" goes with environments of one agent', "without a ratio"),
+        (
+            "after",
+            {},
+            "ok",
+            'sac cannot: their mode = "stepwise" goes with environments of one agent',
+            "without a ratio",
+        ),
         (
             "hybrid",
             {"layout": "0.3.2"},
@@ -44,7 +51,9 @@ def test_what_fits_is_named(name: str, by: str) -> None:
         ),
     ],
 )
-def test_what_simulators_cannot_have_trained_is_told(kind: str, more: dict[str, Any], level: str, message: str, cure: str) -> None:
+def test_what_simulators_cannot_have_trained_is_told(
+    kind: str, more: dict[str, Any], level: str, message: str, cure: str
+) -> None:
     finding = told(SimulatorEnvironment(path=SIMULATORS, arguments=(kind,), **more))
     assert finding.level == level and message in finding.message and cure in finding.cure
 

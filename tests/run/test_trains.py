@@ -1,22 +1,46 @@
-"""The whole system learns: CartPole-v1 to 475 in separate processes, by PPO with inline inference and with a policy worker, and by IMPALA."""
+"""The whole system learns: CartPole-v1 to 475 in separate processes, by PPO with inline
+inference and with a policy worker, and by IMPALA."""
 
 import json
 
 import pytest
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Impala, Limits, PolicyWorkers, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Impala,
+    Limits,
+    PolicyWorkers,
+    Trainer,
+)
 
 
 def cartpole(**workers):
     trainer = Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=1024), batch_size=4096)
     limits = Limits(steps=600_000, mean_return=475.0)
-    return Experiment(name="cartpole", policies={"policy": ActorCritic()}, workers={**workers, "trainer": trainer}, limits=limits)
+    return Experiment(
+        name="cartpole",
+        policies={"policy": ActorCritic()},
+        workers={**workers, "trainer": trainer},
+        limits=limits,
+    )
 
 
-INLINE = cartpole(actor=Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)))
+INLINE = cartpole(
+    actor=Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),))
+)
 SERVED = cartpole(
-    actor=Actors(environment=Gymnasium(id="CartPole-v1"), lanes=32, ring=2, agents=(AgentSpec(sample_steps=64, inference="inference"),)),
+    actor=Actors(
+        environment=Gymnasium(id="CartPole-v1"),
+        lanes=32,
+        ring=2,
+        agents=(AgentSpec(sample_steps=64, inference="inference"),),
+    ),
     policy=PolicyWorkers(),
 )
 
@@ -25,8 +49,12 @@ IMPALA = Experiment(
     name="impala",
     policies={"policy": ActorCritic()},
     workers={
-        "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=32, agents=(AgentSpec(sample_steps=32),)),
-        "trainer": Trainer(algorithm=Impala(learning_rate=3e-3, learning_rate_schedule="linear", minibatch_size=1024)),
+        "actor": Actors(
+            environment=Gymnasium(id="CartPole-v1"), lanes=32, agents=(AgentSpec(sample_steps=32),)
+        ),
+        "trainer": Trainer(
+            algorithm=Impala(learning_rate=3e-3, learning_rate_schedule="linear", minibatch_size=1024)
+        ),
     },
     limits=Limits(steps=600_000, mean_return=475.0),
 )
@@ -41,7 +69,8 @@ def test_cartpole_reaches_475_in_separate_processes(experiment, tmp_path):
     assert result.summary["dropped"] == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["time/actor-0/rescues"], last["time/trainer-0/rescues"]) == (0, 0)  # nobody slept through a bell
+    # nobody slept through a bell
+    assert (last["time/actor-0/rescues"], last["time/trainer-0/rescues"]) == (0, 0)
 
 
 def test_a_trained_policy_plays(tmp_path):

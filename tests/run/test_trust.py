@@ -1,4 +1,5 @@
-"""A folder that somebody else made has nothing done that the user has not had done before, or given the word for."""
+"""A folder that somebody else made has nothing done that the user has not had done
+before, or given the word for."""
 
 import importlib
 import json
@@ -17,7 +18,20 @@ from typing import Any
 import pytest
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, Atari, Experiment, Gymnasium, Limits, Rest, Scripted, SimulatorEnvironment, Slots, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    Atari,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Rest,
+    Scripted,
+    SimulatorEnvironment,
+    Slots,
+    Trainer,
+)
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
@@ -54,7 +68,9 @@ def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def experiment(environment: EnvironmentConfig) -> Experiment:
     workers = {"actor": Actors(environment=environment, lanes=2), "trainer": Trainer(algorithm=PPO())}
-    return Experiment(name="mine", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=1))
+    return Experiment(
+        name="mine", policies={"policy": ActorCritic()}, workers=workers, limits=Limits(updates=1)
+    )
 
 
 def foreign(path: Path, environment: Any = None, source: Path | None = None) -> RunFolder:
@@ -66,31 +82,69 @@ def foreign(path: Path, environment: Any = None, source: Path | None = None) -> 
         content["workers"]["actor"]["environment"] = environment
         folder.write(CONFIG, content)
     if source is not None:
-        folder.write(SOURCE, {"file": str(source), "sha256": file_digest(source), "named": {str(source): file_digest(source)}})
+        folder.write(
+            SOURCE,
+            {"file": str(source), "sha256": file_digest(source), "named": {str(source): file_digest(source)}},
+        )
     return folder
 
 
 TOUCH = {"kwargs": {"command": "touch done"}}
 WAYS = {
-    "callable": ({"kind": "Gymnasium", "make": "os:system", **TOUCH}, r'calls "os:system" with {"command": "touch done"}'),
-    "vector": ({"kind": "GymnasiumVector", "make": "os:system", **TOUCH}, r'calls "os:system" with {"command": "touch done"}'),
-    "async": ({"kind": "Asynchronous", "make": "os:system", **TOUCH}, r'calls "os:system" with {"command": "touch done"}'),
-    "pettingzoo": ({"kind": "PettingZoo", "make": "os:system", **TOUCH}, r'calls "os:system" with {"command": "touch done"}'),
-    "slots": ({"kind": "Slots", "environment": {"kind": "Gymnasium", "make": "os:system", **TOUCH}}, r'calls "os:system"'),
-    "import": ({"kind": "Gymnasium", "id": "antigravity:X-v0"}, r'imports "antigravity" for "antigravity:X-v0"'),
-    "argument": ({"kind": "Gymnasium", "id": "X-v0", "kwargs": {"env_id": "os:X"}}, r'makes "X-v0" with {"env_id": "os:X"}'),
-    "program": ({"kind": "SimulatorEnvironment", "path": "/bin/touch", "arguments": ["done"]}, r'starts "/bin/touch" with \["done"\]'),
+    "callable": (
+        {"kind": "Gymnasium", "make": "os:system", **TOUCH},
+        r'calls "os:system" with {"command": "touch done"}',
+    ),
+    "vector": (
+        {"kind": "GymnasiumVector", "make": "os:system", **TOUCH},
+        r'calls "os:system" with {"command": "touch done"}',
+    ),
+    "async": (
+        {"kind": "Asynchronous", "make": "os:system", **TOUCH},
+        r'calls "os:system" with {"command": "touch done"}',
+    ),
+    "pettingzoo": (
+        {"kind": "PettingZoo", "make": "os:system", **TOUCH},
+        r'calls "os:system" with {"command": "touch done"}',
+    ),
+    "slots": (
+        {"kind": "Slots", "environment": {"kind": "Gymnasium", "make": "os:system", **TOUCH}},
+        r'calls "os:system"',
+    ),
+    "import": (
+        {"kind": "Gymnasium", "id": "antigravity:X-v0"},
+        r'imports "antigravity" for "antigravity:X-v0"',
+    ),
+    "argument": (
+        {"kind": "Gymnasium", "id": "X-v0", "kwargs": {"env_id": "os:X"}},
+        r'makes "X-v0" with {"env_id": "os:X"}',
+    ),
+    "program": (
+        {"kind": "SimulatorEnvironment", "path": "/bin/touch", "arguments": ["done"]},
+        r'starts "/bin/touch" with \["done"\]',
+    ),
     "channel": ({"kind": "SimulatorEnvironment", "channels": ["os:abort"]}, r'calls "os:abort"'),
-    "address": ({"kind": "Rest", "url": "http://h", "token": "$AWS_KEY"}, r'connects to "http://h", and sends it the environment variable "AWS_KEY"'),
+    "address": (
+        {"kind": "Rest", "url": "http://h", "token": "$AWS_KEY"},
+        r'connects to "http://h", and sends it the environment variable "AWS_KEY"',
+    ),
     "default": ({"kind": "Rest", "url": "http://h"}, r'"TIDEMILL_TOKEN"'),
-    "openenv": ({"kind": "OpenEnv", "url": "ws://h", "translate": "os:system", **TOUCH}, r'connects to "ws://h".*\n.*calls "os:system"'),
-    "unknown": ({"kind": "Whatever", "command": "sudo reboot"}, r'gives "Whatever", a class of somebody\'s own, .*"sudo reboot"'),
+    "openenv": (
+        {"kind": "OpenEnv", "url": "ws://h", "translate": "os:system", **TOUCH},
+        r'connects to "ws://h".*\n.*calls "os:system"',
+    ),
+    "unknown": (
+        {"kind": "Whatever", "command": "sudo reboot"},
+        r'gives "Whatever", a class of somebody\'s own, .*"sudo reboot"',
+    ),
     "escapes": ({"kind": "Gymnasium", "make": "os:\x1b[2Ksystem\n"}, r'calls "os:\\u001b\[2Ksystem\\n"'),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_done_that_the_configuration_names(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_that_the_configuration_names(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     environment, words = WAYS[way]
     path = foreign(tmp_path / "run", environment).path
@@ -107,7 +161,12 @@ def test_no_digest_in_the_folder_proves_anything(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     file.write_text(f"open({str(tmp_path / 'done')!r}, 'w')")
     path = foreign(tmp_path / "run", None, file).path
-    uses: list[Callable[[Path], object]] = [tidemill.load, tidemill.evaluate, tidemill.resume, lambda run: RunFolder.open(run).experiment()]
+    uses: list[Callable[[Path], object]] = [
+        tidemill.load,
+        tidemill.evaluate,
+        tidemill.resume,
+        lambda run: RunFolder.open(run).experiment(),
+    ]
     for use in uses:
         with pytest.raises(Untrusted, match=r'runs the code in ".*theirs.py"\n'):
             use(path)
@@ -132,7 +191,12 @@ def test_what_this_user_trained_needs_no_word(tmp_path: Path, config_home: Path)
     file, helper = tmp_path / "own.py", tmp_path / "beside.py"
     file.write_text("import beside\n" + ENVIRONMENT)
     helper.write_text("")
-    run = tidemill.train(experiment(Gymnasium(make=f"{file}:Own", kwargs={})), launch="inline", run_dir=tmp_path / "run", quiet=True).folder
+    run = tidemill.train(
+        experiment(Gymnasium(make=f"{file}:Own", kwargs={})),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        quiet=True,
+    ).folder
     assert tidemill.evaluate(run, 2, quiet=True).mean == 5
     tidemill.resume(run, launch="inline", limits={"updates": 2}, quiet=True)
     for path in (config_home / "tidemill", config_home / "tidemill" / "trusted"):
@@ -141,21 +205,28 @@ def test_what_this_user_trained_needs_no_word(tmp_path: Path, config_home: Path)
     assert kept and all(entry.stat().st_mode & 0o777 == 0o600 for entry in kept)
 
     helper.write_text("# another\n")  # what the file imports is its code, too
-    with pytest.raises(Untrusted, match=r'runs the code in ".*beside.py", which has changed since you last had it run\nLook'):
+    with pytest.raises(
+        Untrusted, match=r'runs the code in ".*beside.py", which has changed since you last had it run\nLook'
+    ):
         tidemill.evaluate(run, 2, quiet=True)
-    assert tidemill.evaluate(run, 2, quiet=True, file=file).mean == 5  # the word for this file, and what it imports
+    # the word for this file, and what it imports
+    assert tidemill.evaluate(run, 2, quiet=True, file=file).mean == 5
     shutil.copytree(tmp_path, elsewhere := tmp_path.with_name("elsewhere"), dirs_exist_ok=True)
     content = json.loads((elsewhere / "run" / CONFIG).read_text())
     content["workers"]["actor"]["environment"]["make"] = f"{elsewhere / 'own.py'}:Own"
     (elsewhere / "run" / CONFIG).write_text(json.dumps(content))
-    with pytest.raises(Untrusted, match=r'calls ".*elsewhere/own.py:Own"\n  runs the code in ".*elsewhere/own.py"\n'):
+    with pytest.raises(
+        Untrusted, match=r'calls ".*elsewhere/own.py:Own"\n  runs the code in ".*elsewhere/own.py"\n'
+    ):
         tidemill.evaluate(elsewhere / "run", 2, quiet=True)  # whatever lies beside it there
 
 
 def test_a_file_that_is_given_is_the_word_for_it_alone(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("from os import system\n")
-    folder = foreign(tmp_path / "run", {"kind": "Gymnasium", "make": f"{own}:system", "kwargs": {"command": "exit 3"}})
+    folder = foreign(
+        tmp_path / "run", {"kind": "Gymnasium", "make": f"{own}:system", "kwargs": {"command": "exit 3"}}
+    )
     with pytest.raises(Untrusted, match=r'calls ".*own.py:system" with {"command": "exit 3"}\nLook'):
         folder.experiment(own)
     assert folder.experiment(own, trust=True).source == own
@@ -176,9 +247,14 @@ def test_where_nothing_can_be_remembered_it_is_asked_each_time(tmp_path: Path, c
     config_home.write_text("a file, not a folder")
     file = tmp_path / "own.py"
     file.write_text(ENVIRONMENT)
-    run = tidemill.train(experiment(Gymnasium(make=f"{file}:Own")), launch="inline", run_dir=tmp_path / "run", quiet=True).folder
+    run = tidemill.train(
+        experiment(Gymnasium(make=f"{file}:Own")), launch="inline", run_dir=tmp_path / "run", quiet=True
+    ).folder
     for _ in range(2):
-        with pytest.raises(Untrusted, match=r"asked again each time: nothing can be remembered in .*config/tidemill/trusted\)"):
+        with pytest.raises(
+            Untrusted,
+            match=r"asked again each time: nothing can be remembered in .*config/tidemill/trusted\)",
+        ):
             tidemill.evaluate(run, 2)
         assert tidemill.evaluate(run, 2, quiet=True, trust=True).mean == 5
 
@@ -192,10 +268,15 @@ def test_a_place_that_others_can_write_is_not_believed(tmp_path: Path, config_ho
         folder.experiment()
 
 
-def test_the_oldest_are_forgotten_first(tmp_path: Path, config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_are_forgotten_first(
+    tmp_path: Path, config_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert MOST > 1000
     monkeypatch.setattr("tidemill.run.trust.MOST", 2)
-    folders = [foreign(tmp_path / name, {"kind": "Gymnasium", "make": f"os:{name}"}) for name in ("one", "two", "three")]
+    folders = [
+        foreign(tmp_path / name, {"kind": "Gymnasium", "make": f"os:{name}"})
+        for name in ("one", "two", "three")
+    ]
     for age, folder in enumerate(folders):
         folder.experiment(trust=True)
         for entry in (config_home / "tidemill" / "trusted").iterdir():
@@ -220,7 +301,8 @@ def test_bytecode_beside_a_file_is_never_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["two.py", f"two{EXTENSION_SUFFIXES[0]}", "two/__init__.py", "three.pyc"])
 def test_all_that_a_file_imports_counts_wherever_python_would_find_it(change: str, tmp_path: Path) -> None:
-    """Neither packages without an __init__.py nor imports from the top, inside of a package, hide anything; nor do compiled modules."""
+    """Neither packages without an __init__.py nor imports from the top, inside of a
+    package, hide anything; nor do compiled modules."""
     (tmp_path / "pack" / "inner").mkdir(parents=True)
     (tmp_path / "own.py").write_text("import pack.inner.one")
     (tmp_path / "pack" / "inner" / "one.py").write_text("from pack.two import what\nimport pack.three")
@@ -234,7 +316,9 @@ def test_all_that_a_file_imports_counts_wherever_python_would_find_it(change: st
         allow(tmp_path, named(config, tmp_path / "own.py"), False)
 
 
-def test_the_file_of_a_module_in_a_package_without_an_init_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_a_module_in_a_package_without_an_init_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wide").mkdir()
     (tmp_path / "wide" / "place.py").write_text(ENVIRONMENT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -242,7 +326,9 @@ def test_the_file_of_a_module_in_a_package_without_an_init_counts(tmp_path: Path
     assert str(tmp_path / "wide" / "place.py") in found.files
 
 
-def test_an_extension_module_that_has_changed_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extension_module_that_has_changed_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = tmp_path / f"tides_native{EXTENSION_SUFFIXES[0]}"
     module.write_text("once")
     monkeypatch.syspath_prepend(tmp_path)
@@ -255,7 +341,9 @@ def test_an_extension_module_that_has_changed_is_not_loaded(tmp_path: Path, monk
 def test_what_cannot_be_read_is_not_waited_for(tmp_path: Path) -> None:
     for path in ("/proc/self/mem", "/proc/kmsg"):  # plain files, as they say
         if os.path.isfile(path):
-            folder = foreign(tmp_path / Path(path).name, {"kind": "SimulatorEnvironment", "path": path}, Path(path))
+            folder = foreign(
+                tmp_path / Path(path).name, {"kind": "SimulatorEnvironment", "path": path}, Path(path)
+            )
             with pytest.raises(Untrusted, match=r"runs the code in(.|\n)*|starts "):
                 folder.experiment()
 
@@ -267,9 +355,13 @@ def test_settings_of_a_wrong_type_are_one_error(channels: Any, tmp_path: Path) -
 
 
 def test_what_was_looked_at_is_what_workers_run(tmp_path: Path) -> None:
-    """The file changes once it has been looked at: it does so itself, when the main process runs it."""
+    """The file changes once it has been looked at: it does so itself, when the main
+    process runs it."""
     file, done = tmp_path / "own.py", tmp_path / "done"
-    text = f"import os\nif os.path.exists({str(done)!r}):\n    open({str(done)!r}, 'a').write('+')\nopen(__file__, 'a').write('# more')\n"
+    text = (
+        f"import os\nif os.path.exists({str(done)!r}):\n    open({str(done)!r}, "
+        "'a').write('+')\nopen(__file__, 'a').write('# more')\n"
+    )
     file.write_text(text)
     (config := tmp_path / "config").mkdir()
     made = tidemill.train(experiment(Scripted()), launch="inline", run_dir=tmp_path / "run", quiet=True)
@@ -330,17 +422,25 @@ def test_an_exported_policy_of_ones_own_class_says_what_it_is_given(tmp_path: Pa
         text = write_label(theirs(note=note), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
         (tmp_path / "p.safetensors").write_bytes(pack(theirs().build(spaces, 1).parameters(), text))
         if note == "$(reboot)":
-            with pytest.raises(Untrusted, match=r'gives "Theirs", a class of somebody\'s own, these settings: {.*"note": "\$\(reboot\)"'):
+            with pytest.raises(
+                Untrusted,
+                match=r'gives "Theirs", a class of somebody\'s own, these settings: {.*"note": '
+                r'"\$\(reboot\)"',
+            ):
                 tidemill.load(tmp_path / "p.safetensors", file=file)
             assert tidemill.load(tmp_path / "p.safetensors", file=file, trust=True).update == 1
         assert tidemill.load(tmp_path / "p.safetensors", file=file).update == 1
     text = write_label(ActorCritic(hidden=(8,)), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
-    (tmp_path / "p.safetensors").write_bytes(pack(ActorCritic(hidden=(8,)).build(spaces, 1).parameters(), text))
+    (tmp_path / "p.safetensors").write_bytes(
+        pack(ActorCritic(hidden=(8,)).build(spaces, 1).parameters(), text)
+    )
     assert tidemill.load(tmp_path / "p.safetensors").update == 1  # the library's own: plain settings
 
 
 def command(run: Path, *words: str, **how: Any) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-m", "tidemill.cli.main", "eval", str(run), "--episodes", "1", *words], **how)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidemill.cli.main", "eval", str(run), "--episodes", "1", *words], **how
+    )
 
 
 def test_the_command_asks_on_a_terminal_alone(tmp_path: Path) -> None:
@@ -352,7 +452,13 @@ def test_the_command_asks_on_a_terminal_alone(tmp_path: Path) -> None:
     (run / CONFIG).write_text(json.dumps(content))
     with command(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as silent:
         said = silent.communicate()[1].decode()
-    assert silent.returncode == 1 and said.startswith("error: ") and "--trust" in said and "Traceback" not in said and "[y/N]" not in said
+    assert (
+        silent.returncode == 1
+        and said.startswith("error: ")
+        and "--trust" in said
+        and "Traceback" not in said
+        and "[y/N]" not in said
+    )
     ours, theirs = pty.openpty()
     try:
         with command(run, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs) as asking:
@@ -370,12 +476,18 @@ def test_the_command_asks_on_a_terminal_alone(tmp_path: Path) -> None:
 def test_a_secret_of_this_machine_goes_nowhere_unseen(tmp_path: Path) -> None:
     folder = foreign(tmp_path / "run")
     content = folder.read(CONFIG)
-    content["curriculum"] = [{"kind": "Stage", "options": {"api_key": f"file:{tmp_path / 'key'}"}, "until": ""}]
+    content["curriculum"] = [
+        {"kind": "Stage", "options": {"api_key": f"file:{tmp_path / 'key'}"}, "until": ""}
+    ]
     folder.write(CONFIG, content)
     with pytest.raises(Untrusted, match=r'reads "file:.*/key", and hands it to an environment'):
         folder.experiment()
-    with pytest.raises(Untrusted, match=r'connects to "http://h", and sends it what is in the file "/etc/passwd"'):
-        foreign(tmp_path / "rest", {"kind": "Rest", "url": "http://h", "token": "file:/etc/passwd"}).experiment()
+    with pytest.raises(
+        Untrusted, match=r'connects to "http://h", and sends it what is in the file "/etc/passwd"'
+    ):
+        foreign(
+            tmp_path / "rest", {"kind": "Rest", "url": "http://h", "token": "file:/etc/passwd"}
+        ).experiment()
 
 
 def test_own_addresses_are_remembered(tmp_path: Path) -> None:

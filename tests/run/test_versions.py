@@ -1,4 +1,5 @@
-"""Versions of whole runs: kept while they train, gone on from, never two sets of weights under one number."""
+"""Versions of whole runs: kept while they train, gone on from, never two sets of weights
+under one number."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +17,12 @@ from tidemill.run.metrics import read_metrics
 
 def train(path: Path, **trainer: Any) -> RunFolder:
     made = experiments.ppo()
-    workers = {**made.workers, "trainer": made.workers["trainer"].replace(database_seconds=1e-9, checkpoints=100, checkpoint_seconds=1e-9, **trainer)}
+    workers = {
+        **made.workers,
+        "trainer": made.workers["trainer"].replace(
+            database_seconds=1e-9, checkpoints=100, checkpoint_seconds=1e-9, **trainer
+        ),
+    }
     tidemill.train(made.replace(workers=workers), launch="inline", run_dir=path, quiet=True)
     return RunFolder.open(path)
 
@@ -30,7 +36,8 @@ def test_a_run_keeps_its_first_and_last_version_and_some_between(tmp_path: Path)
     found = run.database().versions("policy")
     assert found[-1].version == 8 and found[-1].tags == ("latest",) and len(found) <= 5
     assert found[-1].counters["env_steps"] == run.read("summary.json")["env_steps"]
-    steps = {0: 0} | {row["update"]: row["step"] for row in read_metrics(run.path)}  # version 0 is among the five where the disk was slow
+    # version 0 is among the five where the disk was slow
+    steps = {0: 0} | {row["update"]: row["step"] for row in read_metrics(run.path)}
     assert [v.counters["env_steps"] for v in found] == [steps[v.version] for v in found]
 
 
@@ -51,7 +58,8 @@ def test_a_resumed_run_goes_on_with_its_versions(tmp_path: Path, lost: int) -> N
         assert version <= 8 - lost or lost, "a version was made again"
         same = all(np.array_equal(before[version][name], after[version][name]) for name in after[version])
         assert same if version <= 8 - lost else not same, f"version {version}"
-    for version, arrays in after.items():  # what is under its number is what the run's own checkpoint has under it
+    # what is under its number is what the run's own checkpoint has under it
+    for version, arrays in after.items():
         loaded = tidemill.load(run.path, checkpoint=version) if version else None
         if loaded is not None:
             own = loaded._policy.parameters()

@@ -1,6 +1,7 @@
-"""Runs that watch themselves, wherever their trainer and their actors are: what must hold is asserted where it happens, so that a run in which it
-does not fails. The limiter is looked at after every change of its counters, observations say of which slot, episode and step they are, and each
-environment notes in a file what was asked of it."""
+"""Runs that watch themselves, wherever their trainer and their actors are: what must hold
+is asserted where it happens, so that a run in which it does not fails. The limiter is
+looked at after every change of its counters, observations say of which slot, episode and
+step they are, and each environment notes in a file what was asked of it."""
 
 import os
 import signal
@@ -28,7 +29,7 @@ from tidemill.workers import intake
 
 KILL = "TIDEMILL_TEST_KILL"
 
-# ---- the environment: all of it can be known from (copy, episode, step) --------------------------------------------------------------------------
+# ---- the environment: all of it can be known from (copy, episode, step) ----------------
 
 
 def length_of(copy: Any, episode: Any) -> Any:
@@ -47,11 +48,13 @@ def action_of(copy: Any, episode: Any, step: Any) -> Any:
 
 
 class Coded(gymnasium.Env[Any, Any]):
-    """Sees (copy, episode, step); a copy's number comes from its seed. Every second episode is cut, the others end.
+    """Sees (copy, episode, step); a copy's number comes from its seed. Every second
+    episode is cut, the others end.
 
-    log       a file to which it adds a line for each step that it was asked for: "taken" or "lost", and the code of where that led
-    every     so many steps after another (of all copies in this process) raise; 0: none does
-    endless   no episode but a copy's first one comes to an end
+    log: a file to which it adds a line for each step that it was asked for: "taken" or
+        "lost", and the code of where that led
+    every: so many steps after another (of all copies in this process) raise; 0: none does
+    endless: no episode but a copy's first one comes to an end
     """
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -89,18 +92,27 @@ class Coded(gymnasium.Env[Any, Any]):
         self._note("taken")
         over = self.step_ == length_of(self.copy, self.episode) and not (self.endless and self.episode > 0)
         terminal = self.episode % 2 == 0
-        return self._see(), reward_of(self.copy, self.episode, self.step_), over and terminal, over and not terminal, {}
+        return (
+            self._see(),
+            reward_of(self.copy, self.episode, self.step_),
+            over and terminal,
+            over and not terminal,
+            {},
+        )
 
 
-# ---- the policy remembers what it saw last -------------------------------------------------------------------------------------------------------
+# ---- the policy remembers what it saw last ---------------------------------------------
 
 
 def newest(observations: Array) -> Any:
-    """Return the newest frames, as whole numbers [3, n], of observations [n, 3] or stacks of them [n, frames, 3], whose others are looked at."""
+    """Return the newest frames, as whole numbers [3, n], of observations [n, 3] or stacks
+    of them [n, frames, 3], whose others are looked at."""
     codes = observations.astype(np.int64)
     if codes.ndim == 3:
         ages = codes[:, -1:, 2] - np.arange(codes.shape[1] - 1, -1, -1)
-        assert (codes[:, :, 2] == np.maximum(ages, 0)).all() and (codes[:, :, :2] == codes[:, -1:, :2]).all(), f"a stack is mixed: {codes}"
+        assert (codes[:, :, 2] == np.maximum(ages, 0)).all() and (
+            codes[:, :, :2] == codes[:, -1:, :2]
+        ).all(), f"a stack is mixed: {codes}"
         codes = codes[:, -1]
     return codes.T
 
@@ -140,12 +152,13 @@ class _Remembering(Policy):
         self.w[:], self.version = parameters["w"], version
 
 
-# ---- the algorithm looks at its batches ----------------------------------------------------------------------------------------------------------
+# ---- the algorithm looks at its batches ------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checking(AlgorithmConfig):
-    """Each transition is of one slot and one episode. Each update adds 1 to the weights."""
+    """Each transition is of one slot and one episode. Each update adds 1 to the
+    weights."""
 
     def measures(self) -> tuple[str, ...]:
         return ("transitions",)
@@ -163,9 +176,13 @@ class _Checking(Algorithm):
         (copy, episode, step), (*then, last) = newest(sample["obs"][0]), newest(sample["next.obs"][0])
         steps, rewards = sample["steps"][0], sample["rewards"][0]
         n = np.arange(1, rewards.shape[1] + 1)
-        assert (np.array(then) == (copy, episode)).all() and (last - step == steps).all() and (steps >= 1).all(), "a transition is mixed"
+        assert (
+            (np.array(then) == (copy, episode)).all() and (last - step == steps).all() and (steps >= 1).all()
+        ), "a transition is mixed"
         assert (sample["action"][0] == action_of(copy, episode, step)).all(), "an action is of another step"
-        wanted = np.where(n <= steps[:, None], reward_of(copy[:, None], episode[:, None], step[:, None] + n), 0)
+        wanted = np.where(
+            n <= steps[:, None], reward_of(copy[:, None], episode[:, None], step[:, None] + n), 0
+        )
         assert (rewards == wanted).all(), "rewards are of other steps"
         over = (last == length_of(copy, episode)) & (episode % 2 == 0)
         assert (sample["done"][0] <= over).all(), "an episode is over that is not"
@@ -179,11 +196,12 @@ class _Checking(Algorithm):
         """It has none."""
 
 
-# ---- limiter and memory: those that every run has, looked at --------------------------------------------------------------------------------------
+# ---- limiter and memory: those that every run has, looked at ---------------------------
 
 
 class Watched(Limiter):
-    """Looks at its gates after every change of its counters, by the definitions of ratio, debt and slack alone."""
+    """Looks at its gates after every change of its counters, by the definitions of ratio,
+    debt and slack alone."""
 
     looks = 0
     memory: "_Watching"
@@ -195,14 +213,16 @@ class Watched(Limiter):
     def start(self, most: int = 1) -> int:
         started = super().start(most)
         self.look()
-        assert (self.counts.waived is not None) == Watched.memory.enough  # debts begin when there is something to draw, no sooner, no later
+        # debts begin when there is something to draw, no sooner, no later
+        assert (self.counts.waived is not None) == Watched.memory.enough
         return started
 
     def sampleable(self, least: int = 0) -> None:
         before = self.counts
         super().sampleable(least)
         if before.waived is None:
-            assert self.counts.waived == max(before.started - before.voided, before.committed + least)  # C + I
+            # C + I
+            assert self.counts.waived == max(before.started - before.voided, before.committed + least)
 
     def look(self) -> None:
         n, ratio = self.counts, self.ratio
@@ -211,7 +231,8 @@ class Watched(Limiter):
         def owed(steps: int) -> int:
             return (0 if n.waived is None else floor(max(0, steps - n.waived) * ratio)) - n.tasks
 
-        assert flying >= 0 and 0 <= owed(n.committed) <= most  # never ahead of what is stored, nor gathering further ahead than the slack
+        # never ahead of what is stored, nor gathering further ahead than the slack
+        assert flying >= 0 and 0 <= owed(n.committed) <= most
         assert owed(n.committed + flying) <= most  # nor will it be, once all comes
         assert flying or owed(n.committed) or owed(n.committed + 1) <= most  # something can happen
         Watched.looks += 1
@@ -219,7 +240,8 @@ class Watched(Limiter):
 
 @dataclass(frozen=True, kw_only=True)
 class Watching(Replay):
-    """Has the trainer's limiter be `Watched`, and looks at what may be drawn. It must have room for all rows of the run."""
+    """Has the trainer's limiter be `Watched`, and looks at what may be drawn. It must
+    have room for all rows of the run."""
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
         intake.Limiter = Watched
@@ -228,7 +250,8 @@ class Watching(Replay):
 
 
 class _Watching(Uniform):
-    """Counts steps of each seat: `stored`, `lost`, of episodes that are `over`, and in the one that is `open` (-1: none is)."""
+    """Counts steps of each seat: `stored`, `lost`, of episodes that are `over`, and in
+    the one that is `open` (-1: none is)."""
 
     enough = False
     """Whether there was ever enough to draw from."""
@@ -236,14 +259,21 @@ class _Watching(Uniform):
 
     def _open(self, lanes: int, length: int, places: int) -> None:
         super()._open(lanes, length, places)
-        self.counted = {name: np.full(lanes, start) for name, start in (("stored", 0), ("lost", 0), ("over", 0), ("open", -1))}
+        self.counted = {
+            name: np.full(lanes, start)
+            for name, start in (("stored", 0), ("lost", 0), ("over", 0), ("open", -1))
+        }
 
     def _take_in(self, sample: Sample) -> Received:
         received = super()._take_in(sample)
-        seats = slice(int(self._first[sample.channel]), int(self._first[sample.channel]) + sample["version"].shape[1])
+        seats = slice(
+            int(self._first[sample.channel]), int(self._first[sample.channel]) + sample["version"].shape[1]
+        )
         stored, lost, over, opened = (array[seats] for array in self.counted.values())
         for row in range(len(sample["version"])):
-            stepped, begins, voided = sample["version"][row] >= 0, sample["on_reset"][row], sample["voided"][row]
+            stepped = sample["version"][row] >= 0
+            begins = sample["on_reset"][row]
+            voided = sample["voided"][row]
             stored += stepped
             lost += voided
             _close(over, opened, voided | begins)
@@ -256,22 +286,32 @@ class _Watching(Uniform):
         return received
 
     def _die_at(self, steps: int) -> None:
-        """Kill whom the environment says, once so many steps are stored, and so many seconds later."""
+        """Kill whom the environment says, once so many steps are stored, and so many
+        seconds later."""
         whom, at, later = os.environ.get(KILL, "nobody -1 0").split()
         if steps >= int(at) >= 0 and not self._dying:
             self._dying = True
-            threading.Timer(float(later), os.kill, (os.getppid() if whom == "main" else os.getpid(), signal.SIGKILL)).start()
+            threading.Timer(
+                float(later), os.kill, (os.getppid() if whom == "main" else os.getpid(), signal.SIGKILL)
+            ).start()
 
     def _drawable(self) -> int:
-        """Return how many transitions there should be: all steps of episodes that are over, and of open ones those whose windows are complete."""
-        within = 0 if self._config.whole_episodes else np.maximum(self.counted["open"] - self._config.steps + 1, 0).sum()
+        """Return how many transitions there should be: all steps of episodes that are
+        over, and of open ones those whose windows are complete."""
+        within = (
+            0
+            if self._config.whole_episodes
+            else np.maximum(self.counted["open"] - self._config.steps + 1, 0).sum()
+        )
         return int(self.counted["over"].sum() + within)
 
     def _draw(self, count: int, version: int) -> Any:
         places, weights = super()._draw(count, version)
         if self._config.whole_episodes:
             seats, rows = np.divmod(places, self.sequences.length)
-            assert (rows < (self.sequences.heads - self.counted["open"] - 1)[seats]).all(), "what was drawn is of an open episode"
+            assert (rows < (self.sequences.heads - self.counted["open"] - 1)[seats]).all(), (
+                "what was drawn is of an open episode"
+            )
         return places, weights
 
     def _more_facts(self) -> dict[str, Any]:
@@ -301,18 +341,21 @@ def experiment(
     **trainer: Any,
 ) -> Experiment:
     """`slots` of each of `actors`."""
-    coded = Gymnasium(make=f"{__file__}:Coded", kwargs={"log": str(log), "every": every, "endless": endless}, threads=1)
+    coded = Gymnasium(
+        make=f"{__file__}:Coded", kwargs={"log": str(log), "every": every, "endless": endless}, threads=1
+    )
     memory = Watching(capacity=4000, frame_stack=frames, **{"warm_up": 10, **(buffer or {})})
     return Experiment(
         name="watched",
         policies={"policy": Remembering()},
         workers={
             "actor": Actors(
-                environment=Slots(environment=coded, backoff_s=0.001, failures=1000, window_steps=1000), lanes=1, ring=slots, count=actors,
-                agents=(AgentSpec(mode="stepwise", frame_stack=frames),),
+                environment=Slots(environment=coded, backoff_s=0.001, failures=1000, window_steps=1000),
+                lanes=1, ring=slots, count=actors, agents=(AgentSpec(mode="stepwise", frame_stack=frames),),
             ),
             "trainer": Trainer(
-                algorithm=Checking(), buffer=memory, batch_size=8, database_seconds=None, max_no_progress_s=20.0, **{"ratio": "1/2", **trainer}
+                algorithm=Checking(), buffer=memory, batch_size=8, database_seconds=None,
+                max_no_progress_s=20.0, **{"ratio": "1/2", **trainer}
             ),
         },
         limits=Limits(steps=steps),
@@ -322,5 +365,7 @@ def experiment(
 def live(folder: Path, resume: bool) -> None:
     """A life of a run in processes, which is long, and has checkpoints all the time."""
     made = experiment(folder / "log", checkpoint_seconds=0.5, ratio=None)
-    runner = AsyncTrainRunner(made, num_slots=3, ratio="3/2", num_iterations=5, training_steps=100, launch="processes")
+    runner = AsyncTrainRunner(
+        made, num_slots=3, ratio="3/2", num_iterations=5, training_steps=100, launch="processes"
+    )
     runner.run(folder / "run", source=__file__, quiet=True, resume=resume)

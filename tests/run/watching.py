@@ -1,4 +1,5 @@
-"""Runs as a user starts them, and everything that they hold: processes (orphans too), descriptors, files."""
+"""Runs as a user starts them, and everything that they hold: processes (orphans too),
+descriptors, files."""
 
 import os
 import signal
@@ -28,17 +29,30 @@ def wait_until(true: Callable[[], Any], seconds: float, what: str) -> None:
 
 
 def _hear_signals() -> None:
-    """As in a terminal, whoever started the tests: a child of nohup, or of a shell's background job, is born deaf to some."""
+    """As in a terminal, whoever started the tests: a child of nohup, or of a shell's
+    background job, is born deaf to some."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
 class Run:
-    """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's foreground group) and an empty folder."""
+    """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's
+    foreground group) and an empty folder."""
 
     def __init__(self, folder: Path, function: str, *arguments: str, launch: str = "processes") -> None:
         what = f"{EXPERIMENTS}:{function}"
-        self._start(folder, "-m", "tidemill.cli.main", "train", what, "--run-dir", "run", "--launch", launch, *arguments)
+        self._start(
+            folder,
+            "-m",
+            "tidemill.cli.main",
+            "train",
+            what,
+            "--run-dir",
+            "run",
+            "--launch",
+            launch,
+            *arguments,
+        )
 
     def _start(self, folder: Path, *command: str, **environment: str) -> None:
         self.path, self.temporary = folder / "run", folder / "tmp"
@@ -47,12 +61,13 @@ class Run:
         self.output = (folder / "output.txt").open("w+b")
         environment |= {**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)}
         self.main = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=environment, stdout=self.output, stderr=self.output, start_new_session=True,
-            preexec_fn=_hear_signals,
+            [sys.executable, *command], cwd=folder, env=environment, stdout=self.output, stderr=self.output,
+            start_new_session=True, preexec_fn=_hear_signals,
         )  # fmt: skip
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that this run started, also what lost its parent; itself included while it lives."""
+        """Everything that this run started, also what lost its parent; itself included
+        while it lives."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -78,7 +93,8 @@ class Run:
         self.wait_for_file(self.path / "metrics.jsonl", "the first update")
 
     def wait_for_file(self, path: Path, what: str) -> None:
-        """Wait until there is something in a file (or it is a flag), while the run goes on."""
+        """Wait until there is something in a file (or it is a flag), while the run goes
+        on."""
 
         def look() -> bool:
             assert self.main.poll() is None, self.ended()
@@ -120,10 +136,23 @@ class Run:
 def ended_well(folder: Path, status: str, reason: str) -> None:
     """A complete summary, and a final checkpoint of the last update."""
     summary = RunFolder(folder).read("summary.json")
-    assert {"status", "env_steps", "seconds", "steps_per_second", "updates", "mean_return", "episodes", "dropped"} <= set(summary)
+    assert {
+        "status",
+        "env_steps",
+        "seconds",
+        "steps_per_second",
+        "updates",
+        "mean_return",
+        "episodes",
+        "dropped",
+    } <= set(summary)
     assert (summary["status"], reason in summary["reason"]) == (status, True), summary
     path, arrays, facts, warnings = read_newest(folder / "checkpoints" / "policy")
-    assert warnings == [] and path.name == f"update-{summary['updates']}" and facts["steps"] == summary["env_steps"]
+    assert (
+        warnings == []
+        and path.name == f"update-{summary['updates']}"
+        and facts["steps"] == summary["env_steps"]
+    )
     assert (arrays["policy"]["w"] == summary["updates"]).all()
     assert leftovers(folder) == []
 
@@ -143,12 +172,16 @@ def log_of(process: psutil.Process) -> Path:
 
 def leftovers(folder: Path) -> list[Path]:
     """Return sockets and half-written things in a run's folder."""
-    return [p for p in folder.rglob("*") if p.is_socket() or p.name.startswith(".") or p.name.endswith((".tmp", "-journal"))]
+    return [
+        p
+        for p in folder.rglob("*")
+        if p.is_socket() or p.name.startswith(".") or p.name.endswith((".tmp", "-journal"))
+    ]
 
 
 def check_versions(folder: Path) -> int:
-    """Check that every version in the run's parameter database is whole, and none of a half-done update (each update adds 1 to the weights). Return
-    how many there are."""
+    """Check that every version in the run's parameter database is whole, and none of a
+    half-done update (each update adds 1 to the weights). Return how many there are."""
     database = RunFolder(folder).database()
     versions = database.versions("policy")
     for version in versions:
@@ -167,7 +200,8 @@ def links(pid: int) -> Iterator[str]:
 
 
 def segments(pid: int) -> int:
-    """Return the number of shared-memory segments that a process holds (a mapping keeps a descriptor of its own)."""
+    """Return the number of shared-memory segments that a process holds (a mapping keeps a
+    descriptor of its own)."""
     return len({link for link in links(pid) if "memfd:tidemill" in link})
 
 

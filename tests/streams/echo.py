@@ -1,4 +1,5 @@
-"""Requests that say whose they are, answers that echo it, and channels over the real shared transport."""
+"""Requests that say whose they are, answers that echo it, and channels over the real
+shared transport."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,16 @@ ROWS = 4
 def request(identity: int, rows: int) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Arrays that say whose they are: row i of request 7 is 7·10 + i."""
     numbers = identity * 10 + np.arange(rows)
-    return {"obs": np.stack([numbers, -numbers], 1).astype(np.float32)}, {"state.h": numbers.astype(np.float32)}, numbers % 2 == 1
+    return (
+        {"obs": np.stack([numbers, -numbers], 1).astype(np.float32)},
+        {"state.h": numbers.astype(np.float32)},
+        numbers % 2 == 1,
+    )
 
 
 def echo(requests: Sequence[Requests]) -> dict[str, Any]:
-    """The answers: each row's own number and, as the next state, the number and a half."""
+    """The answers: each row's own number and, as the next state, the number and a
+    half."""
     for r in requests:
         assert (r.observation["obs"][:, 0] == -r.observation["obs"][:, 1]).all()
         assert (r.observation["obs"][:, 0] == r.state["state.h"]).all()

@@ -1,7 +1,9 @@
-"""A policy worker that answers late, out of order, twice, and now and then never: run by test_fuzz.py as a process of its own.
+"""A policy worker that answers late, out of order, twice, and now and then never: run by
+test_fuzz.py as a process of its own.
 
-Arguments: a seed, its bell, the clients' bell, and for each client the memory of requests and that of answers. Ends with standard input, and prints
-how many requests were answered late, twice, and never.
+Arguments: a seed, its bell, the clients' bell, and for each client the memory of requests
+and that of answers. Ends with standard input, and prints how many requests were answered
+late, twice, and never.
 """
 
 import random
@@ -19,7 +21,10 @@ def main() -> None:
     seed, own, theirs, *memory = map(int, sys.argv[1:])
     bell = EventBell(own)
     bell.also(sys.stdin.fileno())
-    channels = [(receiving(asked, theirs), sending(answered, theirs)) for asked, answered in zip(memory[::2], memory[1::2], strict=True)]
+    channels = [
+        (receiving(asked, theirs), sending(answered, theirs))
+        for asked, answered in zip(memory[::2], memory[1::2], strict=True)
+    ]
     server = ChannelInferenceServer(channels, OBSERVATION, STATE, ANSWER)
     dice = random.Random(seed)
     kept: list[Requests] = []
@@ -36,7 +41,10 @@ def main() -> None:
             answers, fate, answered = echo([one]), dice.random(), answered + 1
             room = channels[one.client][1].free() - (server._taken[one.client] - server._answered[one.client])
             if fate < 0.03:  # lost: its slot goes back with an answer to what was answered long ago
-                one.number, answers = last[one.client], {name: array * 0 - 7 for name, array in answers.items()}
+                one.number, answers = (
+                    last[one.client],
+                    {name: array * 0 - 7 for name, array in answers.items()},
+                )
                 lost += 1
             server.respond([one], answers, seed, 0)
             if 0.1 < fate < 0.2 and room > 0:

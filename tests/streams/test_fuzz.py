@@ -1,5 +1,6 @@
-"""No answer ever reaches another request: the inference stream over the shared transport, with what lies between dropping, delaying, repeating and
-reordering requests and answers."""
+"""No answer ever reaches another request: the inference stream over the shared transport,
+with what lies between dropping, delaying, repeating and reordering requests and answers.
+"""
 
 import os
 import subprocess
@@ -14,7 +15,18 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.streams.echo import ANSWER, OBSERVATION, ROWS, STATE, check, descriptors, echo, receiving, request, sending
+from tests.streams.echo import (
+    ANSWER,
+    OBSERVATION,
+    ROWS,
+    STATE,
+    check,
+    descriptors,
+    echo,
+    receiving,
+    request,
+    sending,
+)
 
 from tidemill.api.stream import Answer, Requests
 from tidemill.core.schema import poison
@@ -27,7 +39,8 @@ KEPT = 12  # messages that a road has in hand at most
 
 
 class Road:
-    """One direction between one client and the server: what was sent lies here until it is carried on: once, never, or again and again."""
+    """One direction between one client and the server: what was sent lies here until it
+    is carried on: once, never, or again and again."""
 
     def __init__(self, taken: SlotConsumer, given: SlotProducer, kept: int) -> None:
         self._taken, self._given, self.kept = taken, given, kept
@@ -68,7 +81,11 @@ class Road:
 
     def is_empty(self, held: int = 0) -> bool:
         """Nothing is under way, and so many slots wait for what is being read."""
-        return not self.messages and self._taken.waiting() == 0 and self._given.free() == self._taken.slots - held
+        return (
+            not self.messages
+            and self._taken.waiting() == 0
+            and self._given.free() == self._taken.slots - held
+        )
 
 
 class Side:
@@ -107,7 +124,9 @@ class Network:
         self.sides, pairs = [], []
         for _ in range(CLIENTS):
             asked, received, answered, got = (next(free) for _ in range(4))
-            client = ChannelInferenceClient(sending(asked, bell), receiving(got, bell), OBSERVATION, STATE, ROWS, in_flight)
+            client = ChannelInferenceClient(
+                sending(asked, bell), receiving(got, bell), OBSERVATION, STATE, ROWS, in_flight
+            )
             there = Road(receiving(asked, bell), sending(received, bell), kept)
             back = Road(receiving(answered, bell), sending(got, bell), kept)
             self.sides.append(Side(client, there, back, in_flight))
@@ -133,7 +152,8 @@ class Network:
             self.server.respond(some, echo(some), self.version, 0)
 
     def check(self) -> None:
-        """What is being read is still what was answered, what was polled still what was asked, and nothing grows."""
+        """What is being read is still what was answered, what was polled still what was
+        asked, and nothing grows."""
         for requests in self.polled:
             echo([requests])
         for side in self.sides:
@@ -146,8 +166,9 @@ class Network:
             assert len(held) <= 2 * self.sides[0].in_flight
 
     def heal(self) -> None:
-        """From now on nothing goes wrong: whatever was lost is asked for again, everything is answered once, and every slot
-        that is not being read is free again."""
+        """From now on nothing goes wrong: whatever was lost is asked for again,
+        everything is answered once, and every slot that is not being read is free again.
+        """
         for _ in range(100):
             for side in self.sides:
                 for number in side.waiting:
@@ -258,7 +279,8 @@ TestAnyFault = AnyFault.TestCase
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
 def test_it_goes_on_for_ever(in_flight: int) -> None:
-    """Thousands of requests through a few slots, of which a sixth is lost, as many are repeated, and all come late and out of order."""
+    """Thousands of requests through a few slots, of which a sixth is lost, as many are
+    repeated, and all come late and out of order."""
     rng = np.random.default_rng(in_flight)
     with network(in_flight) as net:
         for _ in range(6000):
@@ -270,7 +292,9 @@ def test_it_goes_on_for_ever(in_flight: int) -> None:
                 for road in (side.there, side.back):
                     fate = rng.random()
                     road.carry(
-                        int(rng.integers(KEPT)), 0 if fate < 0.15 else 2 if fate < 0.3 else 1, keep=fate > 0.9 and len(road.messages) < KEPT // 2
+                        int(rng.integers(KEPT)),
+                        0 if fate < 0.15 else 2 if fate < 0.3 else 1,
+                        keep=fate > 0.9 and len(road.messages) < KEPT // 2,
                     )
                 side.consume(int(rng.integers(4)))
             net.poll(int(rng.integers(1, 3 * ROWS)))
@@ -282,15 +306,30 @@ def test_it_goes_on_for_ever(in_flight: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_faulty_policy_worker_in_another_process(seed: int) -> None:
-    """It answers late, out of order, twice, and sometimes never; whoever hears nothing asks again."""
+    """It answers late, out of order, twice, and sometimes never; whoever hears nothing
+    asks again."""
     in_flight, enough = 3, 1500
     with descriptors(2 * CLIENTS, 2) as (memory, (theirs, ours)):
-        ends = [(sending(memory[2 * i], theirs), receiving(memory[2 * i + 1], theirs)) for i in range(CLIENTS)]
+        ends = [
+            (sending(memory[2 * i], theirs), receiving(memory[2 * i + 1], theirs)) for i in range(CLIENTS)
+        ]
         clients = [ChannelInferenceClient(*pair, OBSERVATION, STATE, ROWS, in_flight) for pair in ends]
-        command = [sys.executable, str(Path(__file__).with_name("faulty_server.py")), *map(str, (seed, theirs, ours, *memory))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])}
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("faulty_server.py")),
+            *map(str, (seed, theirs, ours, *memory)),
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]),
+        }
         server = subprocess.Popen(
-            command, pass_fds=[*memory, theirs, ours], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            pass_fds=[*memory, theirs, ours],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         bell = EventBell(ours)
         waiting: list[dict[int, tuple[int, int]]] = [{} for _ in clients]

@@ -29,7 +29,9 @@ class Silent(Bell):
         raise AssertionError("nothing waits here")
 
 
-def joined(clients: int, in_flight: int) -> tuple[list[ChannelInferenceClient], ChannelInferenceServer, list[tuple[SlotConsumer, SlotProducer]]]:
+def joined(
+    clients: int, in_flight: int
+) -> tuple[list[ChannelInferenceClient], ChannelInferenceServer, list[tuple[SlotConsumer, SlotProducer]]]:
     ends, channels = [], []
     for _ in range(clients):
         requests, answers = LocalSegment(), LocalSegment()
@@ -82,7 +84,11 @@ def test_a_batch_is_bounded_and_clients_take_turns() -> None:
 
 def test_a_request_that_does_not_fit_is_the_next_batch_s() -> None:
     clients, server, _ = joined(2, 3)
-    posted = {(c, clients[c].post_request(*request(10 * c + i, rows))): (10 * c + i, rows) for c in (0, 1) for i, rows in enumerate((3, 4, 1))}
+    posted = {
+        (c, clients[c].post_request(*request(10 * c + i, rows))): (10 * c + i, rows)
+        for c in (0, 1)
+        for i, rows in enumerate((3, 4, 1))
+    }
     for client in clients:
         client.flush()
     for _ in range(8):
@@ -178,7 +184,8 @@ def test_who_is_answered_in_time_does_not_ask_again() -> None:
 
 
 def test_a_server_takes_no_request_whose_answer_would_find_no_room() -> None:
-    """However often a client asks, and however late it reads: nothing fails, and nothing else waits."""
+    """However often a client asks, and however late it reads: nothing fails, and nothing
+    else waits."""
     (client, other), server, _ = joined(2, 1)
     number = client.post_request(*request(1, 1))
     taken = []
@@ -282,13 +289,24 @@ def test_a_request_that_lies_about_its_rows_is_an_error(rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("observation", "state"),
-    [({"obs": Field((3,), "float32")}, STATE), (OBSERVATION, {"state.h": Field((2,), "float32")}), (OBSERVATION, {})],
+    [
+        ({"obs": Field((3,), "float32")}, STATE),
+        (OBSERVATION, {"state.h": Field((2,), "float32")}),
+        (OBSERVATION, {}),
+    ],
     ids=["observation", "a state of another shape", "no state"],
 )
 def test_a_client_with_other_rows_is_refused(observation: dict[str, Field], state: dict[str, Field]) -> None:
     segment = LocalSegment()
-    ChannelInferenceClient(SlotProducer(segment, Silent()), SlotConsumer(LocalSegment(), Silent()), observation, state, ROWS, 1)
-    server = ChannelInferenceServer([(SlotConsumer(segment, Silent()), SlotProducer(LocalSegment(), Silent()))], OBSERVATION, STATE, ANSWER)
+    ChannelInferenceClient(
+        SlotProducer(segment, Silent()), SlotConsumer(LocalSegment(), Silent()), observation, state, ROWS, 1
+    )
+    server = ChannelInferenceServer(
+        [(SlotConsumer(segment, Silent()), SlotProducer(LocalSegment(), Silent()))],
+        OBSERVATION,
+        STATE,
+        ANSWER,
+    )
     with pytest.raises(SchemaError, match="the policy needs"):
         server.poll_requests(1)
 
@@ -348,10 +366,16 @@ MOVES = st.tuples(
 
 
 @settings(max_examples=150, deadline=None)
-@example([(move, 0, 1, 0) for move in ("post", "flush", "poll", "respond", "consume", "flush", "again", "again")], 1)
+@example(
+    [(move, 0, 1, 0) for move in ("post", "flush", "poll", "respond", "consume", "flush", "again", "again")],
+    1,
+)
 @given(st.lists(MOVES, max_size=120), st.integers(1, 3))
-def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int, int, int]], in_flight: int) -> None:
-    """Requests carry their identity, answers echo it. Batches are answered in any order, some twice."""
+def test_any_interleaving_matches_answers_to_requests(
+    moves: list[tuple[str, int, int, int]], in_flight: int
+) -> None:
+    """Requests carry their identity, answers echo it. Batches are answered in any order,
+    some twice."""
     clients, server, channels = joined(2, in_flight)
     sides = [Side(client) for client in clients]
     polled: list[Requests] = []
@@ -373,7 +397,8 @@ def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int
             server.respond([one], echo([one]), version, 0)
             one.observation, one.state = {}, {}
             answered.append(one)
-        elif move == "again" and answered:  # a repeated answer, with nonsense in it, while there is room for it
+        elif move == "again" and answered:
+            # a repeated answer, with nonsense in it, while there is room for it
             one = answered[pick % len(answered)]
             answers = channels[one.client][1]
             if answers.free() > len(sides[one.client].waiting):
@@ -404,7 +429,7 @@ def test_any_interleaving_matches_answers_to_requests(moves: list[tuple[str, int
     assert not sides[0].waiting and not sides[1].waiting
 
 
-# ---- inline ------------------------------------------------------------------------------------------------------------------------------------
+# ---- inline ----------------------------------------------------------------------------
 
 
 class Echo(Policy):
@@ -434,7 +459,9 @@ class Echo(Policy):
 def inline(rows: int = 16) -> tuple[InlineInferenceClient, Echo, SlotWriter]:
     cell = LocalSegment()
     policy = Echo()
-    client = InlineInferenceClient(policy, 2, ParameterSubscriber(SlotReader(cell)), ANSWER, STATE, OBSERVATION, rows, Clock())
+    client = InlineInferenceClient(
+        policy, 2, ParameterSubscriber(SlotReader(cell)), ANSWER, STATE, OBSERVATION, rows, Clock()
+    )
     return client, policy, SlotWriter(cell, [])
 
 
@@ -487,7 +514,12 @@ def test_inline_takes_newer_parameters_when_told() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["post", "flush", "consume"]), st.integers(1, 4), st.integers(0, 5)), max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["post", "flush", "consume"]), st.integers(1, 4), st.integers(0, 5)),
+        max_size=80,
+    )
+)
 def test_inline_buffers_are_not_rewritten_before_they_are_read(moves: list[tuple[str, int, int]]) -> None:
     client, _, _ = inline()
     waiting: dict[int, tuple[int, int]] = {}

@@ -26,8 +26,13 @@ class Silent(Bell):
 def joined(*groups: int, slots: int = 2) -> tuple[ChannelSampleProducer, list[list[ChannelSampleConsumer]]]:
     """A producer and its groups of so many consumers."""
     segments = [[LocalSegment() for _ in range(count)] for count in groups]
-    producer = ChannelSampleProducer([[SlotProducer(segment, Silent()) for segment in group] for group in segments])
-    consumers = [[ChannelSampleConsumer([SlotConsumer(segment, Silent())], 0, 1) for segment in group] for group in segments]
+    producer = ChannelSampleProducer(
+        [[SlotProducer(segment, Silent()) for segment in group] for group in segments]
+    )
+    consumers = [
+        [ChannelSampleConsumer([SlotConsumer(segment, Silent())], 0, 1) for segment in group]
+        for group in segments
+    ]
     assert all(consumer.offered() is None for group in consumers for consumer in group)
     producer.offer(SCHEMA, ROWS, SEATS, slots)
     for group in consumers:
@@ -103,7 +108,11 @@ def test_what_is_reserved_is_one_block_until_it_is_sent() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.lists(st.integers(0, 9), max_size=80))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 9), max_size=80),
+)
 def test_nothing_is_lost_repeated_or_out_of_order(groups: list[int], slots: int, moves: list[int]) -> None:
     producer, consumers = joined(*groups, slots=slots)
     flat = [(g, i, consumer) for g, group in enumerate(consumers) for i, consumer in enumerate(group)]

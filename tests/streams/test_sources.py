@@ -9,7 +9,18 @@ import pytest
 from tests.workers.arena import SPACES, Arena, Games, judge
 from tests.workers.world import Known, KnownPolicy
 
-from tidemill import ActorCritic, Actors, AgentSpec, Drawn, Evaluation, Experiment, Fixed, Newest, Scripted, Trainer
+from tidemill import (
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Drawn,
+    Evaluation,
+    Experiment,
+    Fixed,
+    Newest,
+    Scripted,
+    Trainer,
+)
 from tidemill.algorithms.ppo import PPO
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.query import Query
@@ -42,7 +53,7 @@ def drawn(arena: Arena, source: Drawn, times: int = 400) -> Counter[int]:
     return found
 
 
-# ---- draws -------------------------------------------------------------------------------------------------------------------------------------
+# ---- draws -----------------------------------------------------------------------------
 
 
 def test_each_version_of_the_past_is_drawn_alike(arena: Arena) -> None:
@@ -110,7 +121,9 @@ def test_a_tag_is_followed_and_before_it_points_to_any_the_latest(arena: Arena) 
     assert drawing.refresh(known) and known.version == 2
 
 
-def test_the_database_is_looked_at_now_and_then_and_no_file_is_read_twice(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_is_looked_at_now_and_then_and_no_file_is_read_twice(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "LOOK", 1e9)
     arena.push(*range(4))
     known, drawing = policy(), subscription(arena, Drawn())
@@ -126,7 +139,9 @@ def test_the_database_is_looked_at_now_and_then_and_no_file_is_read_twice(arena:
         assert drawing.refresh(known) and known.version != 4
 
 
-def test_versions_that_are_collected_between_the_look_and_the_draw_are_drawn_no_more(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_are_collected_between_the_look_and_the_draw_are_drawn_no_more(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "LOOK", 1e9)
     arena.push(*range(20))
     known, drawing = policy(), subscription(arena, Drawn())
@@ -140,7 +155,9 @@ def test_versions_that_are_collected_between_the_look_and_the_draw_are_drawn_no_
     assert known.version in (20, 21)
 
 
-def test_when_all_that_is_drawn_is_collected_at_once_that_is_said(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_all_that_is_drawn_is_collected_at_once_that_is_said(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arena.push(0)
     drawing, newest = subscription(arena, Drawn()), [0]
     load = drawing._database.load
@@ -152,11 +169,14 @@ def test_when_all_that_is_drawn_is_collected_at_once_that_is_said(arena: Arena, 
         return load(name, which)
 
     monkeypatch.setattr(drawing._database, "load", late)
-    with pytest.raises(RunError, match=r'policy "policy": 8 versions were drawn .* collected before it could be read; keep more'):
+    with pytest.raises(
+        RunError,
+        match=r'policy "policy": 8 versions were drawn .* collected before it could be read; keep more',
+    ):
         drawing.refresh(policy())
 
 
-# ---- always the same ---------------------------------------------------------------------------------------------------------------------------
+# ---- always the same -------------------------------------------------------------------
 
 
 def test_fixed_parameters_are_a_file_s_or_the_untrained_ones(arena: Arena, tmp_path: Path) -> None:
@@ -171,9 +191,15 @@ def test_fixed_parameters_are_a_file_s_or_the_untrained_ones(arena: Arena, tmp_p
     assert subscription(arena, Fixed()).refresh(untrained) and untrained.version == 0
 
 
-def test_a_file_that_holds_no_weights_is_refused_when_the_worker_is_built(arena: Arena, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_weights_is_refused_when_the_worker_is_built(
+    arena: Arena, tmp_path: Path
+) -> None:
     (tmp_path / "text").write_text("hello")
-    for name, message in (("none", "No such file"), ("text", "holds no weights of a policy"), (".", "it is a folder")):
+    for name, message in (
+        ("none", "No such file"),
+        ("text", "holds no weights of a policy"),
+        (".", "it is a folder"),
+    ):
         with pytest.raises(ConfigError, match=f"{message}.*written by tidemill params RUN export"):
             subscription(arena, Fixed(file=str(tmp_path / name)))
 
@@ -191,11 +217,14 @@ def test_a_file_of_another_policy_is_refused(arena: Arena, tmp_path: Path) -> No
     assert fixed.refresh(other) and other.version == 1
 
 
-# ---- what can be known at the start ------------------------------------------------------------------------------------------------------------
+# ---- what can be known at the start ----------------------------------------------------
 
 
 def experiment(source: ParameterSource, evaluated: bool = True, **trainer: Any) -> Experiment:
-    opponents = Actors(environment=Scripted(agents=2), agents=(AgentSpec(match="red_0"), AgentSpec(parameters=source, samples=None)))
+    opponents = Actors(
+        environment=Scripted(agents=2),
+        agents=(AgentSpec(match="red_0"), AgentSpec(parameters=source, samples=None)),
+    )
     workers = {"actor": opponents, "trainer": Trainer(algorithm=PPO(), **trainer)}
     return Experiment(
         name="sources",
@@ -205,17 +234,32 @@ def experiment(source: ParameterSource, evaluated: bool = True, **trainer: Any) 
 
 
 def test_what_is_known_of_versions_can_be_asked_for() -> None:
-    where = "version > 3 and age < 100 and env_steps > 5 and training_return > 2 and algorithm/learning_rate < 1 and evaluation/elo.n > 0"
-    for source in (Newest(), Drawn(), Drawn(how="prioritised"), Drawn(tag="best"), Drawn(among=Query.parse(where))):
+    where = (
+        "version > 3 and age < 100 and env_steps > 5 and training_return > 2 and algorithm/learning_rate < 1 "
+        "and evaluation/elo.n > 0"
+    )
+    for source in (
+        Newest(),
+        Drawn(),
+        Drawn(how="prioritised"),
+        Drawn(tag="best"),
+        Drawn(among=Query.parse(where)),
+    ):
         experiment(source).check()
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Drawn(among=Query(order="-evaluation/win_rat")), 'asks for "evaluation/win_rat", which no version has; did you mean "evaluation/win_rate"'),
+        (
+            Drawn(among=Query(order="-evaluation/win_rat")),
+            'asks for "evaluation/win_rat", which no version has; did you mean "evaluation/win_rate"',
+        ),
         (Drawn(among=Query.parse("envsteps > 10")), 'asks for "envsteps".*did you mean "env_steps"'),
-        (Drawn(how="prioritised", metric="evaluation/beat"), 'asks for "evaluation/beat".*did you mean "evaluation/beats"'),
+        (
+            Drawn(how="prioritised", metric="evaluation/beat"),
+            'asks for "evaluation/beat".*did you mean "evaluation/beats"',
+        ),
     ],
 )
 def test_a_misspelt_field_is_refused_at_the_start(source: Drawn, message: str) -> None:
@@ -226,7 +270,9 @@ def test_a_misspelt_field_is_refused_at_the_start(source: Drawn, message: str) -
 def test_what_nobody_records_is_refused_at_the_start() -> None:
     experiment(Drawn(), evaluated=False).check()
     with pytest.raises(
-        ConfigError, match=r'draws versions of policy .* asks for "evaluation/beats", which no version has; .* with `drawn` NAME/win_rate'
+        ConfigError,
+        match=r'draws versions of policy .* asks for "evaluation/beats", which no version has; .* with '
+        r"`drawn` NAME/win_rate",
     ):
         experiment(Drawn(how="prioritised"), evaluated=False).check()
 
@@ -234,14 +280,24 @@ def test_what_nobody_records_is_refused_at_the_start() -> None:
 def test_what_is_recorded_of_another_policy_cannot_be_asked_for() -> None:
     made = experiment(Drawn())
     other = Trainer(algorithm=PPO(), policy="other", samples="others")
-    specs = AgentSpec(match="red_0", policy="other", samples="others"), AgentSpec(policy="other", parameters=Drawn(how="prioritised"), samples=None)
+    specs = (
+        AgentSpec(match="red_0", policy="other", samples="others"),
+        AgentSpec(policy="other", parameters=Drawn(how="prioritised"), samples=None),
+    )
     more = {"other": Actors(environment=Scripted(agents=2), agents=specs), "other-trainer": other}
-    with pytest.raises(ConfigError, match=r'other draws versions of policy "other": .* asks for "evaluation/beats"'):
-        made.replace(policies={**made.policies, "other": ActorCritic()}, workers={**made.workers, **more}).check()
+    with pytest.raises(
+        ConfigError, match=r'other draws versions of policy "other": .* asks for "evaluation/beats"'
+    ):
+        made.replace(
+            policies={**made.policies, "other": ActorCritic()}, workers={**made.workers, **more}
+        ).check()
 
 
 def test_a_draw_from_a_policy_whose_versions_nobody_keeps_is_refused_at_the_start() -> None:
-    message = 'actor-0, judge-0, evaluation-0 draws policy "policy" from the parameter database, but no trainer stores .* set the database_seconds'
+    message = (
+        'actor-0, judge-0, evaluation-0 draws policy "policy" from the parameter database, but no trainer '
+        "stores .* set the database_seconds"
+    )
     with pytest.raises(ConfigError, match=message):
         experiment(Drawn(), database_seconds=None).check()
 
@@ -249,7 +305,9 @@ def test_a_draw_from_a_policy_whose_versions_nobody_keeps_is_refused_at_the_star
 def test_a_draw_needs_a_folder(arena: Arena) -> None:
     context = arena.context("judge-0")
     context.folder = None
-    with pytest.raises(ConfigError, match='"policy" is drawn from the parameter database, but the run keeps no folder'):
+    with pytest.raises(
+        ConfigError, match='"policy" is drawn from the parameter database, but the run keeps no folder'
+    ):
         Drawn().build(context, "policy", np.random.default_rng(0))
 
 

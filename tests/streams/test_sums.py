@@ -1,4 +1,5 @@
-"""The sums of equal trainers, over the local transport: right, the same everywhere, and never more than a message ahead."""
+"""The sums of equal trainers, over the local transport: right, the same everywhere, and
+never more than a message ahead."""
 
 import numpy as np
 import pytest

@@ -138,7 +138,10 @@ class TestChannel:
         assert consumer.take() is None and consumer.waiting() == 0
 
     @settings(max_examples=40, deadline=None)
-    @given(slots=st.integers(1, 4), moves=st.lists(st.sampled_from(["reserve", "commit", "take", "release"]), max_size=80))
+    @given(
+        slots=st.integers(1, 4),
+        moves=st.lists(st.sampled_from(["reserve", "commit", "take", "release"]), max_size=80),
+    )
     @pytest.mark.parametrize("name", ["local", pytest.param("shared", marks=needs_linux)])
     def test_order_and_bound_hold_and_nothing_is_lost(self, name: str, slots: int, moves: list[str]) -> None:
         kind = Kind(name)
@@ -149,7 +152,9 @@ class TestChannel:
         for move in moves:
             if move == "reserve":
                 views = producer.reserve()
-                assert (views is None) == (sent - released >= slots) and producer.free() == slots - (sent - released)
+                assert (views is None) == (sent - released >= slots) and producer.free() == slots - (
+                    sent - released
+                )
                 reserved = views is not None
                 if views is not None:
                     views["number"][:] = sent
@@ -291,10 +296,12 @@ class TestLink:
         assert not other.send(b"c") and not other.send(b"d")
 
 
-# ---- headers that lie --------------------------------------------------------------------------------------------------------------------------
+# ---- headers that lie ------------------------------------------------------------------
 
 
-def described(description: object, memory: int = 1 << 16, length: int | None = None, magic: bytes = b"tidemill") -> LocalSegment:
+def described(
+    description: object, memory: int = 1 << 16, length: int | None = None, magic: bytes = b"tidemill"
+) -> LocalSegment:
     packed = description if isinstance(description, bytes) else msgspec.msgpack.encode(description)
     segment = LocalSegment()
     data = segment.create(memory)
@@ -308,7 +315,10 @@ def plain(dtype: str = "int64", shape: object = (), lead: object = (), slots: ob
     return {"schema": {"a": {"shape": shape, "dtype": dtype}}, "lead": lead, "slots": slots}
 
 
-ENDS: list[Callable[[Segment], SlotConsumer | SlotReader]] = [lambda s: SlotConsumer(s, Counting()), SlotReader]
+ENDS: list[Callable[[Segment], SlotConsumer | SlotReader]] = [
+    lambda s: SlotConsumer(s, Counting()),
+    SlotReader,
+]
 LIES = {
     "another magic": described(plain(), magic=b"notmine!"),
     "a huge description": described(plain(), length=1 << 40),
@@ -359,7 +369,7 @@ def test_a_segment_without_room_for_a_header_is_not_there_yet(size: int) -> None
     assert not any(end(segment).attach() for end in ENDS)
 
 
-# ---- between processes -------------------------------------------------------------------------------------------------------------------------
+# ---- between processes -----------------------------------------------------------------
 
 WRITER = """
 import sys, numpy as np
@@ -379,7 +389,9 @@ for version in range(int(sys.argv[2])):
 def test_a_cell_is_never_torn() -> None:
     descriptor = os.memfd_create("cell")
     last = 20_000
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(descriptor), str(last)], pass_fds=[descriptor])
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(descriptor), str(last)], pass_fds=[descriptor]
+    )
     try:
         reader = SlotReader(MemfdSegment(descriptor))
         while not reader.attach():
@@ -391,7 +403,9 @@ def test_a_cell_is_never_torn() -> None:
             if version < 0:
                 continue
             assert version >= before, "an older value after a newer one"
-            assert (into["a"] == version).all() and (into["b"] == version).all(), f"version {version} is a mixture"
+            assert (into["a"] == version).all() and (into["b"] == version).all(), (
+                f"version {version} is a mixture"
+            )
             before = version
             seen.add(version)
             assert writer.poll() in (None, 0)
@@ -431,7 +445,9 @@ def test_no_ring_is_lost_between_processes() -> None:
     there, back = os.memfd_create("there"), os.memfd_create("back")
     own, peer = os.eventfd(0), os.eventfd(0)
     descriptors = [there, back, peer, own]
-    other = subprocess.Popen([sys.executable, "-c", PONG, *map(str, descriptors), str(rounds)], pass_fds=descriptors)
+    other = subprocess.Popen(
+        [sys.executable, "-c", PONG, *map(str, descriptors), str(rounds)], pass_fds=descriptors
+    )
     rescues = 0
     try:
         bell, wake = EventBell(own), EventBell(peer)

@@ -1,4 +1,5 @@
-"""Versions whose weights tell their number, in a real parameter database; evaluation and actors over the ends of streams that a test holds."""
+"""Versions whose weights tell their number, in a real parameter database; evaluation and
+actors over the ends of streams that a test holds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ class Keeper(WorkerConfig):
 
 
 class Arena:
-    """An experiment of policies "policy" and "other" (both `KnownPolicy`), with a database in `folder`."""
+    """An experiment of policies "policy" and "other" (both `KnownPolicy`), with a
+    database in `folder`."""
 
     def __init__(self, folder: Path, workers: dict[str, WorkerConfig], streams: tuple[str, ...] = ()) -> None:
         Known.built.clear()
@@ -43,17 +45,23 @@ class Arena:
         self.folder, self.database = folder, ParameterDatabase(folder / PARAMETERS)
         policies = {name: KnownPolicy() for name in ("policy", "other")}
         self.experiment = Experiment(
-            name="arena", policies=policies, workers={**workers, "keeper": Keeper(policies=("policy", "other"), streams=streams)}
+            name="arena",
+            policies=policies,
+            workers={**workers, "keeper": Keeper(policies=("policy", "other"), streams=streams)},
         )
         self.edges = self.experiment.edges()
         self.ends = local_endpoints([name for name, _ in self.experiment.members()], self.edges)
-        self.writers = [self.ends["keeper-0"][0].writer(edge.name) for edge in self.edges if edge.kind == "cell"]
+        self.writers = [
+            self.ends["keeper-0"][0].writer(edge.name) for edge in self.edges if edge.kind == "cell"
+        ]
         for writer in self.writers:
             writer.offer(schema_of({"w": np.zeros(3)}))
         self.publish(0)
 
     def context(self, name: str) -> Context:
-        return Context(self.experiment, name, dict(self.experiment.members())[name], self.ends[name][0], str(self.folder))
+        return Context(
+            self.experiment, name, dict(self.experiment.members())[name], self.ends[name][0], str(self.folder)
+        )
 
     def build(self, name: str) -> Any:
         return dict(self.experiment.members())[name].build(self.context(name))
@@ -65,7 +73,9 @@ class Arena:
     def push(self, *versions: int, policy: str = "policy") -> None:
         """Push versions that were trained 100 env steps per update."""
         for version in versions:
-            self.database.push(policy, version, {"w": np.full(3, float(version))}, {"env_steps": 100.0 * version})
+            self.database.push(
+                policy, version, {"w": np.full(3, float(version))}, {"env_steps": 100.0 * version}
+            )
 
     def results(self, version: int) -> dict[str, float]:
         """What the database knows of a version, by name."""
@@ -78,24 +88,47 @@ class Arena:
 
 
 def judge(lanes: int = 1, ring: int = 1, count: int = 1, agents: int = 1, **spec: Any) -> Actors:
-    """Actors that play the version that is being evaluated, against `Drawn` ones in a game of two."""
-    own = AgentSpec(**{"match": "red_0", "parameters": Drawn(tag="evaluating"), "mode": "concise", "samples": "evaluation", **spec})
+    """Actors that play the version that is being evaluated, against `Drawn` ones in a
+    game of two."""
+    own = AgentSpec(
+        **{
+            "match": "red_0",
+            "parameters": Drawn(tag="evaluating"),
+            "mode": "concise",
+            "samples": "evaluation",
+            **spec,
+        }
+    )
     rest = (AgentSpec(match=".*", parameters=Drawn(), samples=None),) if agents > 1 else ()
     return Actors(environment=Marked(agents=agents), lanes=lanes, ring=ring, count=count, agents=(own, *rest))
 
 
 class Games(Arena):
-    """An evaluation worker whose actors are the test: it says how each game ended. There is a channel for each target of each actor."""
+    """An evaluation worker whose actors are the test: it says how each game ended. There
+    is a channel for each target of each actor."""
 
-    def __init__(self, folder: Path, lanes: int = 1, ring: int = 1, count: int = 1, agents: int = 1, slots: int = 64, **evaluation: Any) -> None:
-        super().__init__(folder, {"judge": judge(lanes, ring, count, agents), "evaluation": Evaluation(**evaluation)})
+    def __init__(
+        self,
+        folder: Path,
+        lanes: int = 1,
+        ring: int = 1,
+        count: int = 1,
+        agents: int = 1,
+        slots: int = 64,
+        **evaluation: Any,
+    ) -> None:
+        super().__init__(
+            folder, {"judge": judge(lanes, ring, count, agents), "evaluation": Evaluation(**evaluation)}
+        )
         self.producers = []
         for edge in self.edges:
             if edge.name.startswith("samples/"):
                 context = self.context(edge.source)
                 (spec, *rest) = self.experiment.workers["judge"].agents  # type: ignore[attr-defined]
                 producer = self.ends[edge.source][0].producer(edge.name)
-                producer.offer(sample_schema(spec, row_schema(context, spec, SPACES, {}), len(rest)), (1, 1), slots)
+                producer.offer(
+                    sample_schema(spec, row_schema(context, spec, SPACES, {}), len(rest)), (1, 1), slots
+                )
                 self.producers.append(producer)
         self.begin()
 
@@ -106,15 +139,34 @@ class Games(Arena):
         self.worker.start()
 
     def play(
-        self, version: int, reached: float, seat: int = 0, channel: int = 0, length: int = 5, last: int | None = None, against: Any = None
+        self,
+        version: int,
+        reached: float,
+        seat: int = 0,
+        channel: int = 0,
+        length: int = 5,
+        last: int | None = None,
+        against: Any = None,
     ) -> bool:
-        """Let a game of `version` end, which played `against` (version, policy's number). False when it has to wait."""
+        """Let a game of `version` end, which played `against` (version, policy's number).
+        False when it has to wait."""
         slot = self.producers[channel].reserve()
         if slot is None:
             return False
         poison(slot)
-        cells = {"version": version, "last_version": version if last is None else last, "seat": seat, "info_mask": True}
-        cells |= {"info.return": reached, "info.length": length, "info.said": 0, "done": True, "truncated": False}
+        cells = {
+            "version": version,
+            "last_version": version if last is None else last,
+            "seat": seat,
+            "info_mask": True,
+        }
+        cells |= {
+            "info.return": reached,
+            "info.length": length,
+            "info.said": 0,
+            "done": True,
+            "truncated": False,
+        }
         if against is not None:
             cells |= {"others.version": against[0], "others.policy": against[1]}
         for name, value in cells.items():

@@ -1,4 +1,5 @@
-"""The actor worker: its ring, when it takes parameters, how it is held back, and which agents its specs match."""
+"""The actor worker: its ring, when it takes parameters, how it is held back, and which
+agents its specs match."""
 
 import re
 from collections.abc import Callable
@@ -20,13 +21,27 @@ EDGE = "samples/s/actor-0/0"
 
 
 def spec(**changes: Any) -> AgentSpec:
-    steps = {"sample_steps": 4} if changes.get("mode", "fixed") == "fixed" and changes.get("samples", "s") else {}
+    steps = (
+        {"sample_steps": 4} if changes.get("mode", "fixed") == "fixed" and changes.get("samples", "s") else {}
+    )
     return AgentSpec(**{"policy": "p", "samples": "s", **steps, **changes})
 
 
-def world_of(environment: Marked | None = None, agents: tuple[AgentSpec, ...] | None = None, remote: bool = False, **actors: Any) -> World:
+def world_of(
+    environment: Marked | None = None,
+    agents: tuple[AgentSpec, ...] | None = None,
+    remote: bool = False,
+    **actors: Any,
+) -> World:
     environment = environment or Marked(shortest=3, longest=9)
-    return World(Actors(environment=environment, agents=agents or (spec(inference="ask-p" if remote else "inline"),), **actors), remote=remote)
+    return World(
+        Actors(
+            environment=environment,
+            agents=agents or (spec(inference="ask-p" if remote else "inline"),),
+            **actors,
+        ),
+        remote=remote,
+    )
 
 
 def play(world: World, until: Callable[[], bool], most: int = 300) -> None:
@@ -38,7 +53,7 @@ def play(world: World, until: Callable[[], bool], most: int = 300) -> None:
     raise AssertionError(f"not so after {most} polls")
 
 
-# ---- the ring ----------------------------------------------------------------------------------------------------------------------------------
+# ---- the ring --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -47,7 +62,13 @@ def test_a_target_that_is_not_ready_holds_up_no_other(remote: bool) -> None:
     world.begin()
     slow = Marked.built[1]
     slow.stalled = True
-    play(world, lambda: len(world.got.get("samples/s/actor-0/0", ())) >= 4 and len(world.got.get("samples/s/actor-0/2", ())) >= 4)
+    play(
+        world,
+        lambda: (
+            len(world.got.get("samples/s/actor-0/0", ())) >= 4
+            and len(world.got.get("samples/s/actor-0/2", ())) >= 4
+        ),
+    )
     assert (slow.sends, slow.receipts) == (1, 0)
     assert "samples/s/actor-0/1" not in world.got
     slow.stalled = False
@@ -104,7 +125,7 @@ def test_requests_are_joined_until_there_are_enough() -> None:
     assert sizes[0] == 4
 
 
-# ---- parameters --------------------------------------------------------------------------------------------------------------------------------
+# ---- parameters ------------------------------------------------------------------------
 
 
 def versions_by_episode(world: World) -> dict[tuple[int, int], list[int]]:
@@ -116,7 +137,8 @@ def versions_by_episode(world: World) -> dict[tuple[int, int], list[int]]:
 
 
 def test_one_lane_takes_parameters_before_each_reset() -> None:
-    """One version per episode, the newest at its reset, though samples end in the middle."""
+    """One version per episode, the newest at its reset, though samples end in the
+    middle."""
     world = world_of(Marked(shortest=6, longest=6), lanes=1, slots=1)
     world.begin()
     newest: dict[int, int] = {}
@@ -148,13 +170,15 @@ def test_many_lanes_take_parameters_at_sample_boundaries() -> None:
     stamps = [sample["version"] for sample in world.got[EDGE]]
     assert len(stamps) == 40
     for number, stamp in enumerate(stamps):
-        # The first row was answered before the boundary; all others are of the newest version, though it came while the actor was held back.
+        # The first row was answered before the boundary; all others are of the newest
+        # version, though it came while the actor was held back.
         assert {*stamp[1:][stamp[1:] >= 0].tolist()} == {number}
         assert {*stamp[0].tolist()} <= {-1, number - 1, 0}
 
 
 def pulled(world: World, ticks: int) -> bool:
-    """True when a version that is published after the first rows is taken within so many ticks without a boundary."""
+    """True when a version that is published after the first rows is taken within so many
+    ticks without a boundary."""
     world.begin()
     world.poll()
     world.publish()
@@ -184,7 +208,9 @@ def test_the_timed_pull_takes_single_lanes_whose_samples_are_dropped_when_they_l
     assert not pulled(World(Actors(environment=long, agents=(spec(),), lanes=1)), 4 * PULL_TICKS)
 
 
-def test_a_single_lane_whose_episode_may_never_end_takes_parameters_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_lane_whose_episode_may_never_end_takes_parameters_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(actor, "ENDLESS_TICKS", 4 * PULL_TICKS)
     endless = Marked(shortest=10**6, longest=10**6, promises=False)
     assert not pulled(world_of(endless, lanes=1), 2 * PULL_TICKS)
@@ -198,12 +224,18 @@ def test_parameters_are_there_before_the_first_row() -> None:
     assert min(v for versions in Known.built[0].asked.values() for v in versions) == 0
 
 
-# ---- held back ---------------------------------------------------------------------------------------------------------------------------------
+# ---- held back -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environment", [Marked(), Marked(same_step=True), Marked(agents=3, turns=3)], ids=["in step", "same step", "by index"])
+@pytest.mark.parametrize(
+    "environment",
+    [Marked(), Marked(same_step=True), Marked(agents=3, turns=3)],
+    ids=["in step", "same step", "by index"],
+)
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(environment: Marked, remote: bool) -> None:
+def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(
+    environment: Marked, remote: bool
+) -> None:
     world = world_of(environment, lanes=2, slots=2, remote=remote)
     world.begin()
     for _ in range(200):
@@ -213,11 +245,19 @@ def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(en
     while (views := consumer.take()) is not None:
         taken.append({n: a.copy() for n, a in views.items()})
     assert len(taken) == 2
-    counts = Marked.built[0].sends, Marked.built[0].receipts, sum(len(v) for v in Known.built[0].asked.values())
+    counts = (
+        Marked.built[0].sends,
+        Marked.built[0].receipts,
+        sum(len(v) for v in Known.built[0].asked.values()),
+    )
     for _ in range(20):
         result = world.actor._poll()
         assert (result.sample_count, result.batch_count) == (0, 0)  # so that the worker sleeps
-    assert counts == (Marked.built[0].sends, Marked.built[0].receipts, sum(len(v) for v in Known.built[0].asked.values()))
+    assert counts == (
+        Marked.built[0].sends,
+        Marked.built[0].receipts,
+        sum(len(v) for v in Known.built[0].asked.values()),
+    )
     world.got[EDGE] = taken
     for _ in taken:
         consumer.release()
@@ -245,11 +285,13 @@ def test_a_sample_is_sent_when_its_last_row_is_answered(remote: bool) -> None:
     assert Marked.built[0].receipts == 5
 
 
-# ---- specs -------------------------------------------------------------------------------------------------------------------------------------
+# ---- specs -----------------------------------------------------------------------------
 
 
 def agents(*names: str, wide: tuple[str, ...] = ()) -> list[AgentInfo]:
-    return [AgentInfo(name, Spaces(Box((3 if name in wide else 2,), "float32"), Discrete(2))) for name in names]
+    return [
+        AgentInfo(name, Spaces(Box((3 if name in wide else 2,), "float32"), Discrete(2))) for name in names
+    ]
 
 
 def test_the_first_spec_that_matches_wins_by_name_or_index() -> None:
@@ -264,12 +306,22 @@ def test_the_first_spec_that_matches_wins_by_name_or_index() -> None:
     ("specs", "wide", "message"),
     [
         ([spec(match="red.*")], (), 'matches agent 2 "blue_0"'),
-        ([spec(), spec(match="blue.*")], (), 'agent spec "blue.*" matches no agent that an earlier spec left; ".*" stands before it'),
-        ([spec(match="rde_0"), spec()], (), 'agent spec "rde_0" matches no agent that an earlier spec left; did you mean "red_0"?'),
+        (
+            [spec(), spec(match="blue.*")],
+            (),
+            'agent spec "blue.*" matches no agent that an earlier spec left; ".*" stands before it',
+        ),
+        (
+            [spec(match="rde_0"), spec()],
+            (),
+            'agent spec "rde_0" matches no agent that an earlier spec left; did you mean "red_0"?',
+        ),
         ([spec()], ("blue_0",), 'agents "red_0" and "blue_0" have different spaces'),
     ],
 )
-def test_specs_that_do_not_fit_are_refused_by_name(specs: list[AgentSpec], wide: tuple[str, ...], message: str) -> None:
+def test_specs_that_do_not_fit_are_refused_by_name(
+    specs: list[AgentSpec], wide: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         match_agents(agents("red_0", "red_1", "blue_0", wide=wide), specs)
     assert message in str(caught.value)
@@ -279,7 +331,14 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for changes in ({"match": "("}, {"sample_steps": 0}, {"bootstrap": 0}, {"burn_in": -1}):
         with pytest.raises(ConfigError):
             spec(**changes)
-    for changes in ({"lanes": 0}, {"ring": 0}, {"max_episode_steps": -1}, {"flush_requests": 0}, {"slots": 0}, {"agents": ()}):
+    for changes in (
+        {"lanes": 0},
+        {"ring": 0},
+        {"max_episode_steps": -1},
+        {"flush_requests": 0},
+        {"slots": 0},
+        {"agents": ()},
+    ):
         with pytest.raises(ConfigError):
             Actors(**{"environment": Marked(), **changes})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="two agent specs use one sample stream"):
@@ -309,15 +368,21 @@ def test_two_specs_share_one_policy_and_one_batch() -> None:
     two = spec(match="red_0"), spec(match="red_1", samples="t", sample_steps=3, burn_in=1)
     world = world_of(Marked(agents=2, deaths=True), two, lanes=2, ring=2, flush_requests=4)
     facts = world.begin()
-    assert {name: (f.seats_per_lane, f.burn_in, f.bootstrap) for name, f in facts.samples.items()} == {"s": (1, 0, 1), "t": (1, 1, 1)}
+    assert {name: (f.seats_per_lane, f.burn_in, f.bootstrap) for name, f in facts.samples.items()} == {
+        "s": (1, 0, 1),
+        "t": (1, 1, 1),
+    }
     play(world, lambda: len(world.got) == 4 and min(map(len, world.got.values())) >= 3)
     assert len(Known.built) == 1
-    assert {int(s["obs"][-1, :, 0].max()) // OFFSET for samples in world.got.values() for s in samples} == {0, 1}
+    assert {int(s["obs"][-1, :, 0].max()) // OFFSET for samples in world.got.values() for s in samples} == {
+        0,
+        1,
+    }
     assert np.unique([s["obs"][-1, :, 1].max() for s in world.got["samples/t/actor-0/0"]]).tolist() == [1]
     assert check_samples(world)
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------------------------------------
+# ---- memory ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +400,9 @@ def test_rows_that_cannot_fit_are_refused_with_the_sums(monkeypatch: pytest.Monk
     monkeypatch.setattr(actor_memory, "available", lambda: 1_000_000)
     world_of(lanes=4, ring=2).begin()
     with pytest.raises(
-        ConfigError, match=r"(?s)MB of memory, and 1\.0 MB are available; make sample_steps.*samples: .* = 2 x 3 slots x 50,001 rows x 4 "
+        ConfigError,
+        match=r"(?s)MB of memory, and 1\.0 MB are available; make sample_steps.*samples: .* = 2 x 3 slots x "
+        r"50,001 rows x 4 ",
     ):
         world_of(agents=(spec(sample_steps=50_000),), lanes=4, slots=3, count=2).begin()
 
@@ -346,7 +413,12 @@ def test_what_an_actor_says_of_its_slots_is_what_it_offers() -> None:
     for _ in range(4):
         world.poll()
         world.drain()
-    offered = [sum(a.nbytes for a in slot.values()) for c in world.consumers.values() if c.attach() for slot in c._views]  # type: ignore[attr-defined]
+    offered = [
+        sum(a.nbytes for a in slot.values())
+        for c in world.consumers.values()
+        if c.attach()
+        for slot in c._views  # type: ignore[attr-defined]
+    ]
     assert len(offered) == 6
     assert sum(offered) <= told["samples"] < sum(offered) + 6 * 64 * len(world.consumers[EDGE].schema)
 
@@ -367,7 +439,10 @@ class Few(Marked):
 def test_more_lanes_than_there_can_be_at_a_time_are_refused_with_the_sum() -> None:
     world_of(Few(), lanes=5, ring=2).begin()
     for wrapped in (spec(), spec(frame_stack=2)):
-        with pytest.raises(ConfigError, match=r"12 lanes .* \(actor: count 2 x ring 2 x 3 lanes\).* can be 11.*--max-sessions 12"):
+        with pytest.raises(
+            ConfigError,
+            match=r"12 lanes .* \(actor: count 2 x ring 2 x 3 lanes\).* can be 11.*--max-sessions 12",
+        ):
             world_of(Few(), agents=(wrapped,), lanes=3, ring=2, count=2).begin()
     BUILT.clear()
     with pytest.raises(ConfigError, match="1,000 lanes"):
@@ -380,12 +455,18 @@ def test_a_hundred_million_lanes_are_refused_before_they_are_built() -> None:
         world_of(Fat(), lanes=100_000_000).begin()
 
 
-def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(actor_memory, "available", lambda: 20_000_000_000)
-    np.ones(31_000_000, np.int8)  # freed at once: from then on glibc takes arrays up to this size from its heap, and keeps twice as much free
+    # freed at once: from then on glibc takes arrays up to this size from its heap, and
+    # keeps twice as much free
+    np.ones(31_000_000, np.int8)
     [np.ones(100_000, np.int8) for _ in range(140)]  # in which half of the lanes would lie
     with pytest.raises(ConfigError) as caught:
         world_of(Fat(), agents=(spec(samples=None),), lanes=300_000).begin()
-    found = re.search(r"environments: ([\d.]+) GB = ring 1 x 300,000 lanes x ([\d,]+) bytes", str(caught.value))
+    found = re.search(
+        r"environments: ([\d.]+) GB = ring 1 x 300,000 lanes x ([\d,]+) bytes", str(caught.value)
+    )
     assert found is not None, caught.value
     assert 90_000 < int(found[2].replace(",", "")) < 150_000

@@ -5,7 +5,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.api.control import Configure, Episodes, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, Up, pack, unpack_up
+from tidemill.api.control import (
+    Configure,
+    Episodes,
+    Exit,
+    Facts,
+    Pause,
+    SampleFacts,
+    Save,
+    Start,
+    State,
+    Statistics,
+    Status,
+    Up,
+    pack,
+    unpack_up,
+)
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import EnvironmentFault, PeerLost
 from tidemill.core.loops import Loop
@@ -99,7 +114,12 @@ def test_a_whole_life(life: Life) -> None:
     assert not life.turns(Exit("enough"))
     assert worker.calls == ["configure", "poll", "poll", "save", "poll", "on_exit", "close"]
     heard = life.heard()
-    assert [m.state for m in heard if isinstance(m, Status)] == [State.RUNNING, State.PAUSED, State.RUNNING, State.COMPLETED]
+    assert [m.state for m in heard if isinstance(m, Status)] == [
+        State.RUNNING,
+        State.PAUSED,
+        State.RUNNING,
+        State.COMPLETED,
+    ]
     assert heard[-1].reason == "enough"  # type: ignore[union-attr]
     (last,) = (m for m in heard if isinstance(m, Statistics))
     assert last.polls == worker.polls == 3
@@ -233,7 +253,11 @@ def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: Life) -> None:
     life.worker.fails_at["poll"] = ValueError("x" * 1_000_000 + " the end")
     life.turns(Configure(FACTS), Start())
     (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
-    assert len(failed.error) == base.ERROR_LIMIT and "the end (" in failed.error and failed.error.endswith("in _note)")
+    assert (
+        len(failed.error) == base.ERROR_LIMIT
+        and "the end (" in failed.error
+        and failed.error.endswith("in _note)")
+    )
     assert len(failed.details) == base.DETAILS_LIMIT and failed.details.endswith("the end\n")
 
 
@@ -269,7 +293,9 @@ def running(life: Life) -> Iterator[tuple[Life, threading.Thread]]:
     assert not thread.is_alive()
 
 
-def test_run_sleeps_until_it_is_rung(running: tuple[Life, threading.Thread], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_sleeps_until_it_is_rung(
+    running: tuple[Life, threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though it would sleep for an hour."""
     monkeypatch.setattr(base, "LOOK_AGAIN", 3600.0)
     life, thread = running

@@ -1,4 +1,5 @@
-"""Buffer workers: what they change, that nothing is lost on the way, and what a trainer behind them takes."""
+"""Buffer workers: what they change, that nothing is lost on the way, and what a trainer
+behind them takes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,7 +12,17 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 from tests.workers.world import KnownPolicy, Sink, answer_of
 
-from tidemill import PPO, ActorCritic, Buffers, Experiment, Limits, RandomShift, Reanalyse, RecurrentActorCritic, Scripted
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Buffers,
+    Experiment,
+    Limits,
+    RandomShift,
+    Reanalyse,
+    RecurrentActorCritic,
+    Scripted,
+)
 from tidemill.algorithms.augmentation import shift
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.control import Facts, SampleFacts
@@ -33,12 +44,18 @@ experiments = load_file(EXPERIMENTS, "test")
 SEATS, STEPS, BURN_IN, SLOTS = 2, 4, 1, 2
 ROWS = BURN_IN + STEPS + 1
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
-ANSWERED = {"obs": Field((5,), "float32"), "action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+ANSWERED = {
+    "obs": Field((5,), "float32"),
+    "action": Field((), "int64"),
+    "log_prob": Field((), "float32"),
+    "value": Field((), "float32"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Add(ProcessorConfig):
-    """Adds to every reward, in place or not. What it does wrong: "field" (a new one), "shape"."""
+    """Adds to every reward, in place or not. What it does wrong: "field" (a new one),
+    "shape"."""
 
     amount: float = 1.0
     in_place: bool = True
@@ -63,7 +80,7 @@ class _Add(Processor):
             sample["reward"] = np.zeros((3, 3, 3), np.float32)
 
 
-# ---- one worker at a time: both of its ends are the test's ---------------------------------------------------------------------------------------
+# ---- one worker at a time: both of its ends are the test's -----------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +92,8 @@ class Source(WorkerConfig):
 
 
 class Line:
-    """Producers that the test holds → buffer workers that it polls → a consumer of its own."""
+    """Producers that the test holds → buffer workers that it polls → a consumer of its
+    own."""
 
     def __init__(
         self,
@@ -90,19 +108,28 @@ class Line:
     ) -> None:
         self.config = Buffers(process=process, policy=policy, **buffers)
         sink = Sink(streams={"samples": "policy"}, policies=("policy",) if policy else ())
-        workers: dict[str, WorkerConfig] = {"source": Source(count=sources), "buffers": self.config, "sink": sink}
+        workers: dict[str, WorkerConfig] = {
+            "source": Source(count=sources),
+            "buffers": self.config,
+            "sink": sink,
+        }
         experiment = Experiment(name="line", policies={"policy": KnownPolicy()}, workers=workers)
         ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges())
         edges = [edge for edge in experiment.edges() if edge.kind == "channel"]
         self.producers = []
         for number, count in zip(range(sources), itertools.cycle(seats), strict=False):
             name = f"source-{number}"
-            self.producers.append(sample_producer(Context(experiment, name, Source(), ends[name][0]), ("gathered",)))
+            self.producers.append(
+                sample_producer(Context(experiment, name, Source(), ends[name][0]), ("gathered",))
+            )
             self.producers[-1].offer(schema, ROWS, count, SLOTS)
         if policy:
             self.writer = ends["sink-0"][0].writer("parameters/policy/sink-0")
             self.writer.offer(schema_of({"w": np.zeros(3)}))
-        facts = Facts(spaces={"policy": spaces}, samples={"gathered": SampleFacts(1, BURN_IN if mode == "fixed" else 0, 1, mode)})
+        facts = Facts(
+            spaces={"policy": spaces},
+            samples={"gathered": SampleFacts(1, BURN_IN if mode == "fixed" else 0, 1, mode)},
+        )
         self.workers, self.facts, self.links = [], [], []
         for number in range(self.config.count):
             name = f"buffers-{number}"
@@ -200,7 +227,11 @@ def test_burn_in_bootstrap_and_states_pass_unchanged() -> None:
     sample = line.take()
     assert sample is not None and (sample.burn_in, sample.bootstrap) == (BURN_IN, 1)
     np.testing.assert_array_equal(sample["state.h"], states)
-    assert (sample["version"][:BURN_IN] == -1).all() and sample["on_reset"][2].all() and (sample["reward"] == 6).all()
+    assert (
+        (sample["version"][:BURN_IN] == -1).all()
+        and sample["on_reset"][2].all()
+        and (sample["reward"] == 6).all()
+    )
 
 
 @pytest.mark.parametrize("last", [2, ROWS - 1])
@@ -227,7 +258,8 @@ def test_what_a_processor_puts_in_place_of_a_field_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"), [("field", r"added or removed fields of a sample \(bonus\)"), ("shape", "changed the shape of reward")]
+    ("wrong", "message"),
+    [("field", r"added or removed fields of a sample \(bonus\)"), ("shape", "changed the shape of reward")],
 )
 def test_a_processor_that_changes_the_form_of_samples_is_told_off(wrong: str, message: str) -> None:
     line = Line(Add(wrong=wrong))
@@ -240,15 +272,22 @@ def test_the_memory_of_its_slots_is_planned() -> None:
     line = Line(sources=3)
     (need,) = line.facts[0].memory
     assert line.offered is not None and [block.slots for block in line.offered] == [3 * SLOTS]
-    assert need.what == "buffer workers' samples" and need.sums == f"1 consumers x 6 slots x {need.nbytes // 6:,} bytes"
+    assert (
+        need.what == "buffer workers' samples"
+        and need.sums == f"1 consumers x 6 slots x {need.nbytes // 6:,} bytes"
+    )
 
 
 def test_samples_of_different_sizes_are_refused_at_start() -> None:
-    with pytest.raises(ConfigError, match=rf'stream "gathered" \({ROWS} rows x 2 seats and {ROWS} rows x 3 seats\); give each kind a stream'):
+    with pytest.raises(
+        ConfigError,
+        match=rf'stream "gathered" \({ROWS} rows x 2 seats and {ROWS} rows x 3 seats\); give each kind a '
+        rf"stream",
+    ):
         Line(sources=2, seats=(2, 3))
 
 
-# ---- processors ----------------------------------------------------------------------------------------------------------------------------------
+# ---- processors ------------------------------------------------------------------------
 
 
 def test_rows_get_the_values_of_the_newest_policy_and_keep_the_version_that_acted() -> None:
@@ -267,14 +306,23 @@ def test_rows_get_the_values_of_the_newest_policy_and_keep_the_version_that_acte
         line.send(0, change=fill)
         assert line.poll() == 1
         sample = line.take()
-        assert sample is not None and line.workers[0]._stats() == {"samples": 1.0 + (version == 5), "version": version}
+        assert sample is not None and line.workers[0]._stats() == {
+            "samples": 1.0 + (version == 5),
+            "version": version,
+        }
         expected = np.asarray(answer_of((0, 0, 0, rows, 0), version, True)["value"], np.float32)
         expected[3, 1] = -7
         np.testing.assert_array_equal(sample["value"], expected)
-        assert (sample["action"] == 3).all() and (sample["log_prob"] == -8).all() and (np.delete(sample["version"].ravel(), 7) == 2).all()
+        assert (
+            (sample["action"] == 3).all()
+            and (sample["log_prob"] == -8).all()
+            and (np.delete(sample["version"].ravel(), 7) == 2).all()
+        )
 
 
-def test_more_rows_than_the_policy_is_asked_for_at_once_are_all_valued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_the_policy_is_asked_for_at_once_are_all_valued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tidemill.algorithms.reanalysis.MOST_ROWS", 5)
     check_values(ActorCritic(hidden=(8,)).build(SPACES, 1), {})
 
@@ -282,7 +330,10 @@ def test_more_rows_than_the_policy_is_asked_for_at_once_are_all_valued(monkeypat
 def test_a_recurrent_policy_goes_on_from_each_row_s_stored_state() -> None:
     config = RecurrentActorCritic()
     rng = np.random.default_rng(1)
-    states = {name: rng.standard_normal((4, 3, *field.shape)).astype(field.dtype) for name, field in config.state(SPACES).items()}
+    states = {
+        name: rng.standard_normal((4, 3, *field.shape)).astype(field.dtype)
+        for name, field in config.state(SPACES).items()
+    }
     check_values(config.build(SPACES, 1), states)
 
 
@@ -297,8 +348,17 @@ def check_values(policy: Policy, states: Arrays) -> None:
         "log_prob": np.zeros((4, 3), np.float32),
     }
     sample = Sample(arrays)
-    answers = {name: array.reshape(12, *array.shape[2:]).copy() for name, array in arrays.items() if name not in ("obs", "version")}
-    policy.act({"obs": arrays["obs"].reshape(12, 5)}, {n: s.reshape(12, *s.shape[2:]) for n, s in states.items()}, True, answers)
+    answers = {
+        name: array.reshape(12, *array.shape[2:]).copy()
+        for name, array in arrays.items()
+        if name not in ("obs", "version")
+    }
+    policy.act(
+        {"obs": arrays["obs"].reshape(12, 5)},
+        {n: s.reshape(12, *s.shape[2:]) for n, s in states.items()},
+        True,
+        answers,
+    )
     schema = {name: Field(array.shape[2:], array.dtype.name) for name, array in arrays.items()}
     Reanalyse().build(schema, policy, 0).process(sample)
     np.testing.assert_allclose(sample["value"], answers["value"].reshape(4, 3), rtol=1e-5)
@@ -330,37 +390,55 @@ def test_every_image_is_shifted_by_a_draw_of_its_own_and_nothing_else_is(shape: 
     assert (sample["obs.speed"] == 1).all() and pictures.astype(bool).sum() == lit
 
 
-# ---- whole runs ----------------------------------------------------------------------------------------------------------------------------------
+# ---- whole runs ------------------------------------------------------------------------
 
 
-def through(buffers: dict[str, Buffers], first: str = "gathered", actors: dict[str, Any] | None = None, **trainer: Any) -> Experiment:
+def through(
+    buffers: dict[str, Buffers], first: str = "gathered", actors: dict[str, Any] | None = None, **trainer: Any
+) -> Experiment:
     made: Experiment = experiments.experiment(Scripted(agents=2), **trainer)
     actor = made.workers["actor"].replace(**actors or {})
     actor = actor.replace(agents=(actor.agents[0].replace(samples=first),))
     return made.replace(workers={"actor": actor, **buffers, "trainer": made.workers["trainer"]})
 
 
-def gathered(folder: Path, buffers: dict[str, Buffers], launch: str, first: str) -> list[dict[str, np.ndarray]]:
+def gathered(
+    folder: Path, buffers: dict[str, Buffers], launch: str, first: str
+) -> list[dict[str, np.ndarray]]:
     """Train four updates through the buffers and return the samples that arrived."""
     folder.mkdir()
-    made = through(buffers, first, algorithm=experiments.Recorder(record=str(folder / "sample")), batch_size=1)
-    train(made.replace(limits=Limits(updates=4)), launch=launch, run_dir=folder / "run", source=__file__, quiet=True)
+    made = through(
+        buffers, first, algorithm=experiments.Recorder(record=str(folder / "sample")), batch_size=1
+    )
+    train(
+        made.replace(limits=Limits(updates=4)),
+        launch=launch,
+        run_dir=folder / "run",
+        source=__file__,
+        quiet=True,
+    )
     return [dict(np.load(folder / f"sample-{i}.npz")) for i in range(4)]
 
 
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
-def test_samples_pass_through_a_chain_in_order_and_are_changed_on_the_way(tmp_path: Path, launch: str) -> None:
+def test_samples_pass_through_a_chain_in_order_and_are_changed_on_the_way(
+    tmp_path: Path, launch: str
+) -> None:
     chain = {
         "two": Buffers(samples="b", into="samples", process=(Add(amount=10.0), Add(amount=100.0))),
         "one": Buffers(samples="a", into="b", process=(Add(),)),
     }
-    plain, added = gathered(tmp_path / "plain", {}, launch, "samples"), gathered(tmp_path / "added", chain, launch, "a")
+    plain = gathered(tmp_path / "plain", {}, launch, "samples")
+    added = gathered(tmp_path / "added", chain, launch, "a")
     for before, after in zip(plain, added, strict=True):
         for name in before.keys() - {"version"}:  # which depends on who is quicker
-            np.testing.assert_array_equal(after[name], before[name] + 111 if name == "reward" else before[name], err_msg=name)
+            np.testing.assert_array_equal(
+                after[name], before[name] + 111 if name == "reward" else before[name], err_msg=name
+            )
 
 
-AT_ONCE: list[tuple[int, int, int, int, int]] = [  # actors, ring, buffer workers (0: none), trainers → samples that each trainer takes
+# actors, ring, buffer workers (0: none), trainers → samples that each trainer takes
+AT_ONCE: list[tuple[int, int, int, int, int]] = [
     (1, 1, 0, 1, 1),
     (2, 2, 0, 1, 4),
     (2, 2, 1, 1, 4),
@@ -374,7 +452,9 @@ AT_ONCE: list[tuple[int, int, int, int, int]] = [  # actors, ring, buffer worker
 
 
 @pytest.mark.parametrize(("actors", "ring", "buffers", "trainers", "samples"), AT_ONCE)
-def test_buffer_workers_do_not_change_how_many_samples_a_trainer_takes(actors: int, ring: int, buffers: int, trainers: int, samples: int) -> None:
+def test_buffer_workers_do_not_change_how_many_samples_a_trainer_takes(
+    actors: int, ring: int, buffers: int, trainers: int, samples: int
+) -> None:
     group = {"one": Buffers(process=(), count=buffers)} if buffers else {}
     made = through(group, "gathered" if buffers else "samples", {"count": actors, "ring": ring})
     made = made.replace(workers={**made.workers, "trainer": made.workers["trainer"].replace(count=trainers)})
@@ -386,7 +466,10 @@ def test_buffer_workers_do_not_change_how_many_samples_a_trainer_takes(actors: i
 @pytest.mark.parametrize("launch", ["inline", "processes"])
 def test_several_actors_buffer_workers_and_trainers_train_full_batches(tmp_path: Path, launch: str) -> None:
     made = through({"one": Buffers(process=(Add(),), count=2)}, actors={"count": 2, "ring": 2})
-    made = made.replace(workers={**made.workers, "trainer": made.workers["trainer"].replace(count=2)}, limits=Limits(updates=12))
+    made = made.replace(
+        workers={**made.workers, "trainer": made.workers["trainer"].replace(count=2)},
+        limits=Limits(updates=12),
+    )
     result = train(made, launch=launch, run_dir=tmp_path / "run", source=__file__, quiet=True)
     assert result.summary["updates"] == 12 and result.summary["dropped"] == 0
     steps = [record["step"] for record in read_metrics(tmp_path / "run")]
@@ -395,7 +478,9 @@ def test_several_actors_buffer_workers_and_trainers_train_full_batches(tmp_path:
 
 
 def test_what_buffer_workers_have_done_is_among_the_metrics(tmp_path: Path) -> None:
-    made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}).replace(limits=Limits(seconds=1.0))
+    made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}).replace(
+        limits=Limits(seconds=1.0)
+    )
     train(made, launch="threads", run_dir=tmp_path / "run", source=__file__, quiet=True)
     last = read_metrics(tmp_path / "run")[-1]
     assert last["time/one-0/samples"] > 0 and last["time/one-0/version"] > 0
@@ -403,14 +488,23 @@ def test_what_buffer_workers_have_done_is_among_the_metrics(tmp_path: Path) -> N
 
 def test_rows_are_as_old_as_their_actor_s_version_re_analysed_or_not(tmp_path: Path) -> None:
     made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}, max_policy_lag=1, batch_size=1)
-    result = train(made.replace(limits=Limits(updates=30)), launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
+    result = train(
+        made.replace(limits=Limits(updates=30)),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        source=__file__,
+        quiet=True,
+    )
     records = read_metrics(tmp_path / "run")
     assert max(record["lag/max"] for record in records) == 1
     assert result.summary["dropped"] == records[-1]["dropped"] > 0  # more than one sample is on its way
 
 
 def test_the_recurrent_policy_is_trained_on_re_analysed_samples(tmp_path: Path) -> None:
-    made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}, algorithm=PPO(chunk_steps=8, minibatch_size=32, epochs=1))
+    made = through(
+        {"one": Buffers(process=(Reanalyse(),), policy="policy")},
+        algorithm=PPO(chunk_steps=8, minibatch_size=32, epochs=1),
+    )
     made = made.replace(policies={"policy": RecurrentActorCritic()}, limits=Limits(updates=3))
     result = train(made, launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
     assert result.summary["updates"] == 3
@@ -419,10 +513,19 @@ def test_the_recurrent_policy_is_trained_on_re_analysed_samples(tmp_path: Path) 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_episodes_pass_through(tmp_path: Path, padded: bool) -> None:
-    made = through({"one": Buffers(process=(Add(amount=0.5),))}, algorithm=experiments.Recorder(record=str(tmp_path / "sample")), batch_size=1)
+    made = through(
+        {"one": Buffers(process=(Add(amount=0.5),))},
+        algorithm=experiments.Recorder(record=str(tmp_path / "sample")),
+        batch_size=1,
+    )
     actor = made.workers["actor"]
     actor = actor.replace(agents=(actor.agents[0].replace(mode="full", padded=padded, sample_steps=128),))
-    train(made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=6)), launch="inline", run_dir=tmp_path / "run", quiet=True)
+    train(
+        made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=6)),
+        launch="inline",
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
     for number in range(6):
         sample = dict(np.load(tmp_path / f"sample-{number}.npz"))
         final = int((sample["done"] | sample["truncated"])[:, 0].argmax())
@@ -430,7 +533,7 @@ def test_episodes_pass_through(tmp_path: Path, padded: bool) -> None:
         assert (sample["reward"] % 1 == 0.5).all()
 
 
-# ---- what cannot be ------------------------------------------------------------------------------------------------------------------------------
+# ---- what cannot be --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -459,12 +562,30 @@ def test_samples_that_would_go_round_in_a_circle_are_refused() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (through({"one": Buffers(samples="gatherd", process=())}), '"gathered": actor-0 produces it, but nobody consumes it; did you mean "gatherd"'),
-        (through({"one": Buffers(samples="lost", process=())}, "samples"), '"lost": one-0 consumes it, but nobody produces it'),
-        (through({"one": Buffers(into="sample", process=())}), '"sample": one-0 produces it, but nobody consumes it; did you mean "samples"'),
-        (through({"one": Buffers(process=(Reanalyse(),), policy="polcy")}), 'uses policy "polcy", which the experiment lacks; did you mean "policy"'),
-        (through({"one": Buffers(process=())}, max_policy_lag=0), "max_policy_lag = 0, which needs producers that wait for it, and one-0"),
-        (through({"one": Buffers(process=(RandomShift(),))}), r"RandomShift shifts images, .* the rows have none \(obs float32\[5\]\)"),
+        (
+            through({"one": Buffers(samples="gatherd", process=())}),
+            '"gathered": actor-0 produces it, but nobody consumes it; did you mean "gatherd"',
+        ),
+        (
+            through({"one": Buffers(samples="lost", process=())}, "samples"),
+            '"lost": one-0 consumes it, but nobody produces it',
+        ),
+        (
+            through({"one": Buffers(into="sample", process=())}),
+            '"sample": one-0 produces it, but nobody consumes it; did you mean "samples"',
+        ),
+        (
+            through({"one": Buffers(process=(Reanalyse(),), policy="polcy")}),
+            'uses policy "polcy", which the experiment lacks; did you mean "policy"',
+        ),
+        (
+            through({"one": Buffers(process=())}, max_policy_lag=0),
+            "max_policy_lag = 0, which needs producers that wait for it, and one-0",
+        ),
+        (
+            through({"one": Buffers(process=(RandomShift(),))}),
+            r"RandomShift shifts images, .* the rows have none \(obs float32\[5\]\)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_at_start(tmp_path: Path, made: Experiment, message: str) -> None:
@@ -475,7 +596,18 @@ def test_what_cannot_be_is_refused_at_start(tmp_path: Path, made: Experiment, me
 def test_a_policy_that_nobody_gives_or_that_goes_with_other_rows_is_refused(tmp_path: Path) -> None:
     made = through({"one": Buffers(process=(Reanalyse(),), policy="other")})
     made = made.replace(policies={**made.policies, "other": experiments.ByObservation()})
-    with pytest.raises(ConfigError, match='parameters stream "other": one-0 subscribes it, but nobody publishes it'):
+    with pytest.raises(
+        ConfigError, match='parameters stream "other": one-0 subscribes it, but nobody publishes it'
+    ):
         made.check()
-    with pytest.raises(ConfigError, match=r'with policy "policy", which goes with other rows: obs is float32\[7\], and float32\[5\] there'):
-        Line(Reanalyse(), policy="policy", schema={**ROW_FIELDS, **ANSWERED}, spaces=Spaces(Box((7,), "float32"), Discrete(4)))
+    with pytest.raises(
+        ConfigError,
+        match=r'with policy "policy", which goes with other rows: obs is float32\[7\], and float32\[5\] '
+        r"there",
+    ):
+        Line(
+            Reanalyse(),
+            policy="policy",
+            schema={**ROW_FIELDS, **ANSWERED},
+            spaces=Spaces(Box((7,), "float32"), Discrete(4)),
+        )

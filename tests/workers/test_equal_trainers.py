@@ -1,4 +1,5 @@
-"""Several equal trainers: one version of the weights, one end, and no update that is half done."""
+"""Several equal trainers: one version of the weights, one end, and no update that is half
+done."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,20 @@ from tests.workers.world import KnownPolicy
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig
-from tidemill.api.control import Configure, Exit, Facts, Pause, SampleFacts, Save, Start, State, Statistics, Status, pack, unpack_up
+from tidemill.api.control import (
+    Configure,
+    Exit,
+    Facts,
+    Pause,
+    SampleFacts,
+    Save,
+    Start,
+    State,
+    Statistics,
+    Status,
+    pack,
+    unpack_up,
+)
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.core.checkpoint import read_newest
@@ -40,7 +54,9 @@ class Averager(DataParallel):
     def __init__(self, policy: Policy) -> None:
         self.policy, self.count, self.rank = policy, np.zeros(()), 0
 
-    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[np.ndarray, None, dict[str, float]]:
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[np.ndarray, None, dict[str, float]]:
         rewards = [s["reward"][s.trained()] for s in samples]
         for _ in range(2):
             sums = np.array([sum(float(r.sum()) for r in rewards), sum(r.size for r in rewards)])
@@ -62,12 +78,23 @@ class Averager(DataParallel):
 class Group:
     """Equal trainers, each with a producer that the test holds."""
 
-    def __init__(self, count: int = 2, folder: Path | None = None, limits: Limits | None = None, resume: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        count: int = 2,
+        folder: Path | None = None,
+        limits: Limits | None = None,
+        resume: str | None = None,
+        **settings: Any,
+    ) -> None:
         config = Trainer(**{"algorithm": Averaging(), "count": count, **settings})
         workers: dict[str, WorkerConfig] = {"source": Source(count=count), "trainer": config}
-        self.experiment = Experiment(name="group", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits())
+        self.experiment = Experiment(
+            name="group", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits()
+        )
         ends = local_endpoints([name for name, _ in self.experiment.members()], self.experiment.edges())
-        self.producers = [ends[f"source-{i}"][0].producer(f"samples/samples/source-{i}/0/trainer-{i}") for i in range(count)]
+        self.producers = [
+            ends[f"source-{i}"][0].producer(f"samples/samples/source-{i}/0/trainer-{i}") for i in range(count)
+        ]
         for producer in self.producers:
             producer.offer(FIELDS, (ROWS, SEATS), 4)
         self.links = [ends[f"trainer-{i}"][1] for i in range(count)]
@@ -75,10 +102,17 @@ class Group:
         self.workers: list[TrainerWorker] = []
         for i in range(count):
             context = trainer_module.Context(
-                self.experiment, f"trainer-{i}", config, ends[f"trainer-{i}"][0], None if folder is None else str(folder), resume
+                self.experiment,
+                f"trainer-{i}",
+                config,
+                ends[f"trainer-{i}"][0],
+                None if folder is None else str(folder),
+                resume,
             )
             self.workers.append(TrainerWorker(context, config))
-        self.tell(Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)})), Start())
+        self.tell(
+            Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)})), Start()
+        )
         self.told: list[list[Any]] = [[] for _ in range(count)]
         self.turns(1)
 
@@ -248,10 +282,14 @@ def test_told_to_end_they_end_together_after_the_update(tmp_path: Path, paused: 
     assert group.states() == [State.COMPLETED] * 2 and group.weights() == [1, 1]
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 1).all() and facts["updates"] == 1
-    assert [m.reason for m in group.heard(0) if isinstance(m, Status) and m.state is State.COMPLETED] == ["enough"]
+    assert [m.reason for m in group.heard(0) if isinstance(m, Status) and m.state is State.COMPLETED] == [
+        "enough"
+    ]
 
 
-def test_a_trainer_left_alone_gives_up_what_is_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_left_alone_gives_up_what_is_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = Group(folder=tmp_path)
     for i in range(2):
         group.send(i, 4.0)
@@ -302,7 +340,9 @@ def test_an_algorithm_that_sums_nothing_is_refused() -> None:
     group = Group(algorithm=Adding())
     group.turns(1)
     assert group.states() == [State.FAILED] * 2
-    assert "several equal trainers cannot run Adding" in next(m.error for m in group.heard(0) if isinstance(m, Status) and m.error)
+    assert "several equal trainers cannot run Adding" in next(
+        m.error for m in group.heard(0) if isinstance(m, Status) and m.error
+    )
 
 
 def test_who_shares_a_process() -> None:
@@ -311,11 +351,16 @@ def test_who_shares_a_process() -> None:
     shared = experiment.replace(together=("source", "trainer"))
     assert shared.processes() == [["source-0", "trainer-0"], ["source-1", "trainer-1"]]
     shared.check()
-    for together, message in ((("source", "trainr"), 'did you mean "trainer"'), (("trainer", "trainer"), "must be different")):
+    for together, message in (
+        (("source", "trainr"), 'did you mean "trainer"'),
+        (("trainer", "trainer"), "must be different"),
+    ):
         with pytest.raises(ConfigError, match=message):
             experiment.replace(together=together).check()
     with pytest.raises(ConfigError, match="have one count"):
-        experiment.replace(together=("source", "trainer"), workers={**experiment.workers, "source": Source(count=3)}).check()
+        experiment.replace(
+            together=("source", "trainer"), workers={**experiment.workers, "source": Source(count=3)}
+        ).check()
 
 
 def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path: Path) -> None:

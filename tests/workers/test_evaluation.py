@@ -1,4 +1,5 @@
-"""The evaluation manager: which games count, what is told of them, which version is the best one."""
+"""The evaluation manager: which games count, what is told of them, which version is the
+best one."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LOOK", 0.0)
 
 
-# ---- which games count -------------------------------------------------------------------------------------------------------------------------
+# ---- which games count -----------------------------------------------------------------
 
 
 def test_each_seat_plays_its_share_so_that_short_games_are_not_favoured(tmp_path: Path) -> None:
@@ -159,11 +160,13 @@ def test_a_new_stage_begins_anew_with_a_version_of_its_own(tmp_path: Path) -> No
     games.push(2)
     games.play(2, 5.0), games.play(2, 7.0)
     (told,) = games.evaluate()
-    assert told.stage == 1 and told.values["evaluation/return"] == 6.0 and told.values["evaluation/version"] == 2
+    assert (
+        told.stage == 1 and told.values["evaluation/return"] == 6.0 and told.values["evaluation/version"] == 2
+    )
     assert "evaluation/return" not in games.results(1)
 
 
-# ---- what is told ------------------------------------------------------------------------------------------------------------------------------
+# ---- what is told ----------------------------------------------------------------------
 
 
 def test_the_interval_is_the_mean_s_at_95_per_cent(tmp_path: Path) -> None:
@@ -188,7 +191,12 @@ def test_of_one_game_the_interval_is_the_game(tmp_path: Path) -> None:
     games.push(0)
     games.play(0, -2.0)
     (told,) = games.evaluate()
-    assert told.values["once/return_low"] == told.values["once/return"] == told.values["once/return_high"] == -2.0
+    assert (
+        told.values["once/return_low"]
+        == told.values["once/return"]
+        == told.values["once/return_high"]
+        == -2.0
+    )
 
 
 def test_a_draw_is_half_a_win(tmp_path: Path) -> None:
@@ -198,11 +206,15 @@ def test_a_draw_is_half_a_win(tmp_path: Path) -> None:
     for reached in (9.0, 10.0, 11.0, 500.0):
         games.play(0, reached)
     (told,) = games.evaluate()
-    assert told.values["evaluation/win_rate"] == 2.5 / 4 and games.results(0)["evaluation/win_rate"] == 2.5 / 4
-    assert {*told.values} == {*Evaluation(drawn=10.0).measures()} - {"evaluation/elo", "evaluation/info/"}, "nobody was played"
+    assert (
+        told.values["evaluation/win_rate"] == 2.5 / 4 and games.results(0)["evaluation/win_rate"] == 2.5 / 4
+    )
+    assert {*told.values} == {*Evaluation(drawn=10.0).measures()} - {"evaluation/elo", "evaluation/info/"}, (
+        "nobody was played"
+    )
 
 
-# ---- the best one ------------------------------------------------------------------------------------------------------------------------------
+# ---- the best one ----------------------------------------------------------------------
 
 
 def test_the_best_tag_moves_only_upward_and_a_resumed_run_knows_how_high_it_is(tmp_path: Path) -> None:
@@ -241,7 +253,9 @@ def test_the_best_version_is_one_of_the_present_stage(tmp_path: Path) -> None:
     enter(0)
     assert [reach(0, 500.0), reach(1, 400.0)] == [0, 0]
     enter(1)
-    assert [reach(2, 50.0), reach(3, 40.0), reach(4, 60.0)] == [2, 2, 4], "version 0 was better where it was easier"
+    assert [reach(2, 50.0), reach(3, 40.0), reach(4, 60.0)] == [2, 2, 4], (
+        "version 0 was better where it was easier"
+    )
     assert games.results(0)["evaluation/stage"] == 1 and games.results(4)["evaluation/stage"] == 2
     games.begin()
     enter(1)
@@ -260,7 +274,7 @@ def test_a_best_version_that_a_resumed_run_goes_back_behind_is_forgotten(tmp_pat
     assert told.values["evaluation/version"] == 0 and games.database.tags("policy")["best"] == 0
 
 
-# ---- opponents ---------------------------------------------------------------------------------------------------------------------------------
+# ---- opponents -------------------------------------------------------------------------
 
 
 def test_who_plays_rated_versions_is_rated_by_theirs(tmp_path: Path) -> None:
@@ -281,7 +295,8 @@ def test_who_plays_rated_versions_is_rated_by_theirs(tmp_path: Path) -> None:
     assert told.values["evaluation/elo"] == pytest.approx(first) == games.results(1)["evaluation/elo"]
     games.push(2, 3)
     games.evaluate()
-    for against in ((0, 0), (1, 0)):  # a win against each: 2.5 of 3 against ratings of which their mean is one
+    # a win against each: 2.5 of 3 against ratings of which their mean is one
+    for against in ((0, 0), (1, 0)):
         games.play(3, 1.0, against=against)
     games.play(3, -1.0, against=(3, 0))  # itself
     games.play(3, -1.0, against=(0, 1))  # of another policy
@@ -300,7 +315,8 @@ def test_an_opponent_that_was_not_rated_counts_as_the_newest_one_before_it_that_
     assert games.evaluate()[0].values["evaluation/elo"] == 1000.0
     games.push(5, 6, 7, 8)
     games.evaluate()
-    games.play(8, 1.0, against=(7, 0)), games.play(8, 1.0, against=(1, 0))  # 7 counts as 4; nobody before 1 was rated
+    # 7 counts as 4; nobody before 1 was rated
+    games.play(8, 1.0, against=(7, 0)), games.play(8, 1.0, against=(1, 0))
     # 1 of 1, and the draw that is assumed: 1.5 of 2, odds of 3 to 1
     (told,) = games.evaluate()
     assert told.values["evaluation/elo"] == pytest.approx(1000 + 400 * np.log10(3))
@@ -308,7 +324,9 @@ def test_an_opponent_that_was_not_rated_counts_as_the_newest_one_before_it_that_
     games.evaluate()
     games.database.untag("policy", "best")
     games.database.collect("policy", 1)
-    assert {version.version for version in games.database.versions("policy")} == {9}, "every rated one was collected"
+    assert {version.version for version in games.database.versions("policy")} == {9}, (
+        "every rated one was collected"
+    )
     games.play(9, 0.0, against=(9, 0)), games.play(9, 0.0, against=(8, 0))
     (told,) = games.evaluate()
     assert told.values["evaluation/elo"] == pytest.approx(1000 + 400 * np.log10(3))
@@ -331,13 +349,25 @@ def test_it_is_noted_which_versions_beat_whom_was_evaluated(tmp_path: Path) -> N
     games = Games(tmp_path, agents=2, games=7, drawn=0.0)
     games.push(0, 1, 2, 3)
     games.evaluate()
-    for version, policy, reached in ((0, 0, 1.0), (0, 0, 1.0), (1, 0, -1.0), (1, 0, 0.0), (2, 1, -1.0), (-1, 0, -1.0), (3, 0, 1.0)):
+    for version, policy, reached in (
+        (0, 0, 1.0),
+        (0, 0, 1.0),
+        (1, 0, -1.0),
+        (1, 0, 0.0),
+        (2, 1, -1.0),
+        (-1, 0, -1.0),
+        (3, 0, 1.0),
+    ):
         games.play(3, reached, against=(version, policy))
     (told,) = games.evaluate()
     assert told.values["evaluation/win_rate"] == 3.5 / 7
     beats = {v.version: v.means.get("evaluation/beats") for v in games.database.versions("policy")}
     assert beats[2] is None, "that was a version of another policy, and one that changed within the game"
-    assert {version: (mean.count, mean.mean) for version, mean in beats.items() if mean} == {0: (2, 0.0), 1: (2, 0.75), 3: (1, 0.0)}
+    assert {version: (mean.count, mean.mean) for version, mean in beats.items() if mean} == {
+        0: (2, 0.0),
+        1: (2, 0.75),
+        3: (1, 0.0),
+    }
 
 
 def test_an_opponent_that_was_collected_while_it_played_is_left_out(tmp_path: Path) -> None:
@@ -350,13 +380,18 @@ def test_an_opponent_that_was_collected_while_it_played_is_left_out(tmp_path: Pa
     assert told.values["evaluation/win_rate"] == 1.0 and games.results(1) == {"evaluation/beats": 0.0}
 
 
-# ---- with actors -------------------------------------------------------------------------------------------------------------------------------
+# ---- with actors -----------------------------------------------------------------------
 
 
 def test_actors_play_what_is_evaluated(tmp_path: Path) -> None:
     """Real ones, of many lanes, one lane, and a ring; versions come while they play."""
-    for number, shape in enumerate(({"lanes": 5}, {"lanes": 1, "ring": 3}, {"lanes": 2, "ring": 2, "count": 2})):
-        arena = Arena(tmp_path / str(number), {"judge": judge(agents=2, **shape), "evaluation": Evaluation(games=10, drawn=0.0)})
+    for number, shape in enumerate(
+        ({"lanes": 5}, {"lanes": 1, "ring": 3}, {"lanes": 2, "ring": 2, "count": 2})
+    ):
+        arena = Arena(
+            tmp_path / str(number),
+            {"judge": judge(agents=2, **shape), "evaluation": Evaluation(games=10, drawn=0.0)},
+        )
         arena.push(0)
         names = [name for name, _ in arena.experiment.members() if name.startswith("judge")]
         actors = [arena.build(name) for name in names]
@@ -382,7 +417,7 @@ def test_actors_play_what_is_evaluated(tmp_path: Path) -> None:
         assert all(values["evaluation/games"] == -(-10 // seats) * seats for values in seen)
 
 
-# ---- what cannot be ----------------------------------------------------------------------------------------------------------------------------
+# ---- what cannot be --------------------------------------------------------------------
 
 FACTS = Facts(samples={"evaluation": SampleFacts(1, 0, 1, "concise")})
 
@@ -391,12 +426,17 @@ FACTS = Facts(samples={"evaluation": SampleFacts(1, 0, 1, "concise")})
     ("changes", "message"),
     [
         ({"mode": "full"}, 'has mode = "full".*set mode = "concise"'),
-        ({"parameters": Drawn(tag="evaluatin")}, r'has parameters = .*tag=.evaluatin.*set parameters = Drawn\(tag="evaluating"\)'),
+        (
+            {"parameters": Drawn(tag="evaluatin")},
+            r'has parameters = .*tag=.evaluatin.*set parameters = Drawn\(tag="evaluating"\)',
+        ),
         ({"parameters": Fixed()}, r'set parameters = Drawn\(tag="evaluating"\)'),
         ({"policy": "other"}, 'has policy = "other".*set policy = "policy"'),
     ],
 )
-def test_actors_that_play_something_else_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_actors_that_play_something_else_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     arena = Arena(tmp_path, {"judge": judge(**changes), "evaluation": Evaluation()})
     with pytest.raises(ConfigError, match=f'judge-0: agent spec "red_0".*{message}'):
         Evaluation().check(arena.experiment)
@@ -404,7 +444,9 @@ def test_actors_that_play_something_else_are_refused(tmp_path: Path, changes: di
 
 def test_episodes_come_from_actors_alone(tmp_path: Path) -> None:
     between = Buffers(samples="gathered", into="evaluation", process=())
-    arena = Arena(tmp_path, {"judge": judge(samples="gathered"), "buffers": between, "evaluation": Evaluation()})
+    arena = Arena(
+        tmp_path, {"judge": judge(samples="gathered"), "buffers": between, "evaluation": Evaluation()}
+    )
     with pytest.raises(ConfigError, match='buffers-0 fills sample stream "evaluation"'):
         Evaluation().check(arena.experiment)
 

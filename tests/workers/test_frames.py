@@ -1,4 +1,5 @@
-"""Frame stacks: spaces, and frames of environments that do all that environments do. What rows hold of them is in test_rows."""
+"""Frame stacks: spaces, and frames of environments that do all that environments do. What
+rows hold of them is in test_rows."""
 
 import asyncio
 import threading
@@ -56,7 +57,8 @@ def test_bounds_of_images_go_with_their_channels() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Film(EnvironmentConfig):
-    """Two agents whose every element is the number of the tick; `script` has for each tick which of the seats are (present, done, restarted)."""
+    """Two agents whose every element is the number of the tick; `script` has for each
+    tick which of the seats are (present, done, restarted)."""
 
     space: Any = None
     script: Any = None
@@ -96,9 +98,13 @@ class Showing(Environment):
         pass
 
 
-def watch(space: Space, script: list[list[tuple[int, int, int]]], resets: Sequence[int] = (0,), frames: int = 3) -> list[tuple[Any, Any]]:
+def watch(
+    space: Space, script: list[list[tuple[int, int, int]]], resets: Sequence[int] = (0,), frames: int = 3
+) -> list[tuple[Any, Any]]:
     """What agents see in each tick, and at the end of restarted episodes."""
-    actors = Actors(environment=Film(space=space, script=script), agents=(AgentSpec(frame_stack=frames),), lanes=1)
+    actors = Actors(
+        environment=Film(space=space, script=script), agents=(AgentSpec(frame_stack=frames),), lanes=1
+    )
     environment = build_environment(actors, 1, 0)
     environment.bind([[0, 1]])
     (agent, _) = environment.agents
@@ -117,14 +123,32 @@ HERE, AWAY, ENDS, AGAIN = (1, 0, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1)
 
 def test_the_newest_frames_stand_last_and_a_first_one_stands_for_those_before_it() -> None:
     seen = watch(Box((2,), "float32"), [[HERE, HERE]] * 4)
-    assert [obs["obs"][0, :, 0].tolist() for obs, _ in seen] == [[10, 10, 10], [10, 10, 20], [10, 20, 30], [20, 30, 40]]
-    assert [obs["obs"][1, :, 1].tolist() for obs, _ in seen] == [[11, 11, 11], [11, 11, 21], [11, 21, 31], [21, 31, 41]]
+    assert [obs["obs"][0, :, 0].tolist() for obs, _ in seen] == [
+        [10, 10, 10],
+        [10, 10, 20],
+        [10, 20, 30],
+        [20, 30, 40],
+    ]
+    assert [obs["obs"][1, :, 1].tolist() for obs, _ in seen] == [
+        [11, 11, 11],
+        [11, 11, 21],
+        [11, 21, 31],
+        [21, 31, 41],
+    ]
 
 
 def test_an_absent_seat_keeps_its_frames() -> None:
     seen = watch(Box((2,), "float32"), [[HERE, HERE], [AWAY, HERE], [HERE, AWAY], [HERE, HERE]])
-    assert [seen[t][0]["obs"][0, :, 0].tolist() for t in (0, 2, 3)] == [[10, 10, 10], [10, 10, 30], [10, 30, 40]]
-    assert [seen[t][0]["obs"][1, :, 0].tolist() for t in (0, 1, 3)] == [[11, 11, 11], [11, 11, 21], [11, 21, 41]]
+    assert [seen[t][0]["obs"][0, :, 0].tolist() for t in (0, 2, 3)] == [
+        [10, 10, 10],
+        [10, 10, 30],
+        [10, 30, 40],
+    ]
+    assert [seen[t][0]["obs"][1, :, 0].tolist() for t in (0, 1, 3)] == [
+        [11, 11, 11],
+        [11, 11, 21],
+        [11, 21, 41],
+    ]
 
 
 def test_a_seat_that_comes_late_begins_with_its_own_first_frame() -> None:
@@ -133,9 +157,17 @@ def test_a_seat_that_comes_late_begins_with_its_own_first_frame() -> None:
 
 
 def test_frames_do_not_go_from_one_episode_into_the_next() -> None:
-    seen = watch(Box((2,), "float32"), [[HERE, HERE], [ENDS, HERE], [HERE, ENDS], [HERE, HERE]], resets=(0, 2))
-    assert [obs["obs"][0, :, 0].tolist() for obs, _ in seen] == [[10, 10, 10], [10, 10, 20], [30, 30, 30], [30, 30, 40]]
-    seen = watch(Box((2,), "float32"), [[HERE, HERE], [ENDS, HERE], [HERE, HERE]])  # a seat may begin again without a reset of its lane
+    seen = watch(
+        Box((2,), "float32"), [[HERE, HERE], [ENDS, HERE], [HERE, ENDS], [HERE, HERE]], resets=(0, 2)
+    )
+    assert [obs["obs"][0, :, 0].tolist() for obs, _ in seen] == [
+        [10, 10, 10],
+        [10, 10, 20],
+        [30, 30, 30],
+        [30, 30, 40],
+    ]
+    # a seat may begin again without a reset of its lane
+    seen = watch(Box((2,), "float32"), [[HERE, HERE], [ENDS, HERE], [HERE, HERE]])
     assert seen[2][0]["obs"][0, :, 0].tolist() == [30, 30, 30]
 
 
@@ -160,20 +192,30 @@ def test_images_are_stacked_along_their_channels(shape: tuple[int, ...]) -> None
 def test_what_is_not_stacked_is_the_newest() -> None:
     space = Dict({"see": Box((1,), "float32"), "action_mask": Box((2,), "int8"), "pick": Discrete(99)})
     seen = watch(space, [[HERE, HERE], [HERE, HERE], [AGAIN, HERE]])
-    assert {n: a.shape[1:] for n, a in seen[0][0].items()} == {n: f.shape for n, f in schema_of_space(stacked(space, 3), "obs").items()}
+    assert {n: a.shape[1:] for n, a in seen[0][0].items()} == {
+        n: f.shape for n, f in schema_of_space(stacked(space, 3), "obs").items()
+    }
     assert seen[1][0]["obs.see"][0, :, 0].tolist() == [10, 10, 20]
-    assert seen[1][0]["obs.action_mask"][0].tolist() == [20, 20] and seen[1][0]["obs.pick"].tolist() == [20, 21]
-    assert seen[2][1]["obs.action_mask"][0].tolist() == [35, 35] and seen[2][1]["obs.see"][0, :, 0].tolist() == [10, 20, 35]
+    assert seen[1][0]["obs.action_mask"][0].tolist() == [20, 20] and seen[1][0]["obs.pick"].tolist() == [
+        20,
+        21,
+    ]
+    assert seen[2][1]["obs.action_mask"][0].tolist() == [35, 35] and seen[2][1]["obs.see"][
+        0, :, 0
+    ].tolist() == [10, 20, 35]
 
 
 def test_an_environment_of_specs_without_stacks_is_left_as_it_is() -> None:
-    assert isinstance(build_environment(Actors(environment=Film(space=Discrete(2), script=[])), 1, 0), Showing)
+    assert isinstance(
+        build_environment(Actors(environment=Film(space=Discrete(2), script=[])), 1, 0), Showing
+    )
 
 
 class Clinging(gymnasium.Env[Any, Any]):
     """Its steps hang until they are `freed`."""
 
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
     freed = threading.Event()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -209,9 +251,15 @@ class AsyncClinging:
 
 
 @pytest.mark.parametrize("kind", ["threads", "loop"])
-def test_environments_that_hang_are_waited_for_at_the_same_time(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_environments_that_hang_are_waited_for_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.5)
-    inner = Gymnasium(make=f"{__file__}:Clinging", threads=1) if kind == "threads" else Asynchronous(make=f"{__file__}:AsyncClinging")
+    inner = (
+        Gymnasium(make=f"{__file__}:Clinging", threads=1)
+        if kind == "threads"
+        else Asynchronous(make=f"{__file__}:AsyncClinging")
+    )
     actors = Actors(environment=Slots(environment=inner), agents=(AgentSpec(mode="stepwise", frame_stack=2),))
     environments = [build_environment(actors, 1, seed) for seed in range(40)]
     for environment in environments:

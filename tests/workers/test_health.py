@@ -30,7 +30,10 @@ def slots(count: int) -> Any:
             "the first fault was: slot 0: it was lost; the last: slot 1: it has other spaces$",
         ),
         (["it was lost", "it was lost"], "the first fault was: slot 0: it was lost$"),
-        (["step 3 (session 5f.0) was lost", "step 12 (session 5f.17) was lost"], r"the first fault was: slot 0: step 3 \(session 5f.0\) was lost$"),
+        (
+            ["step 3 (session 5f.0) was lost", "step 12 (session 5f.17) was lost"],
+            r"the first fault was: slot 0: step 3 \(session 5f.0\) was lost$",
+        ),
     ],
 )
 def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_last_where_that_is_another(
@@ -43,7 +46,11 @@ def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_las
         slot.faults.append(text)
         clock.now += 2 * LOOK
     several[1].rests = 1  # and steps again by now
-    with pytest.raises(EnvironmentFault, match=f"^slot 1 fails again and again, and an exact run goes on with all of its slots or none; {told}"):
+    with pytest.raises(
+        EnvironmentFault,
+        match="^slot 1 fails again and again, and an exact run goes on with all of its slots or none; "
+        f"{told}",
+    ):
         health.look()
 
 
@@ -54,8 +61,15 @@ def test_of_slots_that_rest_is_told_how_many_there_are_now(clock: Any) -> None:
         slot.faults.append("it was lost")
         slot.resting = True
     health.look()
-    faults, resting = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}, {"slot/0/resting": 1.0, "slot/1/resting": 1.0}
-    assert health.stats() == {"slots/healthy": 1.0, "slots/resting": 2.0, "slots/faults": 2.0, **faults, **resting}
+    faults = {"slot/0/faults": 1.0, "slot/1/faults": 1.0}
+    resting = {"slot/0/resting": 1.0, "slot/1/resting": 1.0}
+    assert health.stats() == {
+        "slots/healthy": 1.0,
+        "slots/resting": 2.0,
+        "slots/faults": 2.0,
+        **faults,
+        **resting,
+    }
     several[0].resting = several[1].resting = False
     assert health.stats() == {"slots/healthy": 3.0, "slots/resting": 0.0, "slots/faults": 2.0, **faults}
 
@@ -90,7 +104,11 @@ def test_each_slots_first_rest_is_told_at_once_by_itself(clock: Any) -> None:
     several[2].faults.append("it was closed")  # while it rests
     clock.now += 2 * LOOK
     health.look()
-    at_once = [f"slot {number} rests, and is tried again after pauses that grow: it failed 2 times, at last: it is gone" for number in (1, 2)]
+    at_once = [
+        f"slot {number} rests, and is tried again after pauses that grow: it failed 2 times, at last: it is "
+        "gone"
+        for number in (1, 2)
+    ]
     assert told == ["slot 0: it was lost", *at_once]
     assert health.stats()["slots/resting"] == 2 and "slot/3/resting" not in health.stats()
     health.end()

@@ -1,4 +1,5 @@
-"""Lockstep: all rows that a sample trains are of one version, the border row is asked for twice, and nobody moves while its sample is out."""
+"""Lockstep: all rows that a sample trains are of one version, the border row is asked for
+twice, and nobody moves while its sample is out."""
 
 from dataclasses import dataclass
 from time import sleep
@@ -24,10 +25,12 @@ STEPS = 4
 
 
 class Lockstep(World):
-    """A world whose sink takes one sample of each outlet, checks it, publishes the next version and only then gives them back."""
+    """A world whose sink takes one sample of each outlet, checks it, publishes the next
+    version and only then gives them back."""
 
     def round(self) -> list[dict[str, np.ndarray]]:
-        """Poll until nobody moves any more; return copies of the samples that came, one of each outlet."""
+        """Poll until nobody moves any more; return copies of the samples that came, one
+        of each outlet."""
         for _ in range(20_000 if self.threaded else 400):
             if not self.poll():
                 if all(consumer.waiting() for consumer in self.consumers.values()):
@@ -35,7 +38,10 @@ class Lockstep(World):
                 if self.threaded:
                     sleep(1e-4)  # its threads have the next move
         else:
-            raise AssertionError(f"no sample of {[name for name, consumer in self.consumers.items() if not consumer.waiting()]}")
+            raise AssertionError(
+                "no sample of "
+                f"{[name for name, consumer in self.consumers.items() if not consumer.waiting()]}"
+            )
         counts = [(env.sends, env.receipts) for env in Marked.built]
         for _ in range(5):
             assert self.poll() == 0
@@ -47,7 +53,13 @@ class Lockstep(World):
         return [sample for samples in self.got.values() for sample in samples]
 
 
-def lockstep_world(environment: Marked, remote: bool = False, threaded: bool = False, agents: tuple[AgentSpec, ...] = (), **actors: Any) -> Lockstep:
+def lockstep_world(
+    environment: Marked,
+    remote: bool = False,
+    threaded: bool = False,
+    agents: tuple[AgentSpec, ...] = (),
+    **actors: Any,
+) -> Lockstep:
     spec = AgentSpec(policy="p", samples="s", sample_steps=STEPS, inference="ask-p" if remote else "inline")
     agents = agents or (spec,)
     streams = tuple(spec.streams[0] for spec in agents)
@@ -62,7 +74,8 @@ def trained(sample: dict[str, np.ndarray], burn_in: int) -> np.ndarray:
 
 
 def check(sample: dict[str, np.ndarray], version: int, burn_in: int) -> np.ndarray:
-    """Compare what can be told of each row that is trained. Return their identities [n, 5], (lane, agent, episode, row, tick), in order of time."""
+    """Compare what can be told of each row that is trained. Return their identities [n,
+    5], (lane, agent, episode, row, tick), in order of time."""
     mask = trained(sample, burn_in)
     assert (sample["version"][mask] == version).all()
     identity = sample["obs"][..., :5].astype(np.int64)
@@ -76,15 +89,20 @@ def check(sample: dict[str, np.ndarray], version: int, burn_in: int) -> np.ndarr
                 assert t <= burn_in and sample["truncated"][t, column]
             assert sample["on_reset"][t + 1, column] != goes_on
         for t in mask[:, column].nonzero()[0]:  # what it remembers comes from this version, too
-            assert t <= burn_in or sample["on_reset"][t, column] or sample["version"][t - 1, column] == version
+            assert (
+                t <= burn_in or sample["on_reset"][t, column] or sample["version"][t - 1, column] == version
+            )
     acted = identity[mask].T
     answer = answer_of(acted, version, 0)
     for name in ("action", "log_prob", "value"):
         np.testing.assert_array_equal(sample[name][mask], answer[name], err_msg=name)
     lane, agent, episode, row, _ = acted
-    reward = reward_of(lane % OFFSET, agent, episode, row, sample["action"][mask])  # by the action of the answer that is stored
-    assert np.isin(sample["reward"][mask] - reward, LUMP * np.arange(4)).all()  # and what it was given while it was absent
-    assert (sample["state.count"][mask] == row).all()  # as many acts as the episode has had: none is counted twice
+    # by the action of the answer that is stored
+    reward = reward_of(lane % OFFSET, agent, episode, row, sample["action"][mask])
+    # and what it was given while it was absent
+    assert np.isin(sample["reward"][mask] - reward, LUMP * np.arange(4)).all()
+    # as many acts as the episode has had: none is counted twice
+    assert (sample["state.count"][mask] == row).all()
     code = code_of(lane, agent, episode, row - 1)
     np.testing.assert_array_equal(sample["state.code"][mask][:, 0], np.where(row == 0, 0, code))
     return identity[mask]
@@ -99,13 +117,23 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize(("remote", "threaded"), [(False, False), (True, False), (True, True)], ids=["inline", "policy worker", "in threads"])
+@pytest.mark.parametrize(
+    ("remote", "threaded"),
+    [(False, False), (True, False), (True, True)],
+    ids=["inline", "policy worker", "in threads"],
+)
 @pytest.mark.parametrize(("ring", "slots", "burn_in"), [(1, 1, 0), (2, 2, 2)])
 @pytest.mark.parametrize("environment", ENVIRONMENTS.values(), ids=ENVIRONMENTS.keys())
 def test_every_trained_row_is_of_the_trainer_s_version(
     environment: Marked, remote: bool, threaded: bool, ring: int, slots: int, burn_in: int
 ) -> None:
-    spec = AgentSpec(policy="p", samples="s", sample_steps=STEPS, burn_in=burn_in, inference="ask-p" if remote else "inline")
+    spec = AgentSpec(
+        policy="p",
+        samples="s",
+        sample_steps=STEPS,
+        burn_in=burn_in,
+        inference="ask-p" if remote else "inline",
+    )
     world = lockstep_world(environment, remote, threaded, (spec,), lanes=3, ring=ring, slots=slots)
     world.begin()
     seen: list[np.ndarray] = []
@@ -117,14 +145,19 @@ def test_every_trained_row_is_of_the_trainer_s_version(
     finally:
         for server in world.servers:
             server._close()
-    # Whatever acted is in one sample, and in the order of time; but for agents in turn, whose last row an older version has acted on.
+    # Whatever acted is in one sample, and in the order of time; but for agents in turn,
+    # whose last row an older version has acted on.
     seats: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for identity in np.concatenate(seen).tolist():
         seats.setdefault(tuple(identity[:2]), []).append(tuple(identity[2:4]))
     assert len(seats) == 3 * ring * environment.agents
     for seat, rows in seats.items():
         assert rows == sorted(rows) and len({*rows}) == len(rows), seat
-        whole = [(episode, row) for episode in range(rows[-1][0]) for row in range(_actions(environment, *seat, episode))]
+        whole = [
+            (episode, row)
+            for episode in range(rows[-1][0])
+            for row in range(_actions(environment, *seat, episode))
+        ]
         missing = len(whole) - sum(episode < rows[-1][0] for episode, _ in rows)
         assert missing == 0 if environment.turns == 1 else missing <= 12, seat
 
@@ -140,10 +173,13 @@ def test_samples_of_a_single_step(environment: Marked) -> None:
     """A seat that ends and begins within a tick has more rows of it than a sample has."""
     world = lockstep_world(environment, agents=(AgentSpec(policy="p", samples="s", sample_steps=1),), lanes=3)
     world.begin()
-    assert sum(len(check(sample, version, 0)) for version in range(60) for sample in world.round()) > 20  # of seats in turn one has both of its rows
+    # of seats in turn one has both of its rows
+    assert sum(len(check(sample, version, 0)) for version in range(60) for sample in world.round()) > 20
 
 
-@pytest.mark.parametrize("environment", [ENVIRONMENTS["in step"], ENVIRONMENTS["in turn"]], ids=["in step", "in turn"])
+@pytest.mark.parametrize(
+    "environment", [ENVIRONMENTS["in step"], ENVIRONMENTS["in turn"]], ids=["in step", "in turn"]
+)
 def test_who_is_not_in_lockstep_is_waited_for_only_when_it_has_no_room(environment: Marked) -> None:
     spec = AgentSpec(policy="p", samples=("s", "t"), sample_steps=STEPS)  # s is in lockstep, t is not
     world = lockstep_world(environment, agents=(spec,), lanes=2, slots=2)
@@ -183,17 +219,29 @@ def test_the_border_row_s_first_value_closes_the_sample_and_its_second_action_op
         assert (sample["version"] == version).all()
         if before is not None:
             np.testing.assert_array_equal(sample["obs"][0], before["obs"][-1])
-            assert (sample["value"][0] != before["value"][-1]).all() and (sample["action"][0] != before["action"][-1]).any()
+            assert (sample["value"][0] != before["value"][-1]).all() and (
+                sample["action"][0] != before["action"][-1]
+            ).any()
         before = sample
     asked = [versions for policy in Known.built for versions in policy.asked.values()]
     assert sorted({len(versions) for versions in asked}) == [1, 2]
     assert all(versions[1] == versions[0] + 1 for versions in asked if len(versions) == 2)
 
 
-@pytest.mark.parametrize("environment", [Marked(agents=2, kinds=2, shortest=3, longest=9), Marked(agents=4, kinds=2, turns=4, shortest=4, longest=9)])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        Marked(agents=2, kinds=2, shortest=3, longest=9),
+        Marked(agents=4, kinds=2, turns=4, shortest=4, longest=9),
+    ],
+)
 def test_two_policies_never_wait_for_each_other(environment: Marked) -> None:
-    """Each target's agents send at once, so that no target holds what another one's trainer waits for."""
-    specs = tuple(AgentSpec(match=f"{kind}_.*", policy=kind, samples=kind, sample_steps=STEPS) for kind in ("red", "blue"))
+    """Each target's agents send at once, so that no target holds what another one's
+    trainer waits for."""
+    specs = tuple(
+        AgentSpec(match=f"{kind}_.*", policy=kind, samples=kind, sample_steps=STEPS)
+        for kind in ("red", "blue")
+    )
     world = lockstep_world(environment, agents=specs, lanes=2, ring=3)
     world.begin()
     for version in range(10):
@@ -208,7 +256,9 @@ def test_a_seat_that_was_never_there_has_fillers_alone() -> None:
     spec, samples = AgentSpec(sample_steps=STEPS, burn_in=1), NullSampleProducer()
     blocks = lockstep_blocks(Terms(spec, schema, 3, sizes(spec, 3, 0, True, 1), True, samples, lambda: None))
     assert isinstance(blocks, LockstepColumns)
-    blocks.position[:] = 1, 4, 6  # the first has the filler of its burn-in and nothing else, the last one a whole sample
+    # the first has the filler of its burn-in and nothing else, the last one a whole
+    # sample
+    blocks.position[:] = 1, 4, 6
     for seat, position in enumerate(blocks.position):
         blocks.arrays["version"][1:position, seat] = 7
         blocks.arrays["obs"][:position, seat] = np.arange(position)
@@ -234,25 +284,35 @@ def test_a_sample_without_a_successor_version_is_no_deadlock() -> None:
     assert [int(sample["version"].max()) for samples in world.got.values() for sample in samples] == [0, 0, 0]
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------------------------------------
+# ---- what is refused -------------------------------------------------------------------
 
 
-def experiment(agents: tuple[AgentSpec, ...] = (AgentSpec(),), count: int = 1, trainers: int = 1) -> Experiment:
+def experiment(
+    agents: tuple[AgentSpec, ...] = (AgentSpec(),), count: int = 1, trainers: int = 1
+) -> Experiment:
     from tidemill import PPO, ActorCritic
 
     policies = {spec.policy: ActorCritic() for spec in agents}
-    workers: dict[str, Any] = {"actor": Actors(environment=Marked(agents=len(agents)), agents=agents, count=count)}
+    workers: dict[str, Any] = {
+        "actor": Actors(environment=Marked(agents=len(agents)), agents=agents, count=count)
+    }
     for i, spec in enumerate(agents):
-        workers[f"trainer{i}"] = Trainer(algorithm=PPO(), policy=spec.policy, samples=spec.streams[0], max_policy_lag=0, count=trainers)
+        workers[f"trainer{i}"] = Trainer(
+            algorithm=PPO(), policy=spec.policy, samples=spec.streams[0], max_policy_lag=0, count=trainers
+        )
     return Experiment(name="x", policies=policies, workers=workers, limits=Limits(updates=1))
 
 
 def test_what_cannot_go_in_lockstep_is_refused() -> None:
     from tidemill import PPO
 
-    with pytest.raises(ConfigError, match=r"batch_size = 64, but max_policy_lag = 0 trains on one sample of each producer"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size = 64, but max_policy_lag = 0 trains on one sample of each producer"
+    ):
         Trainer(algorithm=PPO(), max_policy_lag=0, batch_size=64)
-    with pytest.raises(ConfigError, match=r"trainer0-0, trainer0-1 have max_policy_lag = 0, .* only actor-0 produces"):
+    with pytest.raises(
+        ConfigError, match=r"trainer0-0, trainer0-1 have max_policy_lag = 0, .* only actor-0 produces"
+    ):
         experiment(trainers=2).check()
     experiment(count=2, trainers=2).check()
     for spec, message in (
@@ -262,18 +322,38 @@ def test_what_cannot_go_in_lockstep_is_refused() -> None:
         made = experiment((spec,))
         with pytest.raises(ConfigError, match=message):
             check_lockstep(made, made.workers["actor"])  # type: ignore[arg-type]
-    made = experiment((AgentSpec(match="0", samples="a", policy="a"), AgentSpec(match="1", samples="b", policy="b", sample_steps=64)))
+    made = experiment(
+        (
+            AgentSpec(match="0", samples="a", policy="a"),
+            AgentSpec(match="1", samples="b", policy="b", sample_steps=64),
+        )
+    )
     with pytest.raises(ConfigError, match="have sample_steps = 128 and 64"):
         check_lockstep(made, made.workers["actor"])  # type: ignore[arg-type]
-    made = experiment((AgentSpec(match="0", samples="a", policy="a"), AgentSpec(match="1", samples="b", policy="b")))
-    swapped = {name: made.workers[name].replace(samples=stream) for name, stream in (("trainer0", "b"), ("trainer1", "a"))}
+    made = experiment(
+        (AgentSpec(match="0", samples="a", policy="a"), AgentSpec(match="1", samples="b", policy="b"))
+    )
+    swapped = {
+        name: made.workers[name].replace(samples=stream)
+        for name, stream in (("trainer0", "b"), ("trainer1", "a"))
+    }
     made = made.replace(workers={**made.workers, **swapped})
-    with pytest.raises(ConfigError, match='spec "0" plays policy "a", but trainer1-0, which gets its samples, trains "b" with max_policy_lag = 0'):
+    with pytest.raises(
+        ConfigError,
+        match='spec "0" plays policy "a", but trainer1-0, which gets its samples, trains "b" with '
+        "max_policy_lag = 0",
+    ):
         check_lockstep(made, made.workers["actor"])  # type: ignore[arg-type]
     alone = Experiment(
-        name="x", policies=made.policies, workers={"trainer": Trainer(algorithm=PPO(), max_policy_lag=0, policy="a"), "source": Source()}
+        name="x",
+        policies=made.policies,
+        workers={"trainer": Trainer(algorithm=PPO(), max_policy_lag=0, policy="a"), "source": Source()},
     )
-    with pytest.raises(ConfigError, match=r'trainer-0 has max_policy_lag = 0, which needs producers that wait for it, and source-0, .* "samples"'):
+    with pytest.raises(
+        ConfigError,
+        match=r"trainer-0 has max_policy_lag = 0, which needs producers that wait for it, and source-0, .* "
+        r'"samples"',
+    ):
         alone.check()
 
 

@@ -1,4 +1,5 @@
-"""A mapping thread: each item once and in order, held up by a full queue, ended by stop or by an error."""
+"""A mapping thread: each item once and in order, held up by a full queue, ended by stop
+or by an error."""
 
 import queue
 import threading

@@ -1,4 +1,5 @@
-"""What an agent spec can say about its samples, beyond the cells of their rows (those: test_rows)."""
+"""What an agent spec can say about its samples, beyond the cells of their rows (those:
+test_rows)."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +20,11 @@ RED = "samples/red/actor-0/0"
 
 
 def spec(**changes: Any) -> AgentSpec:
-    steps = {"sample_steps": 4} if changes.get("mode", "fixed") in ("fixed", "after_done") and changes.get("samples", "red") else {}
+    steps = (
+        {"sample_steps": 4}
+        if changes.get("mode", "fixed") in ("fixed", "after_done") and changes.get("samples", "red")
+        else {}
+    )
     return AgentSpec(**{"policy": "p", "samples": "red", **steps, **changes})
 
 
@@ -38,7 +43,7 @@ def play(world: World, until: Callable[[], bool]) -> None:
     raise AssertionError("it does not come")
 
 
-# ---- when samples are sent ---------------------------------------------------------------------------------------------------------------------
+# ---- when samples are sent -------------------------------------------------------------
 
 
 def test_after_done_sends_nothing_before_the_episode_is_done_and_then_all_samples_that_are_complete() -> None:
@@ -48,7 +53,8 @@ def test_after_done_sends_nothing_before_the_episode_is_done_and_then_all_sample
     while environment.receipts < 45:
         world.actor._poll()
         waiting.append((environment.receipts, consumer.waiting()))
-    # Episodes of 19 rows: 4 samples of 5 rows, each 4 after the one before, are complete with the first, 9 (rows 0 to 36 of 38) with the second.
+    # Episodes of 19 rows: 4 samples of 5 rows, each 4 after the one before, are complete
+    # with the first, 9 (rows 0 to 36 of 38) with the second.
     assert sorted({sent for _, sent in waiting}) == [0, 4, 9]
     assert {sent for receipts, sent in waiting if receipts < 19} == {0}
     world.drain()
@@ -72,7 +78,9 @@ def test_an_episode_is_sent_when_it_is_done_whatever_the_others_do(mode: Any) ->
 
 @pytest.mark.parametrize("mode", ["after_done", "full", "concise"])
 @pytest.mark.parametrize("same_step", [False, True])
-def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(mode: Any, same_step: bool) -> None:
+def test_a_consumer_that_keeps_everything_stops_the_actor_and_nothing_is_lost(
+    mode: Any, same_step: bool
+) -> None:
     world = begun(Marked(agents=2, deaths=True, same_step=same_step), spec(mode=mode), lanes=2, slots=1)
     for _ in range(100):
         world.actor._poll()
@@ -105,7 +113,9 @@ def test_each_of_several_streams_gets_every_sample_and_each_holds_the_actor_back
     play(world, lambda: len(world.got[RED]) >= 8)
     assert len(world.got[both[0]]) == len(world.got[both[1]])
     for one, other in zip(*(world.got[name] for name in both), strict=True):
-        rows = int((one["done"] | one["truncated"])[:, 0].argmax()) + 1 if mode == "full" else len(one["done"])
+        rows = (
+            int((one["done"] | one["truncated"])[:, 0].argmax()) + 1 if mode == "full" else len(one["done"])
+        )
         for name in one:
             np.testing.assert_array_equal(one[name][:rows], other[name][:rows])
     assert check_samples(world)
@@ -119,13 +129,18 @@ def take(world: World, name: str) -> None:
 
 
 def test_a_spec_without_streams_keeps_nothing_and_plays_on() -> None:
-    world = begun(Marked(agents=2, kinds=2), spec(match="red.*"), spec(match="blue.*", policy="q", samples=None, deterministic=True), lanes=2)
+    world = begun(
+        Marked(agents=2, kinds=2),
+        spec(match="red.*"),
+        spec(match="blue.*", policy="q", samples=None, deterministic=True),
+        lanes=2,
+    )
     play(world, lambda: len(world.got.get(RED, ())) >= 6)
     assert {*world.got} == {RED}
     assert check_samples(world)
 
 
-# ---- what the consumer sees --------------------------------------------------------------------------------------------------------------------
+# ---- what the consumer sees ------------------------------------------------------------
 
 
 def samples_of(world: World, mode: str, padded: bool = False) -> list[Sample]:
@@ -169,31 +184,51 @@ def test_padding_is_of_version_minus_one_and_neither_trained_on_nor_counted() ->
 def test_no_row_of_a_concise_sample_is_trained_on() -> None:
     world = begun(Marked(), spec(mode="concise"), lanes=3)
     for sample in samples_of(world, "concise"):
-        assert sample["info_mask"].all() and (sample["done"] | sample["truncated"]).all() and sample["on_reset"].all()
+        assert (
+            sample["info_mask"].all()
+            and (sample["done"] | sample["truncated"]).all()
+            and sample["on_reset"].all()
+        )
         assert not sample.trained().any()
 
 
 @pytest.mark.parametrize("mode", ["fixed", "after_done", "full", "concise"])
 @pytest.mark.parametrize("same_step", [False, True])
 def test_what_an_actor_says_of_its_slots_is_what_it_offers(mode: Any, same_step: bool) -> None:
-    world = World(Actors(environment=Marked(same_step=same_step), agents=(spec(mode=mode, samples=("red", "more")),), lanes=4, ring=2, slots=3))
+    world = World(
+        Actors(
+            environment=Marked(same_step=same_step),
+            agents=(spec(mode=mode, samples=("red", "more")),),
+            lanes=4,
+            ring=2,
+            slots=3,
+        )
+    )
     told = {need.what: need.nbytes for need in world.begin().memory}
     play(world, lambda: len(world.got) == 4)
     slots = [slot for c in world.consumers.values() if c.attach() for slot in c._views]  # type: ignore[attr-defined]
     offered = sum(a.nbytes for slot in slots for a in slot.values())
     assert offered <= told["samples"] < offered + 64 * len(slots) * len(slots[0])
-    own = sum(a.nbytes for _, agent in world.actor._agents for a in agent._blocks.arrays.values()) if mode != "fixed" or same_step else 0
+    own = (
+        sum(a.nbytes for _, agent in world.actor._agents for a in agent._blocks.arrays.values())
+        if mode != "fixed" or same_step
+        else 0
+    )
     assert own <= told["actors' own rows"] < 2 * own + 200_000
 
 
-# ---- refused -----------------------------------------------------------------------------------------------------------------------------------
+# ---- refused ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"mode": "ful"}, 'mode = "ful" is not known; did you mean "full"'),
-        ({"deterministic": True}, 'deterministic = True with samples does not go with mode = "fixed"; take mode = "full" or "concise"'),
+        (
+            {"deterministic": True},
+            'deterministic = True with samples does not go with mode = "fixed"; take mode = "full" or '
+            '"concise"',
+        ),
         ({"deterministic": True, "mode": "after_done"}, "deterministic = True with samples does not go"),
         ({"padded": True}, 'padded = True does not go with mode = "fixed"; take mode = "full"'),
         ({"padded": True, "mode": "after_done"}, "padded = True does not go"),
@@ -215,7 +250,14 @@ def test_what_does_not_go_together_is_refused_by_name(changes: dict[str, Any], m
 
 def test_whatever_a_spec_says_of_samples_reaches_other_processes() -> None:
     for one in (
-        spec(mode="full", samples=("red", "more"), padded=True, post=(GAE(gamma=0.9), Returns()), deterministic=True, frame_stack=4),
+        spec(
+            mode="full",
+            samples=("red", "more"),
+            padded=True,
+            post=(GAE(gamma=0.9), Returns()),
+            deterministic=True,
+            frame_stack=4,
+        ),
         spec(mode="after_done", burn_in=2, bootstrap=3),
         spec(mode="concise", samples="red"),
     ):
@@ -230,14 +272,21 @@ def test_an_actor_says_how_many_samples_it_fills_at_a_time(mode: Any, at_once: i
 
 def test_streams_of_two_specs_that_overlap_are_refused() -> None:
     with pytest.raises(ConfigError, match="two agent specs use one sample stream"):
-        Actors(environment=Marked(), agents=(spec(match="a", samples=("red", "more")), spec(match="b", samples=("blue", "more"))))
+        Actors(
+            environment=Marked(),
+            agents=(spec(match="a", samples=("red", "more")), spec(match="b", samples=("blue", "more"))),
+        )
 
 
-@pytest.mark.parametrize("changes", [{"mode": "full"}, {"mode": "full", "padded": True}, {"mode": "after_done"}])
+@pytest.mark.parametrize(
+    "changes", [{"mode": "full"}, {"mode": "full", "padded": True}, {"mode": "after_done"}]
+)
 def test_episodes_are_kept_only_where_their_length_is_bounded(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no limit of its steps is known.*set Actors\.max_episode_steps"):
         begun(Marked(promises=False), spec(**changes), lanes=2)
-    world = begun(Marked(promises=False, shortest=5, longest=50), spec(**changes), lanes=2, max_episode_steps=8)
+    world = begun(
+        Marked(promises=False, shortest=5, longest=50), spec(**changes), lanes=2, max_episode_steps=8
+    )
     play(world, lambda: len(world.got.get(RED, ())) > 6)
     assert check_samples(world)
 
@@ -255,7 +304,9 @@ def test_an_episode_beyond_the_limit_that_the_environment_promised_is_a_fault(mo
     Marked.build = lie  # type: ignore[method-assign]
     try:
         world.begin()
-        with pytest.raises(EnvironmentFault, match=r'an episode of the agents "\.\*" goes on beyond the limit'):
+        with pytest.raises(
+            EnvironmentFault, match=r'an episode of the agents "\.\*" goes on beyond the limit'
+        ):
             play(world, lambda: False)
     finally:
         Marked.build = build  # type: ignore[method-assign]

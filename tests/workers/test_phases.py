@@ -1,4 +1,5 @@
-"""What a limited trainer counts its steps by: shares of the actors, phases, and the account that it gives."""
+"""What a limited trainer counts its steps by: shares of the actors, phases, and the
+account that it gives."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -34,10 +35,14 @@ class Nothing(SampleConsumer):
         raise AssertionError("nothing was consumed")
 
 
-def shares_of(lanes: int = 1, channels: Sequence[tuple[str, int]] = CHANNELS) -> tuple[Shares, dict[str, Credits]]:
+def shares_of(
+    lanes: int = 1, channels: Sequence[tuple[str, int]] = CHANNELS
+) -> tuple[Shares, dict[str, Credits]]:
     """The shares of actors a and b, and where they read them."""
     cells = {name: LocalSegment() for name in ("a", "b")}
-    shares = Shares({name: SlotWriter(cell, []) for name, cell in cells.items()}, dict.fromkeys(cells, lanes), channels)
+    shares = Shares(
+        {name: SlotWriter(cell, []) for name, cell in cells.items()}, dict.fromkeys(cells, lanes), channels
+    )
     return shares, {name: Credits(SlotReader(cell)) for name, cell in cells.items()}
 
 
@@ -85,7 +90,8 @@ def test_where_no_episode_may_begin_open_ones_alone_are_granted_steps() -> None:
     shares.keep_to(open_)
     assert shares.start(Limiter(Fraction(1), 100)) == 2
     shares.tell(False)
-    assert actors["a"].left() == 2 and actors["a"].finishing and not actors["b"].finishing  # b has heard nothing yet
+    # b has heard nothing yet
+    assert actors["a"].left() == 2 and actors["a"].finishing and not actors["b"].finishing
     open_[0][0] = False
     shares.receive(0, 1)
     assert shares.start(Limiter(Fraction(1), 100)) == 0
@@ -115,12 +121,20 @@ def test_a_phase_ends_with_its_iteration_and_the_last_one_with_the_run() -> None
         phases.end_iteration()
         assert limiter.start(100) == 0
         phases.begin(steps)
-    assert ends == [(True, True, {"iteration_end": 10}), (True, True, {"iteration_end": 20}), (True, False, {})]
+    assert ends == [
+        (True, True, {"iteration_end": 10}),
+        (True, True, {"iteration_end": 20}),
+        (True, False, {}),
+    ]
 
 
 @pytest.mark.parametrize(("end", "goes_on"), [(20, 20), (15, 30)])
-def test_a_resumed_run_ends_the_iteration_that_it_was_in_unless_iterations_are_others_now(end: int, goes_on: int) -> None:
-    phases = Phases(Limiter(Fraction(1), 100), shares_of()[0], 10, None, None, {"steps": 20, "iteration_end": end})
+def test_a_resumed_run_ends_the_iteration_that_it_was_in_unless_iterations_are_others_now(
+    end: int, goes_on: int
+) -> None:
+    phases = Phases(
+        Limiter(Fraction(1), 100), shares_of()[0], 10, None, None, {"steps": 20, "iteration_end": end}
+    )
     assert phases.iteration_end == goes_on and phases.iteration_reached(20) == (end == 20)
 
 
@@ -158,11 +172,16 @@ def test_an_account_is_of_what_has_happened_since_the_last_one() -> None:
         account.count({"loss": loss}, 0.25)
     told = account.take()
     assert told is not None and (told["loss"], told["limiter/committed"]) == (3.0, 6)
-    assert told["limiter/balance"] == (4 * 3.0 / 2) / (0.5 * 0.25)  # seconds of a step, by those of the training that it owes
+    # seconds of a step, by those of the training that it owes
+    assert told["limiter/balance"] == (4 * 3.0 / 2) / (0.5 * 0.25)
     assert account.take() is None
     limiter.void(1)
     told = account.take()
-    assert told is not None and (told["loss"], told["limiter/voided"]) == (3.0, 1) and "limiter/balance" not in told
+    assert (
+        told is not None
+        and (told["loss"], told["limiter/voided"]) == (3.0, 1)
+        and "limiter/balance" not in told
+    )
 
 
 def test_a_warm_up_is_told_of_where_it_is_known_what_is_to_come() -> None:

@@ -50,7 +50,9 @@ class Desk:
             "server": PolicyWorkers(stream="ask", policies=policies, **config),
             "sink": Sink(policies=policies),
         }
-        experiment = Experiment(name="desk", policies={name: KnownPolicy() for name in ("unused", *policies)}, workers=workers)
+        experiment = Experiment(
+            name="desk", policies={name: KnownPolicy() for name in ("unused", *policies)}, workers=workers
+        )
         members = dict(experiment.members())
         ends = local_endpoints(list(members), experiment.edges())
         observation = schema_of_space(SPACES.observation, "obs")
@@ -69,7 +71,10 @@ class Desk:
         self.servers: list[PolicyWorker] = []
         self.served: dict[tuple[int, str], Known] = {}
         for i in range(workers["server"].count):
-            server = PolicyWorker(Context(experiment, f"server-{i}", members[f"server-{i}"], ends[f"server-{i}"][0]), workers["server"])  # type: ignore[arg-type]
+            server = PolicyWorker(
+                Context(experiment, f"server-{i}", members[f"server-{i}"], ends[f"server-{i}"][0]),
+                workers["server"],  # type: ignore[arg-type]
+            )
             server._configure(Facts(spaces=dict.fromkeys(policies, SPACES)))
             server.start()
             self.servers.append(server)
@@ -96,7 +101,15 @@ class Desk:
 
     def ask(self, asker: int, name: str, rows: int) -> None:
         """Ask for an answer to `rows` rows that say whose they are."""
-        identities = np.stack([np.full(rows, asker), np.full(rows, self.indices[name]), self.asked + np.arange(rows), *np.zeros((2, rows))], 1)
+        identities = np.stack(
+            [
+                np.full(rows, asker),
+                np.full(rows, self.indices[name]),
+                self.asked + np.arange(rows),
+                *np.zeros((2, rows)),
+            ],
+            1,
+        )
         self.asked += rows
         client = self.clients[asker, name]
         number = client.post_request({"obs": identities.astype(np.float32)}, {}, False)
@@ -110,7 +123,8 @@ class Desk:
         return sum(key[:2] == (asker, name) for key in self.waiting)
 
     def collect(self) -> list[tuple[str, int]]:
-        """Take what was answered, see that it is right, and return (policy, rows) of each request."""
+        """Take what was answered, see that it is right, and return (policy, rows) of each
+        request."""
         found = []
         for (asker, name, number), rows in list(self.waiting.items()):
             client = self.clients[asker, name]
@@ -148,7 +162,12 @@ def gated(desk: Desk, known: Known) -> Iterator[tuple[threading.Event, threading
         desk.close()
 
 
-MOVES = st.tuples(st.sampled_from(["ask", "ask", "ask", "publish", "poll"]), st.integers(0, 2), st.integers(0, 2), st.integers(1, ROWS))
+MOVES = st.tuples(
+    st.sampled_from(["ask", "ask", "ask", "publish", "poll"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(1, ROWS),
+)
 
 
 @settings(max_examples=80, deadline=None)
@@ -156,7 +175,8 @@ MOVES = st.tuples(st.sampled_from(["ask", "ask", "ask", "publish", "poll"]), st.
 def test_a_batch_is_all_that_has_come_of_one_policy_up_to_its_bound(
     askers: int, kinds: int, most: int, moves: list[tuple[str, int, int, int]]
 ) -> None:
-    """Never two small ones; by the newest parameters, which change between batches only; each policy in its turn."""
+    """Never two small ones; by the newest parameters, which change between batches only;
+    each policy in its turn."""
     names = ("p", "q", "r")[:kinds]
     desk = Desk(askers, names, most_rows=most)
     (server,) = desk.servers
@@ -177,7 +197,11 @@ def test_a_batch_is_all_that_has_come_of_one_policy_up_to_its_bound(
                 continue
             ((policy, size, version),) = desk.batches[done:]
             assert version == desk.versions[policy]
-            assert answered and {of for of, _ in answered} == {policy} and sum(n for _, n in answered) == size == result.sample_count
+            assert (
+                answered
+                and {of for of, _ in answered} == {policy}
+                and sum(n for _, n in answered) == size == result.sample_count
+            )
             assert size <= most or len(answered) == 1
             left = [len(rows) for (_, of, _), rows in desk.waiting.items() if of == policy]
             assert not left or size + max(left) > most, "it had room for one that has waited"
@@ -262,7 +286,9 @@ def test_threaded_what_comes_while_a_batch_computes_joins_the_one_that_waits(cop
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 14), st.lists(MOVES, min_size=20, max_size=80))
-def test_threaded_every_request_is_answered_once_and_right(most: int, moves: list[tuple[str, int, int, int]]) -> None:
+def test_threaded_every_request_is_answered_once_and_right(
+    most: int, moves: list[tuple[str, int, int, int]]
+) -> None:
     desk = Desk(3, ("p", "q"), threaded=True, most_rows=most)
     (server,) = desk.servers
     try:
@@ -296,7 +322,9 @@ def test_policies_are_named_once() -> None:
 def test_threaded_only_the_inference_thread_takes_parameters() -> None:
     """A start after a pause, too, leaves them to it: it may be computing."""
     spec = AgentSpec(policy="p", samples="s", inference="ask-p", sample_steps=4)
-    world = World(Actors(environment=Marked(shortest=3, longest=9), agents=(spec,), lanes=2), remote=True, threaded=True)
+    world = World(
+        Actors(environment=Marked(shortest=3, longest=9), agents=(spec,), lanes=2), remote=True, threaded=True
+    )
     world.begin()
     (policy,) = (known for known in Known.built)
     (server,) = world.servers
@@ -326,7 +354,9 @@ def test_threaded_only_the_inference_thread_takes_parameters() -> None:
 
 def test_threaded_a_policy_may_compute_elsewhere_and_finish_when_it_is_answered() -> None:
     spec = AgentSpec(policy="p", samples="s", inference="ask-p", sample_steps=4)
-    world = World(Actors(environment=Marked(shortest=3, longest=9), agents=(spec,), lanes=2), remote=True, threaded=True)
+    world = World(
+        Actors(environment=Marked(shortest=3, longest=9), agents=(spec,), lanes=2), remote=True, threaded=True
+    )
     world.begin()
     (policy,) = (known for known in Known.built)
     (server,) = world.servers
@@ -354,11 +384,23 @@ def test_threaded_a_policy_may_compute_elsewhere_and_finish_when_it_is_answered(
     finally:
         server._close()
     assert check_samples(world)
-    assert len(began) == len(finished) == 1 and not began & finished and threading.get_ident() not in began | finished
+    assert (
+        len(began) == len(finished) == 1
+        and not began & finished
+        and threading.get_ident() not in began | finished
+    )
 
 
-@pytest.mark.parametrize("make", [lambda device: PolicyWorkers(device=device), lambda device: Trainer(algorithm=PPO(), device=device)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda device: PolicyWorkers(device=device), lambda device: Trainer(algorithm=PPO(), device=device)],
+)
 def test_a_device_is_named(make: Callable[[str], PolicyWorkers | Trainer]) -> None:
-    assert [make(device).device for device in ("cpu", "auto", "cuda", "cuda:1")] == ["cpu", "auto", "cuda", "cuda:1"]
+    assert [make(device).device for device in ("cpu", "auto", "cuda", "cuda:1")] == [
+        "cpu",
+        "auto",
+        "cuda",
+        "cuda:1",
+    ]
     with pytest.raises(ConfigError, match=r'device = "gpu" is not known; take "cpu", "cuda"'):
         make("gpu")

@@ -1,4 +1,5 @@
-"""Populations: who goes on from whom, with which settings, and that weights, samples and settings are those that were meant."""
+"""Populations: who goes on from whom, with which settings, and that weights, samples and
+settings are those that were meant."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,20 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 from tests.workers.world import KnownPolicy
 
-from tidemill import PPO, AgentSpec, Drawn, Evaluation, Experiment, Gymnasium, Limits, Population, Scripted, Trainer, WorkerConfig, populate
+from tidemill import (
+    PPO,
+    AgentSpec,
+    Drawn,
+    Evaluation,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Population,
+    Scripted,
+    Trainer,
+    WorkerConfig,
+    populate,
+)
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
 from tidemill.api.edges import Port
@@ -29,9 +43,10 @@ from tidemill.workers.population import PopulationWorker, choose_donor, explore
 
 experiments = load_file(EXPERIMENTS, "test")
 
-# ---- ranking and perturbing --------------------------------------------------------------------------------------------------------------------
+# ---- ranking and perturbing ------------------------------------------------------------
 
-EIGHT = {name: float(score) for name, score in zip("hgfedcba", (80, 70, 60, 50, 40, 30, 20, 10), strict=True)}  # a is worst, h best
+# a is worst, h best
+EIGHT = {name: float(score) for name, score in zip("hgfedcba", (80, 70, 60, 50, 40, 30, 20, 10), strict=True)}
 
 
 def donors(scores: Mapping[str, float], member: str, quantile: float = 0.25) -> set[str | None]:
@@ -39,7 +54,9 @@ def donors(scores: Mapping[str, float], member: str, quantile: float = 0.25) -> 
 
 
 def test_the_worst_quarter_goes_on_from_the_best_quarter() -> None:
-    assert {member: donors(EIGHT, member) for member in "abcdefgh"} == {"a": {"g", "h"}, "b": {"g", "h"}} | {key: {None} for key in "cdefgh"}
+    assert {member: donors(EIGHT, member) for member in "abcdefgh"} == {"a": {"g", "h"}, "b": {"g", "h"}} | {
+        key: {None} for key in "cdefgh"
+    }
 
 
 def test_one_at_least_is_replaced_and_nobody_is_among_both() -> None:
@@ -50,7 +67,8 @@ def test_one_at_least_is_replaced_and_nobody_is_among_both() -> None:
 
 def test_equals_go_on_by_themselves() -> None:
     assert donors(dict.fromkeys("abcd", 500.0), "a") == {None}
-    assert donors({"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0}, "a") == {"d"}  # among equals the first by name is the worst
+    # among equals the first by name is the worst
+    assert donors({"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0}, "a") == {"d"}
     assert donors({"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0}, "b") == {None}
 
 
@@ -58,7 +76,10 @@ BOUNDS = {"rate": (1e-4, 1e-1), "bonus": (0.5, 1.0)}
 
 
 def explored(rate: float, resample: float) -> list[dict[str, float]]:
-    return [explore({"rate": rate, "bonus": 0.8}, BOUNDS, (0.8, 1.25), resample, np.random.default_rng(seed)) for seed in range(2000)]
+    return [
+        explore({"rate": rate, "bonus": 0.8}, BOUNDS, (0.8, 1.25), resample, np.random.default_rng(seed))
+        for seed in range(2000)
+    ]
 
 
 def test_settings_are_multiplied_by_a_factor_each_within_bounds() -> None:
@@ -76,7 +97,7 @@ def test_settings_drawn_anew_are_spread_by_their_logarithm() -> None:
     np.testing.assert_allclose(kept, 0.75, atol=0.04)
 
 
-# ---- the manager, on records that the test writes ----------------------------------------------------------------------------------------------
+# ---- the manager, on records that the test writes --------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +115,12 @@ class Bench:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.members = tuple("abcd")
-        usual: dict[str, Any] = {"explore": {"rate": (1e-4, 1.0)}, "steps": 100, "factors": (0.5,), "resample": 0.0}
+        usual: dict[str, Any] = {
+            "explore": {"rate": (1e-4, 1.0)},
+            "steps": 100,
+            "factors": (0.5,),
+            "resample": 0.0,
+        }
         config = Population(members=self.members, **{**usual, **settings})
         workers: dict[str, WorkerConfig] = {"store": Store(members=self.members), "population": config}
         made = Experiment(name="bench", policies=dict.fromkeys(self.members, KnownPolicy()), workers=workers)
@@ -104,17 +130,37 @@ class Bench:
         self.worker.configure(Facts())
         self.heard()
 
-    def push(self, version: int, steps: int, scores: Mapping[str, float | None], adopted: Mapping[str, int] | None = None, rate: float = 0.1) -> None:
+    def push(
+        self,
+        version: int,
+        steps: int,
+        scores: Mapping[str, float | None],
+        adopted: Mapping[str, int] | None = None,
+        rate: float = 0.1,
+    ) -> None:
         for member, score in scores.items():
-            known = {"env_steps": float(steps), "adopted": float((adopted or {}).get(member, 0)), "algorithm/rate": rate}
-            self.database.push(member, version, {"w": np.zeros(1)}, known if score is None else {**known, "training_return": score})
+            known = {
+                "env_steps": float(steps),
+                "adopted": float((adopted or {}).get(member, 0)),
+                "algorithm/rate": rate,
+            }
+            self.database.push(
+                member,
+                version,
+                {"w": np.zeros(1)},
+                known if score is None else {**known, "training_return": score},
+            )
 
     def poll(self) -> list[Any]:
         self.worker._poll()
         return self.heard()
 
     def heard(self) -> list[Any]:
-        return [message for data in self.link.receive() or [] if not isinstance(message := unpack_up(data), Status)]
+        return [
+            message
+            for data in self.link.receive() or []
+            if not isinstance(message := unpack_up(data), Status)
+        ]
 
 
 SCORES = {"a": 3.0, "b": 4.0, "c": 1.0, "d": 2.0}
@@ -194,7 +240,9 @@ def test_equal_records_and_seeds_give_equal_decisions(tmp_path: Path) -> None:
     first = decisions("first")
     relays = [message for message in first if isinstance(message, Relay)]
     assert first == decisions("second") and len(relays) == 8
-    assert {relay.message.source for relay in relays} == {"a", "b"} and len({relay.message.settings["rate"] for relay in relays}) > 4
+    assert {relay.message.source for relay in relays} == {"a", "b"} and len(
+        {relay.message.settings["rate"] for relay in relays}
+    ) > 4
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -209,7 +257,7 @@ def test_a_version_is_kept_no_longer_than_the_run(tmp_path: Path, clean: bool) -
     assert bench.database.tags("b") == {"mine": 1, "latest": 1}
 
 
-# ---- real runs ---------------------------------------------------------------------------------------------------------------------------------
+# ---- real runs -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +277,10 @@ class _Adding(Algorithm):
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         self.policy.parameters()["w"][...] += self.amount  # type: ignore[index]
         self.updates += 1
-        return {"oldest": float(min(sample["version"][sample.trained()].min() for sample in samples)), "since": float(self.updates)}
+        return {
+            "oldest": float(min(sample["version"][sample.trained()].min() for sample in samples)),
+            "since": float(self.updates),
+        }
 
     def state(self) -> Arrays:
         return {"updates": np.array(self.updates)}
@@ -257,41 +308,68 @@ class Paying(gymnasium.Env[Any, Any]):
 
 
 def one(**trainer: Any) -> Experiment:
-    made: Experiment = experiments.experiment(Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 1.0}), algorithm=Adding(), **trainer)
+    made: Experiment = experiments.experiment(
+        Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 1.0}), algorithm=Adding(), **trainer
+    )
     return made
 
 
 def two(until: str) -> Experiment:
-    """Member 0 adds 1 and is paid 2, member 1 adds 2⁻¹⁰ and is paid 1: it goes on from member 0 again and again, and adds ½ from then on."""
+    """Member 0 adds 1 and is paid 2, member 1 adds 2⁻¹⁰ and is paid 1: it goes on from
+    member 0 again and again, and adds ½ from then on."""
     starts = [{"amount": 1.0}, {"amount": 2**-10}]
-    made = populate(one(database_seconds=0.03), starts, explore={"amount": (2**-10, 1.0)}, steps=200, factors=(0.5,), resample=0.0)
-    better = made.workers["actor-0"].replace(environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0}))
+    made = populate(
+        one(database_seconds=0.03),
+        starts,
+        explore={"amount": (2**-10, 1.0)},
+        steps=200,
+        factors=(0.5,),
+        resample=0.0,
+    )
+    better = made.workers["actor-0"].replace(
+        environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0})
+    )
     return made.replace(workers={**made.workers, "actor-0": better}, limits=Limits(until=until))
 
 
 def lineage(folder: Path) -> list[tuple[int, int, int]]:
     """Return (from, from_version, version) of each time that member 1 went on."""
     keys = [f"population/1/{name}" for name in ("from", "from_version", "version")]
-    return [(int(record[keys[0]]), int(record[keys[1]]), int(record[keys[2]])) for record in read_metrics(folder) if keys[0] in record]
+    return [
+        (int(record[keys[0]]), int(record[keys[1]]), int(record[keys[2]]))
+        for record in read_metrics(folder)
+        if keys[0] in record
+    ]
 
 
 def check_run(folder: Path) -> int:
-    """Check what member 1 was trained on, and the weights of the versions of it that are kept. Return how many of these came after an adoption."""
+    """Check what member 1 was trained on, and the weights of the versions of it that are
+    kept. Return how many of these came after an adoption."""
     database, adoptions = ParameterDatabase(folder / PARAMETERS), lineage(folder)
     assert adoptions and {source for source, _, _ in adoptions} == {0}
     origins = {version: from_version for _, from_version, version in adoptions}
-    trained = {record["trainer-1-0/update"]: record for record in read_metrics(folder) if "trainer-1-0/update" in record}
+    trained = {
+        record["trainer-1-0/update"]: record
+        for record in read_metrics(folder)
+        if "trainer-1-0/update" in record
+    }
     for version in origins:
         for update, record in trained.items():
             if update > version:
-                assert record["trainer-1-0/oldest"] >= version, "a sample from before the adoption was trained on"
+                assert record["trainer-1-0/oldest"] >= version, (
+                    "a sample from before the adoption was trained on"
+                )
     after = 0
     for known in database.versions("policy-0"):
-        assert (database.load("policy-0", known.version)[0]["w"] == known.version).all() and known.counters["algorithm/amount"] == 1
+        assert (database.load("policy-0", known.version)[0]["w"] == known.version).all() and known.counters[
+            "algorithm/amount"
+        ] == 1
     for known in database.versions("policy-1"):
         adopted = int(known.counters["adopted"])
         if adopted in origins or not adopted:  # else the run ended before it was told
-            expected = origins[adopted] + 0.5 * (known.version - adopted) if adopted else known.version * 2**-10
+            expected = (
+                origins[adopted] + 0.5 * (known.version - adopted) if adopted else known.version * 2**-10
+            )
             assert (database.load("policy-1", known.version)[0]["w"] == expected).all()
             assert known.counters["algorithm/amount"] == (0.5 if adopted else 2**-10)
             after += adopted > 0
@@ -301,7 +379,9 @@ def check_run(folder: Path) -> int:
 
 @pytest.mark.parametrize("launch", ["inline", "processes"])
 def test_a_member_goes_on_from_the_weights_and_settings_of_a_better_one(tmp_path: Path, launch: str) -> None:
-    result = train(two("population/1/version > 20"), launch=launch, run_dir=tmp_path, source=__file__, quiet=True)
+    result = train(
+        two("population/1/version > 20"), launch=launch, run_dir=tmp_path, source=__file__, quiet=True
+    )
     assert result.summary["reason"] == "population/1/version > 20"
     assert check_run(tmp_path) > 0
     means = [record["population/mean"] for record in read_metrics(tmp_path) if "population/mean" in record]
@@ -312,17 +392,24 @@ def test_a_resumed_population_goes_on(tmp_path: Path) -> None:
     train(two("population/1/version > 20"), launch="inline", run_dir=tmp_path, source=__file__, quiet=True)
     before, database = lineage(tmp_path), ParameterDatabase(tmp_path / PARAMETERS)
     last = database.versions("policy-1")[-1]
-    resume(tmp_path, launch="inline", limits={"until": f"population/1/version > {last.version + 20}"}, quiet=True)
+    resume(
+        tmp_path, launch="inline", limits={"until": f"population/1/version > {last.version + 20}"}, quiet=True
+    )
     assert lineage(tmp_path)[: len(before)] == before and len(lineage(tmp_path)) > len(before)
     assert check_run(tmp_path) > 0
 
 
-# ---- what cannot be ----------------------------------------------------------------------------------------------------------------------------
+# ---- what cannot be --------------------------------------------------------------------
 
 
 def population_of(**settings: Any) -> Experiment:
     made = populate(changed(one(), "trainer", algorithm=PPO()), [{}, {}], explore={})
-    return made.replace(workers={**made.workers, "population": Population(**{"members": ("policy-0", "policy-1"), "explore": {}, **settings})})
+    return made.replace(
+        workers={
+            **made.workers,
+            "population": Population(**{"members": ("policy-0", "policy-1"), "explore": {}, **settings}),
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,13 +417,25 @@ def population_of(**settings: Any) -> Experiment:
     [
         ({"members": ("policy-0",)}, "members = .* must be at least two different policies"),
         ({"members": ("policy-0", "policy-0")}, "at least two different policies"),
-        ({"members": ("policy-0", "polcy-1")}, 'uses policy "polcy-1", which the experiment lacks; did you mean "policy-1"'),
-        ({"explore": {"learning_rat": (1e-5, 1e-2)}}, 'PPO has no number "learning_rat"; did you mean "learning_rate"'),
+        (
+            {"members": ("policy-0", "polcy-1")},
+            'uses policy "polcy-1", which the experiment lacks; did you mean "policy-1"',
+        ),
+        (
+            {"explore": {"learning_rat": (1e-5, 1e-2)}},
+            'PPO has no number "learning_rat"; did you mean "learning_rate"',
+        ),
         ({"explore": {"learning_rate_schedule": (1, 2)}}, 'PPO has no number "learning_rate_schedule"'),
         ({"explore": {"gamma": (0.9, 2.0)}}, "gamma = 2.0 is not between 0 and 1"),
-        ({"explore": {"gamma": (0.9, 0.8)}}, "the bounds 0.9 and 0.8 of gamma must be positive, the lower one first"),
+        (
+            {"explore": {"gamma": (0.9, 0.8)}},
+            "the bounds 0.9 and 0.8 of gamma must be positive, the lower one first",
+        ),
         ({"explore": {"gamma": (0.9,)}}, "of gamma must be two numbers, its lower and its upper bound"),
-        ({"metric": "training_retrun"}, 'metric = "training_retrun" is not recorded of member "policy-0"; did you mean "training_return"'),
+        (
+            {"metric": "training_retrun"},
+            'metric = "training_retrun" is not recorded of member "policy-0"; did you mean "training_return"',
+        ),
         ({"quantile": 0.6}, "quantile = 0.6 must be above 0 and at most 0.5"),
         ({"factors": ()}, "must be positive numbers"),
         ({"resample": 2.0}, "resample = 2.0 is a probability"),
@@ -356,11 +455,16 @@ def changed(made: Experiment, name: str, **settings: Any) -> Experiment:
 def test_members_that_could_not_go_on_from_one_another_are_refused_at_start() -> None:
     made = population_of()
     made.check()
-    with pytest.raises(ConfigError, match='member "policy-1" of the population has 2 trainers; each member needs one of its own'):
+    with pytest.raises(
+        ConfigError,
+        match='member "policy-1" of the population has 2 trainers; each member needs one of its own',
+    ):
         changed(changed(made, "trainer-1", count=2), "actor-1", count=2).check()
     with pytest.raises(ConfigError, match=r"no trainer stores its versions there.*set the database_seconds"):
         changed(made, "trainer-1", database_seconds=None).check()
-    with pytest.raises(ConfigError, match='members "policy-0" and "policy-1" of the population are different policies'):
+    with pytest.raises(
+        ConfigError, match='members "policy-0" and "policy-1" of the population are different policies'
+    ):
         made.replace(policies={**made.policies, "policy-1": KnownPolicy()}).check()
 
 
@@ -383,31 +487,52 @@ def test_a_metric_must_be_recorded_of_every_member() -> None:
 
 def test_members_in_different_spaces_are_refused(tmp_path: Path) -> None:
     made = changed(populate(one(), [{}, {}], explore={}), "actor-1", environment=Scripted())
-    with pytest.raises(RunError, match='members "policy-0" and "policy-1" of the population play in different spaces'):
+    with pytest.raises(
+        RunError, match='members "policy-0" and "policy-1" of the population play in different spaces'
+    ):
         train(made, launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
 
 
 def test_a_policy_is_a_member_of_one_population() -> None:
     made = population_of()
-    with pytest.raises(ConfigError, match='policy "policy-0" is a member of the populations population and second'):
+    with pytest.raises(
+        ConfigError, match='policy "policy-0" is a member of the populations population and second'
+    ):
         made.replace(workers={**made.workers, "second": made.workers["population"]}).check()
 
 
 def test_members_are_compared_by_their_evaluations(tmp_path: Path) -> None:
     judge = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
     single = one(database_seconds=0.03)
-    judges = {"judge": single.workers["actor"].replace(agents=(judge,), lanes=2), "evaluation": Evaluation(games=2)}
+    judges = {
+        "judge": single.workers["actor"].replace(agents=(judge,), lanes=2),
+        "evaluation": Evaluation(games=2),
+    }
     starts = [{"amount": 1.0}, {"amount": 2**-10}]
-    made = populate(single.replace(workers={**single.workers, **judges}), starts, explore={}, steps=200, metric="evaluation/return")
-    better = made.workers["judge-0"].replace(environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0}))
-    made = made.replace(workers={**made.workers, "judge-0": better}, limits=Limits(until="population/1/version > 0"))
+    made = populate(
+        single.replace(workers={**single.workers, **judges}),
+        starts,
+        explore={},
+        steps=200,
+        metric="evaluation/return",
+    )
+    better = made.workers["judge-0"].replace(
+        environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0})
+    )
+    made = made.replace(
+        workers={**made.workers, "judge-0": better}, limits=Limits(until="population/1/version > 0")
+    )
     train(made, launch="inline", run_dir=tmp_path, source=__file__, quiet=True)
     assert {source for source, _, _ in lineage(tmp_path)} == {0}
     records = read_metrics(tmp_path)
     for number, reached in ((0, 10.0), (1, 5.0)):
-        assert {r[name] for r in records if (name := f"evaluation-{number}/evaluation/return") in r} == {reached}
+        assert {r[name] for r in records if (name := f"evaluation-{number}/evaluation/return") in r} == {
+            reached
+        }
     assert {r["population/mean"] for r in records if "population/mean" in r} == {7.5}
-    with pytest.raises(ConfigError, match=r'"evaluation/return", which nobody measures; .*evaluation-\d/evaluation/return'):
+    with pytest.raises(
+        ConfigError, match=r'"evaluation/return", which nobody measures; .*evaluation-\d/evaluation/return'
+    ):
         made.replace(limits=Limits(until="evaluation/return > 3")).check()
 
 
@@ -424,8 +549,13 @@ def test_what_populate_cannot_multiply_is_refused() -> None:
 def test_populate_keeps_specs_that_keep_nothing() -> None:
     single = one()
     (spec,) = single.workers["actor"].agents
-    silent = changed(single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None, sample_steps=128)))
+    silent = changed(
+        single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None, sample_steps=128))
+    )
     made = populate(silent, [{}, {"amount": 3.0}], explore={})
-    assert [[s.samples for s in made.workers[f"actor-{n}"].agents] for n in (0, 1)] == [["samples-0", None], ["samples-1", None]]
+    assert [[s.samples for s in made.workers[f"actor-{n}"].agents] for n in (0, 1)] == [
+        ["samples-0", None],
+        ["samples-1", None],
+    ]
     assert [made.workers[f"trainer-{n}"].algorithm for n in (0, 1)] == [Adding(), Adding(amount=3.0)]
     assert isinstance(made.workers["trainer-1"], Trainer)

@@ -1,4 +1,5 @@
-"""Versions that a trainer pushes: when, of what weights, and what happens when the disk does not take them."""
+"""Versions that a trainer pushes: when, of what weights, and what happens when the disk
+does not take them."""
 
 import threading
 from pathlib import Path
@@ -20,7 +21,9 @@ from tidemill.workers import pusher
 def kept(folder: Path) -> dict[int, float]:
     """Return the weight of each version that is kept."""
     database = ParameterDatabase(folder / PARAMETERS)
-    return {v.version: float(database.load("policy", v.version)[0]["w"][0]) for v in database.versions("policy")}
+    return {
+        v.version: float(database.load("policy", v.version)[0]["w"][0]) for v in database.versions("policy")
+    }
 
 
 def train(bench: Bench, updates: int) -> None:
@@ -66,7 +69,9 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == {10: 10.0, 11: 11.0, 12: 12.0}
 
 
-def test_what_is_pushed_are_the_weights_of_its_update_though_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_pushed_are_the_weights_of_its_update_though_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on, push = threading.Event(), ParameterDatabase.push
 
     def slow(*arguments: Any) -> None:
@@ -92,7 +97,9 @@ def test_a_run_without_a_folder_or_without_versions_pushes_none(tmp_path: Path) 
     assert not (tmp_path / PARAMETERS).exists()
 
 
-def test_training_goes_on_when_the_disk_is_full_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_when_the_disk_is_full_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(folder=tmp_path, database_seconds=1e-9)
 
     def full(*arguments: Any) -> None:
@@ -102,7 +109,8 @@ def test_training_goes_on_when_the_disk_is_full_and_says_so(tmp_path: Path, monk
         patch.setattr(ParameterDatabase, "push", full)
         train(bench, 3)
         assert bench.worker.state is State.RUNNING and bench.worker.counters.updates == 3
-        assert notices(bench) == ["a version was not kept: no space left"] * 2  # the third is told with the next
+        # the third is told with the next
+        assert notices(bench) == ["a version was not kept: no space left"] * 2
     bench.worker.exit()  # there is room again: what failed last is tried again
     assert len(notices(bench)) == 3 and kept(tmp_path) == {0: 0.0, 3: 3.0}
 
@@ -121,7 +129,8 @@ def test_an_end_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch:
 
 
 def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:
-    """It was killed after version 3, and its last checkpoint is of update 1: what was version 2 or 3 must not be taken for what is going to be."""
+    """It was killed after version 3, and its last checkpoint is of update 1: what was
+    version 2 or 3 must not be taken for what is going to be."""
     bench = Bench(folder=tmp_path, database_seconds=1e-9)
     train(bench, 1)
     bench.worker._save()
@@ -135,12 +144,16 @@ def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:
     assert kept(tmp_path) == {0: 0.0, 1: 1.0}
     assert database.tags("policy") == {"first": 1, LATEST: 1}
     (told,) = notices(again)
-    assert 'version 3 of policy "policy", tagged best, latest, is removed' in told and "goes on from version 1" in told
+    assert (
+        'version 3 of policy "policy", tagged best, latest, is removed' in told
+        and "goes on from version 1" in told
+    )
     again.algorithm.policy.parameters()["w"][:] -= 100  # it learns something else now
     train(again, 1)
     assert kept(tmp_path) == {0: 0.0, 1: 1.0, 2: -98.0}
     means = {v.version: set(v.means) for v in database.versions("policy")}
-    assert means == {0: set(), 1: {"win_rate"}, 2: set()}  # of those weights, not of those that bore the number before
+    # of those weights, not of those that bore the number before
+    assert means == {0: set(), 1: {"win_rate"}, 2: set()}
 
 
 def test_a_damaged_database_is_said_at_the_start(tmp_path: Path) -> None:

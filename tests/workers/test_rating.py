@@ -9,12 +9,16 @@ from tidemill.workers.rating import FIRST, expected_score, performance
 
 
 def test_expected_scores_are_those_of_elo() -> None:
-    np.testing.assert_allclose(expected_score(1400.0, np.array([1000.0, 1400.0, 1800.0])), [10 / 11, 0.5, 1 / 11])
+    np.testing.assert_allclose(
+        expected_score(1400.0, np.array([1000.0, 1400.0, 1800.0])), [10 / 11, 0.5, 1 / 11]
+    )
 
 
 def test_somebody_who_scores_what_is_expected_has_that_rating() -> None:
     # 10 wins of 11 against 1000, and the draw that is assumed: 10.5 of 12, odds of 7 to 1
-    assert performance(np.full(11, 1000.0), np.array([1.0] * 10 + [0.0])) == pytest.approx(1000 + 400 * np.log10(7))
+    assert performance(np.full(11, 1000.0), np.array([1.0] * 10 + [0.0])) == pytest.approx(
+        1000 + 400 * np.log10(7)
+    )
     assert performance(np.array([900.0, 1100.0]), np.array([0.5, 0.5])) == pytest.approx(1000.0)
 
 

@@ -36,7 +36,11 @@ def test_settings_are_the_finite_numbers() -> None:
 
 def test_changed_settings_are_checked_and_counts_stay_whole() -> None:
     changed = with_settings(Settings(), {"rate": 0.8, "count": 8.4, "most": 3.125})
-    assert changed == Settings(rate=0.8, count=8, most=3.125) and isinstance(changed, Settings) and isinstance(changed.count, int)
+    assert (
+        changed == Settings(rate=0.8, count=8, most=3.125)
+        and isinstance(changed, Settings)
+        and isinstance(changed.count, int)
+    )
     with pytest.raises(ConfigError, match='PPO has no number "learning_rat"; did you mean "learning_rate"'):
         with_settings(PPO(), {"learning_rat": 1.0})
     with pytest.raises(ConfigError, match="gamma = 2"):
@@ -69,11 +73,21 @@ def test_the_last_hundred_episodes_count() -> None:
 
 
 def test_versions_know_them(tmp_path: Path) -> None:
-    made = experiments.experiment(Scripted(agents=2), algorithm=experiments.Recorder(seconds=0.001), database_versions=100)
+    made = experiments.experiment(
+        Scripted(agents=2), algorithm=experiments.Recorder(seconds=0.001), database_versions=100
+    )
     made = made.replace(limits=Limits(updates=40))
     train(made, launch="inline", run_dir=tmp_path, quiet=True)
     database = ParameterDatabase(tmp_path / PARAMETERS)
     first, *_, last = database.versions("policy")
-    assert first.counters == {"env_steps": 0, "seconds": 0, "adopted": 0, field_of("seconds"): 0.001, field_of("save_seconds"): 0}
-    assert last.counters.keys() == {*first.counters, "training_return"} == set(made.workers["trainer"].records())
+    assert first.counters == {
+        "env_steps": 0,
+        "seconds": 0,
+        "adopted": 0,
+        field_of("seconds"): 0.001,
+        field_of("save_seconds"): 0,
+    }
+    assert (
+        last.counters.keys() == {*first.counters, "training_return"} == set(made.workers["trainer"].records())
+    )
     assert database.query("policy", Query.parse("training_return > -1000 order by -training_return limit 1"))

@@ -1,4 +1,5 @@
-"""States from the rollout to the update, through whole runs: none leaks into another episode, and each row's is the one that was acted on."""
+"""States from the rollout to the update, through whole runs: none leaks into another
+episode, and each row's is the one that was acted on."""
 
 import json
 from collections.abc import Generator
@@ -11,7 +12,18 @@ import numpy as np
 import pytest
 
 import tidemill
-from tidemill import PPO, Actors, AgentSpec, Experiment, Gymnasium, Limits, PolicyWorkers, RecurrentActorCritic, Scripted, Trainer
+from tidemill import (
+    PPO,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    RecurrentActorCritic,
+    Scripted,
+    Trainer,
+)
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -24,8 +36,9 @@ CUES = 4
 
 
 class Cue(gymnasium.Env):
-    """Shows a cue (1 … 4) in every step of an episode of two or three steps. Pays 1 for an episode's first action if it is the cue of the episode
-    before: what a policy can know only if its state leaks."""
+    """Shows a cue (1 … 4) in every step of an episode of two or three steps. Pays 1 for
+    an episode's first action if it is the cue of the episode before: what a policy can
+    know only if its state leaks."""
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Discrete(CUES + 1)
@@ -45,14 +58,19 @@ class Cue(gymnasium.Env):
 
 @dataclass(frozen=True, kw_only=True)
 class Parrot(PolicyConfig):
-    """Does what its state says, and puts the cue that it sees into it: with a state that leaks it would earn all that there is. How its state goes
-    wrong: "name" (a field without its prefix), "clash" (an answer with the name of a row's field), "shape" (it grows), "write" (into too small an
-    array)."""
+    """Does what its state says, and puts the cue that it sees into it: with a state that
+    leaks it would earn all that there is. How its state goes wrong: "name" (a field
+    without its prefix), "clash" (an answer with the name of a row's field), "shape" (it
+    grows), "write" (into too small an array)."""
 
     wrong: str = ""
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        fields = {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        fields = {
+            "action": Field((), "int64"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
         return fields | ({"reward": Field((), "float32")} if self.wrong == "clash" else {})
 
     def state(self, spaces: Spaces) -> dict[str, Field]:
@@ -103,7 +121,9 @@ class _Witness(DataParallel):
 
     def parallel_update(self, samples, progress) -> Generator[Any, None, dict[str, float]]:
         yield np.zeros(1)
-        self.config.seen.extend(Sample({name: array.copy() for name, array in sample.items()}) for sample in samples)
+        self.config.seen.extend(
+            Sample({name: array.copy() for name, array in sample.items()}) for sample in samples
+        )
         return {}
 
     def state(self):
@@ -113,13 +133,21 @@ class _Witness(DataParallel):
         pass
 
 
-def experiment(policy: PolicyConfig, environment: EnvironmentConfig, algorithm: AlgorithmConfig, layout: str, **spec: Any) -> Experiment:
+def experiment(
+    policy: PolicyConfig, environment: EnvironmentConfig, algorithm: AlgorithmConfig, layout: str, **spec: Any
+) -> Experiment:
     served = layout.startswith("served")
     inference = {"inference": "ask"} if served else {}
     servers = {"server": PolicyWorkers(stream="ask", threaded=layout.endswith("threads"))} if served else {}
-    limit, steps = ({"max_episode_steps": 20}, {}) if spec.get("mode") == "full" else ({}, {} if "sample_steps" in spec else {"sample_steps": 16})
+    limit, steps = (
+        ({"max_episode_steps": 20}, {})
+        if spec.get("mode") == "full"
+        else ({}, {} if "sample_steps" in spec else {"sample_steps": 16})
+    )
     ring = {"ring": 3, "flush_requests": 2} if "ring" in layout else {}
-    actors = Actors(environment=environment, lanes=3, agents=(AgentSpec(**steps, **spec, **inference),), **ring, **limit)
+    actors = Actors(
+        environment=environment, lanes=3, agents=(AgentSpec(**steps, **spec, **inference),), **ring, **limit
+    )
     return Experiment(
         name="memory",
         policies={"policy": policy},
@@ -142,7 +170,8 @@ def test_what_an_earlier_episode_showed_is_forgotten(layout: str, tmp_path: Path
         begins += int(first.sum())
         assert not sample["state.cue"][first].any()
         assert not sample["reward"][:-1][first[:-1]].any()
-        later = np.argwhere(real[1:] & ~first[1:]) + np.array([1, 0])  # within an episode the state is what the row before showed
+        # within an episode the state is what the row before showed
+        later = np.argwhere(real[1:] & ~first[1:]) + np.array([1, 0])
         within += len(later)
         for t, seat in later:
             assert sample["state.cue"][t, seat, 0] == sample["obs"][t - 1, seat]
@@ -205,12 +234,19 @@ FIXED = {"burn_in": 3}
 def test_the_learner_finds_the_log_probs_that_the_actors_stored(
     layout: str, environment: str, cell: str, spec: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The weights stay as they are, so that nothing but a wrong state could make old and new policy differ."""
-    algorithm = PPO(learning_rate=0.0, epochs=1, chunk_steps=5, correct_off_policy=True, normalise_returns=False)
+    """The weights stay as they are, so that nothing but a wrong state could make old and
+    new policy differ."""
+    algorithm = PPO(
+        learning_rate=0.0, epochs=1, chunk_steps=5, correct_off_policy=True, normalise_returns=False
+    )
     policy = Stirred(cell=cell, hidden=(8,), width=8)
     made = experiment(policy, ENVIRONMENTS[environment], algorithm, layout, **spec)
     run = tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
-    updates = [line for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "kl" in line]
+    updates = [
+        line
+        for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+        if "kl" in line
+    ]
     assert updates and all(line["rows"] > 20 for line in updates)
     assert all(0 <= line["kl"] < 1e-9 and line["clip_fraction"] == 0 for line in updates)
     assert all(line["entropy"] < 1.36 for line in updates)  # far from uniform: what a state says matters
@@ -220,7 +256,11 @@ def test_the_learner_finds_the_log_probs_that_the_actors_stored(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("name", r'policy "policy" \(Parrot\): its state\(\) has a field "cue"; names of a state, and no others, begin with "state\."'),
+        (
+            "name",
+            r'policy "policy" \(Parrot\): its state\(\) has a field "cue"; names of a state, and no others, '
+            r'begin with "state\."',
+        ),
         ("clash", r'its answer\(\) has a field "reward"'),
         ("shape", r"_Parrot was given state\.cue as int64\[1\] and gives it back as int64\[2\].*declares"),
         ("write", r"_Parrot did not answer: ValueError.*\(\d,2\).*state\.cue int64\[1\]"),

@@ -14,8 +14,15 @@ from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.blocks import InStep
 
 
-def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, shared: bool = False, **settings_of_both: Any) -> tuple[AgentSpec, ...]:
-    """`others` is changed for the second spec. `shared`: both ask one inference stream."""
+def specs_of(
+    kinds: int,
+    remote: bool,
+    others: dict[str, Any] | None = None,
+    shared: bool = False,
+    **settings_of_both: Any,
+) -> tuple[AgentSpec, ...]:
+    """`others` is changed for the second spec. `shared`: both ask one inference
+    stream."""
     inference = {"inference": "ask-p"} if remote else {}
     first = AgentSpec(match="red.*", policy="p", **inference, **{"samples": "red", **settings_of_both})
     if kinds == 1:
@@ -28,11 +35,22 @@ def specs_of(kinds: int, remote: bool, others: dict[str, Any] | None = None, sha
 @st.composite
 def settings_of_a_spec(draw, stream: str, promised: bool) -> dict[str, Any]:
     """Whatever can be said of samples."""
-    mode = draw(st.sampled_from(["fixed", "fixed", "after_done", "full", "concise"] if promised else ["fixed", "concise"]))
-    given: dict[str, Any] = {"mode": mode, "samples": draw(st.sampled_from([stream, (stream, f"{stream}-too")]))}
+    mode = draw(
+        st.sampled_from(
+            ["fixed", "fixed", "after_done", "full", "concise"] if promised else ["fixed", "concise"]
+        )
+    )
+    given: dict[str, Any] = {
+        "mode": mode,
+        "samples": draw(st.sampled_from([stream, (stream, f"{stream}-too")])),
+    }
     given["frame_stack"] = draw(st.sampled_from([1, 1, 2, 3]))
     if mode in ("fixed", "after_done"):
-        given |= {"sample_steps": draw(st.integers(1, 7)), "bootstrap": draw(st.integers(1, 2)), "burn_in": draw(st.integers(0, 3))}
+        given |= {
+            "sample_steps": draw(st.integers(1, 7)),
+            "bootstrap": draw(st.integers(1, 2)),
+            "burn_in": draw(st.integers(0, 3)),
+        }
     if mode in ("after_done", "full"):
         given["post"] = (Ahead(),) if draw(st.booleans()) else ()
     if mode in ("full", "concise"):
@@ -79,15 +97,25 @@ def worlds(draw) -> World:
     return World(actors, recurrent=draw(st.booleans()), remote=remote)
 
 
-@given(worlds(), st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=8, max_size=24), st.booleans())
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_each_cell_of_each_sample_is_what_it_must_be(world: World, plan: list[tuple[int, bool]], by_index: bool) -> None:
+@given(
+    worlds(), st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=8, max_size=24), st.booleans()
+)
+@settings(
+    max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+def test_each_cell_of_each_sample_is_what_it_must_be(
+    world: World, plan: list[tuple[int, bool]], by_index: bool
+) -> None:
     play_and_check(world, plan, by_index)
 
 
 def test_a_seat_that_was_asked_may_be_in_no_sample_yet() -> None:
     environment = Marked(agents=2, shortest=3, longest=6, deaths=True, stalls=2)
-    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=1, bootstrap=2), lanes=2, slots=1))
+    world = World(
+        Actors(
+            environment=environment, agents=specs_of(1, False, sample_steps=1, bootstrap=2), lanes=2, slots=1
+        )
+    )
     play_and_check(world, [(0, False)] * 8, by_index=False)
     assert len({identity[:2] for identity in Known.built[0].asked}) > len(streams_of(world))
 
@@ -133,7 +161,10 @@ def test_both_paths_write_the_same_rows(recurrent: bool) -> None:
     streams = []
     for by_index in (False, True):
         agents = specs_of(2, False, sample_steps=5, burn_in=2)
-        world = World(Actors(environment=Marked(agents=2, kinds=2, shortest=2, longest=9), agents=agents, lanes=3), recurrent=recurrent)
+        world = World(
+            Actors(environment=Marked(agents=2, kinds=2, shortest=2, longest=9), agents=agents, lanes=3),
+            recurrent=recurrent,
+        )
         world.begin()
         if by_index:
             force_index(world)
@@ -162,7 +193,11 @@ def test_seats_in_step_keep_their_columns() -> None:
 
 def run(environment: Marked, samples: int = 12, **actors: Any) -> dict[str, np.ndarray]:
     """One lane's rows in order, without the overlap."""
-    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=4, bootstrap=1), lanes=1, **actors))
+    world = World(
+        Actors(
+            environment=environment, agents=specs_of(1, False, sample_steps=4, bootstrap=1), lanes=1, **actors
+        )
+    )
     world.begin()
     while len(world.got.get("samples/red/actor-0/0", ())) < samples:
         world.poll()
@@ -187,7 +222,11 @@ def test_the_step_limit_cuts_and_asks_for_the_value() -> None:
     cut = rows["truncated"]
     assert not rows["done"].any()
     assert cut.nonzero()[0].tolist() == list(range(5, len(cut), 6))
-    assert (rows["version"][cut] == 0).all() and (rows["value"][cut] != 0).all() and (rows["reward"][cut] == 0).all()
+    assert (
+        (rows["version"][cut] == 0).all()
+        and (rows["value"][cut] != 0).all()
+        and (rows["reward"][cut] == 0).all()
+    )
 
 
 @pytest.mark.parametrize("mode", ["fixed", "after_done", "full", "concise"])
@@ -196,7 +235,9 @@ def test_a_cut_closes_the_open_row_of_an_agent_that_is_absent(mode: Any) -> None
     world = World(
         Actors(
             environment=environment,
-            agents=specs_of(1, False, mode=mode, **({"sample_steps": 2} if mode in ("fixed", "after_done") else {})),
+            agents=specs_of(
+                1, False, mode=mode, **({"sample_steps": 2} if mode in ("fixed", "after_done") else {})
+            ),
             lanes=1,
             max_episode_steps=5,
         )
@@ -223,7 +264,14 @@ def test_the_step_limit_counts_each_episode_anew(same_step: bool) -> None:
 @pytest.mark.parametrize("how", ["unmask_all_info", "reset"])
 def test_a_cut_is_forced_from_outside_too(how: str) -> None:
     """By a reset, too, that meets open episodes."""
-    world = World(Actors(environment=Marked(shortest=1000, longest=1000), agents=specs_of(1, False, sample_steps=6), lanes=2, slots=20))
+    world = World(
+        Actors(
+            environment=Marked(shortest=1000, longest=1000),
+            agents=specs_of(1, False, sample_steps=6),
+            lanes=2,
+            slots=20,
+        )
+    )
     world.begin()
     (target,) = world.actor.ring.targets
     forced = 0
@@ -241,24 +289,34 @@ def test_a_cut_is_forced_from_outside_too(how: str) -> None:
 
 
 def test_episodes_are_told_once_each() -> None:
-    world = World(Actors(environment=Marked(agents=2, deaths=True), agents=specs_of(1, False, sample_steps=4), lanes=3))
+    world = World(
+        Actors(environment=Marked(agents=2, deaths=True), agents=specs_of(1, False, sample_steps=4), lanes=3)
+    )
     world.begin()
     for _ in range(30):
         world.poll()
         world.drain()
-    told = [pair for m in world.sent() if isinstance(m, Episodes) for pair in zip(m.returns, m.lengths, strict=True)]
+    told = [
+        pair
+        for m in world.sent()
+        if isinstance(m, Episodes)
+        for pair in zip(m.returns, m.lengths, strict=True)
+    ]
     seats = check_samples(world)
     shown = [
         (float(r), int(n))
         for s in world.got["samples/red/actor-0/0"]
-        for r, n, mask in zip(s["info.return"][:-1].flat, s["info.length"][:-1].flat, s["info_mask"][:-1].flat, strict=True)
+        for r, n, mask in zip(
+            s["info.return"][:-1].flat, s["info.length"][:-1].flat, s["info_mask"][:-1].flat, strict=True
+        )
         if mask
     ]
     assert len(shown) > 10
     assert not Counter(shown) - Counter(told)
     expected = Counter(pair for seat in seats.values() for pair in seat.told)
     assert not Counter(told) - expected
-    assert (expected - Counter(told)).total() <= 2 * len(seats)  # those that the reference played beyond the run
+    # those that the reference played beyond the run
+    assert (expected - Counter(told)).total() <= 2 * len(seats)
 
 
 @given(st.integers(1, 3), st.integers(2, 3), st.booleans())
@@ -266,7 +324,9 @@ def test_episodes_are_told_once_each() -> None:
 def test_env_steps_count_lanes_that_stepped(lanes: int, ring: int, same_step: bool) -> None:
     assume(lanes * ring <= 6)
     environment = Marked(shortest=3, longest=3, truncations=False, same_step=same_step)
-    world = World(Actors(environment=environment, agents=specs_of(1, False, sample_steps=4), lanes=lanes, ring=ring))
+    world = World(
+        Actors(environment=environment, agents=specs_of(1, False, sample_steps=4), lanes=lanes, ring=ring)
+    )
     world.begin()
     steps = 0
     for _ in range(10):

@@ -1,4 +1,5 @@
-"""Stepwise agents: every cell of every arrival, compared with rows that are made the slow way."""
+"""Stepwise agents: every cell of every arrival, compared with rows that are made the slow
+way."""
 
 from typing import Any
 
@@ -11,13 +12,17 @@ from tidemill.workers.actor import Actors, AgentSpec
 
 
 def expected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The arrivals of one episode, made from its rows: what a row says of its action comes with the next one."""
+    """The arrivals of one episode, made from its rows: what a row says of its action
+    comes with the next one."""
     states = [name for name in rows[0] if name.startswith("state.")]
     led = [name for name in rows[0] if name not in ("obs", "on_reset", "done", "truncated", *states)]
     nothing = {**dict.fromkeys(led, 0), "version": -1, "policy": -1}
     before = [nothing, *rows[:-1]]
     own = ("obs", "on_reset", "done", "truncated", *states)
-    return [{**{n: row[n] for n in own}, **{n: last[n] for n in led}, "voided": False} for row, last in zip(rows, before, strict=True)]
+    return [
+        {**{n: row[n] for n in own}, **{n: last[n] for n in led}, "voided": False}
+        for row, last in zip(rows, before, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +37,9 @@ def expected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ({"lanes": 1, "ring": 2, "frame_stack": 3}, {}),
     ],
 )
-def test_every_arrival_holds_what_was_seen_and_what_led_to_it(settings: dict[str, Any], world: dict[str, Any]) -> None:
+def test_every_arrival_holds_what_was_seen_and_what_led_to_it(
+    settings: dict[str, Any], world: dict[str, Any]
+) -> None:
     stalls, stack = settings.pop("stalls", 0), settings.pop("frame_stack", 1)
     inference = "answers" if world.get("remote") else "inline"
     spec = AgentSpec(mode="stepwise", inference=inference, frame_stack=stack)
@@ -51,13 +58,29 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(settings: dict[str
     (samples,) = made.got.values()
     for target in range(settings["ring"]):
         for lane in range(settings["lanes"]):
-            cells = [{name: array[0, target * settings["lanes"] + lane] for name, array in sample.items()} for sample in samples]
+            cells = [
+                {name: array[0, target * settings["lanes"] + lane] for name, array in sample.items()}
+                for sample in samples
+            ]
             fillers = [row for row in cells if row["version"] == row["policy"] == -1 and not row["on_reset"]]
-            assert not any(row[name] for row in fillers for name in ("voided", "done", "truncated", "info_mask"))
+            assert not any(
+                row[name] for row in fillers for name in ("voided", "done", "truncated", "info_mask")
+            )
             columns = [row for row in cells if row["version"] != -1 or row["on_reset"]]
             assert len(columns) > 30
             offset = int(columns[0]["obs"].reshape(-1, columns[0]["obs"].shape[-1])[-1, 0]) - lane
-            seat = Seat(Marked.built[0].config, spec, [0], lane, 0, offset, limit, 0, asked, bool(world.get("recurrent")))
+            seat = Seat(
+                Marked.built[0].config,
+                spec,
+                [0],
+                lane,
+                0,
+                offset,
+                limit,
+                0,
+                asked,
+                bool(world.get("recurrent")),
+            )
             wanted: list[dict[str, Any]] = []
             while len(wanted) < len(columns):
                 seat.play()
@@ -70,12 +93,17 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(settings: dict[str
                         value = [(*seen, *[1] * (frames.shape[-1] - 5)) for seen in value]
                         np.testing.assert_array_equal(frames, value)
                     else:
-                        assert np.array_equal(cells[name], value), f"lane {lane}, arrival {number}: {name} is {cells[name]}, not {value}"
+                        assert np.array_equal(cells[name], value), (
+                            f"lane {lane}, arrival {number}: {name} is {cells[name]}, not {value}"
+                        )
 
 
 def test_an_arrival_leaves_in_the_tick_in_which_it_comes() -> None:
-    """Nothing waits for the next action: what was observed is there before it is asked for."""
-    made = World(Actors(environment=Marked(stalls=10**9), lanes=1, ring=1, agents=(AgentSpec(mode="stepwise"),)))
+    """Nothing waits for the next action: what was observed is there before it is asked
+    for."""
+    made = World(
+        Actors(environment=Marked(stalls=10**9), lanes=1, ring=1, agents=(AgentSpec(mode="stepwise"),))
+    )
     made.begin()
     made.poll()
     Marked.built[0].looks = 0
@@ -86,7 +114,9 @@ def test_an_arrival_leaves_in_the_tick_in_which_it_comes() -> None:
     assert first["on_reset"][0, 0] and first["version"][0, 0] == -1 and not first["voided"][0, 0]
 
 
-def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
 
     def act(self: Known, observation: Any, state: Any, deterministic: Any, out: Any) -> None:
@@ -101,7 +131,8 @@ def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(
     made.poll()
     made.drain()
     ((first, *_),) = made.got.values()
-    assert first["on_reset"][0].tolist() == [True, True, False, False, True, True]  # who has not answered is left out, and holds up nobody
+    # who has not answered is left out, and holds up nobody
+    assert first["on_reset"][0].tolist() == [True, True, False, False, True, True]
     assert asked[0] == 4
     Marked.built[1].stalled = False
     asked.clear()
@@ -140,14 +171,18 @@ def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch:
     calls: list[str] = []
     for name, environment, call in (("first received", first, "recv"), ("second sent", second, "send")):
         own = getattr(environment, call)
-        monkeypatch.setattr(environment, call, lambda *given, name=name, own=own: (calls.append(name), own(*given)))
+        monkeypatch.setattr(
+            environment, call, lambda *given, name=name, own=own: (calls.append(name), own(*given))
+        )
     first.stalled, purse.steps = False, 1
     first.bell()
     made.poll()
     assert calls == ["second sent", "first received"]
 
 
-def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_step_or_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_step_or_the_process_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, used, stops = 100.0, 0.0, clock._Stops()
     stops.noticing, stops.seen = 1, now
     monkeypatch.setattr(clock, "_stops", stops)
@@ -180,7 +215,11 @@ def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_st
 
 
 def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:
-    made = World(Actors(environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)))
+    made = World(
+        Actors(
+            environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)
+        )
+    )
     made.begin()
     Marked.built[0].stalled = True
     for _ in range(3):

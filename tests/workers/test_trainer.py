@@ -1,4 +1,5 @@
-"""The trainer worker: what enters training, what is dropped, when it ends, and what a resumed one goes on from."""
+"""The trainer worker: what enters training, what is dropped, when it ends, and what a
+resumed one goes on from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,17 +95,30 @@ class Bench:
         Known.built.clear()
         config = Trainer(algorithm=Adding(), **settings)
         workers: dict[str, WorkerConfig] = {"source": Source(outlets=outlets), "trainer": config}
-        experiment = Experiment(name="bench", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits())
+        experiment = Experiment(
+            name="bench", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits()
+        )
         ends = local_endpoints(["source-0", "trainer-0"], experiment.edges())
         source = ends["source-0"][0]
         self.link = ends["trainer-0"][1]
-        self.producers: list[SlotProducer] = [source.producer(f"samples/samples/source-0/{i}/trainer-0") for i in range(outlets)]
+        self.producers: list[SlotProducer] = [
+            source.producer(f"samples/samples/source-0/{i}/trainer-0") for i in range(outlets)
+        ]
         for producer in self.producers:
             producer.offer(FIELDS, (ROWS, SEATS), slots)
         self.reader = source.reader("parameters/policy/trainer-0")
-        context = Context(experiment, "trainer-0", config, ends["trainer-0"][0], None if folder is None else str(folder), resume)
+        context = Context(
+            experiment,
+            "trainer-0",
+            config,
+            ends["trainer-0"][0],
+            None if folder is None else str(folder),
+            resume,
+        )
         self.worker = TrainerWorker(context, config)
-        self.worker._configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode, at_once=at_once)}))
+        self.worker._configure(
+            Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode, at_once=at_once)})
+        )
         (self.algorithm,) = Adder.built
         self.worker.start()
         self.told: list[Any] = []
@@ -160,9 +174,12 @@ def test_each_update_is_one_version() -> None:
         assert bench.poll() == (TRAINED, 1)
         assert bench.published() == (update, float(update))
     assert bench.algorithm.seen == [[1.0], [2.0], [3.0]]
-    assert [(s.values["update"], s.values["step"], s.values["lag/max"], s.values["loss/policy"]) for s in bench.updates()] == [
-        (1.0, 8.0, 0.0, 0.5), (2.0, 16.0, 0.0, 0.5), (3.0, 24.0, 0.0, 0.5),
-    ]  # fmt: skip
+    names = ("update", "step", "lag/max", "loss/policy")
+    assert [tuple(s.values[name] for name in names) for s in bench.updates()] == [
+        (1.0, 8.0, 0.0, 0.5),
+        (2.0, 16.0, 0.0, 0.5),
+        (3.0, 24.0, 0.0, 0.5),
+    ]
 
 
 def test_a_batch_is_one_sample_of_each_producer() -> None:
@@ -209,7 +226,7 @@ def test_a_batch_that_no_slots_can_hold_is_an_error() -> None:
         Bench(slots=2, batch_size=2 * TRAINED + 1)
 
 
-# ---- staleness ---------------------------------------------------------------------------------------------------------------------------------
+# ---- staleness -------------------------------------------------------------------------
 
 
 def test_samples_that_lag_too_far_are_dropped_and_counted() -> None:
@@ -311,7 +328,7 @@ def test_steps_are_rows_that_were_trained() -> None:
     assert bench.worker.counters.steps == TRAINED - 2
 
 
-# ---- samples trained on again ------------------------------------------------------------------------------------------------------------------
+# ---- samples trained on again ----------------------------------------------------------
 
 
 def test_a_row_is_a_step_once_however_often_it_is_trained_on() -> None:
@@ -321,12 +338,24 @@ def test_a_row_is_a_step_once_however_often_it_is_trained_on() -> None:
     bench.send(2)
     bench.poll()
     assert bench.algorithm.seen == [[1.0]] * 3 + [[2.0]]
-    told = [(u.values["update"], u.values["step"], u.values["reused"], u.values["lag/max"], u.values["lag/mean"]) for u in bench.updates()]
-    assert told == [(1, TRAINED, 0, 0, 0), (2, TRAINED, 1, 1, 1), (3, TRAINED, 2, 2, 2), (4, 2 * TRAINED, 2, 3, 3)]
+    told = [
+        (u.values["update"], u.values["step"], u.values["reused"], u.values["lag/max"], u.values["lag/mean"])
+        for u in bench.updates()
+    ]
+    assert told == [
+        (1, TRAINED, 0, 0, 0),
+        (2, TRAINED, 1, 1, 1),
+        (3, TRAINED, 2, 2, 2),
+        (4, 2 * TRAINED, 2, 3, 3),
+    ]
 
 
 def test_what_a_priority_queue_does_with_samples_is_told_and_goes_on_after_a_resume(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"buffer": PriorityQueue(capacity=2 * TRAINED, reuses=2), "folder": tmp_path, "max_policy_lag": 1}
+    settings: dict[str, Any] = {
+        "buffer": PriorityQueue(capacity=2 * TRAINED, reuses=2),
+        "folder": tmp_path,
+        "max_policy_lag": 1,
+    }
     bench = Bench(**settings)
     for mark in (1, 2, 3):  # 3 takes the place of 1
         bench.send(mark)
@@ -356,17 +385,19 @@ def test_a_checkpoint_without_the_newer_counters_is_taken(tmp_path: Path) -> Non
     assert Bench(folder=tmp_path, resume="update-1").worker.counters.evicted == 0
 
 
-# ---- going on from another policy --------------------------------------------------------------------------------------------------------------
+# ---- going on from another policy ------------------------------------------------------
 
 
 def adopting(folder: Path, **settings: Any) -> Bench:
-    """A trainer at version 1 that has adopted weights of 50, as version 2, and adds 0.25 in each update from now on."""
+    """A trainer at version 1 that has adopted weights of 50, as version 2, and adds 0.25
+    in each update from now on."""
     ParameterDatabase(folder / PARAMETERS).push("other", 7, {"w": np.full(3, 50.0)})
     bench = Bench(folder=folder, **settings)
     bench.send(1, info_mask=((2, 0), True), **{"info.return": ((2, 0), 30.0)})
     bench.poll()
     assert bench.worker._version_counters() == {
-        "env_steps": TRAINED, "seconds": bench.worker.counters.seconds, "adopted": 0, "algorithm/amount": 1.0, "training_return": 30.0,
+        "env_steps": TRAINED, "seconds": bench.worker.counters.seconds, "adopted": 0, "algorithm/amount": 1.0,
+        "training_return": 30.0,
     }  # fmt: skip
     bench.link.send(pack(Adopt("other", 7, {"amount": 0.25})))
     bench.worker._obey()
@@ -427,14 +458,19 @@ def test_a_batch_of_whole_episodes_has_as_many_as_there_are_seats_unless_its_siz
     assert bench.poll() == (TRAINED, 1)
 
 
-# ---- limits ------------------------------------------------------------------------------------------------------------------------------------
+# ---- limits ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("limits", "updates", "reason"),
     [
         (Limits(updates=3), 3, "3 updates done"),
-        (Limits(steps=2 * TRAINED + 1), 3, "24 env steps trained, 7 more than the limit: an update takes whole samples, 8 steps in the last one"),
+        (
+            Limits(steps=2 * TRAINED + 1),
+            3,
+            "24 env steps trained, 7 more than the limit: an update takes whole samples, 8 steps in the last "
+            "one",
+        ),
         (Limits(steps=TRAINED), 1, "8 env steps trained"),
     ],
 )
@@ -474,7 +510,7 @@ def test_a_pause_costs_no_time() -> None:
     assert bench.worker.counters.seconds < 20
 
 
-# ---- checkpoints -------------------------------------------------------------------------------------------------------------------------------
+# ---- checkpoints -----------------------------------------------------------------------
 
 
 def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> None:
@@ -492,7 +528,11 @@ def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> N
     assert vars(again.worker.counters) == vars(bench.worker.counters)
     counters = again.worker.counters
     assert counters.dropped == 1
-    assert (counters.updates, counters.rows, counters.steps) == (3, 3 * TRAINED, 3 * TRAINED) and counters.seconds >= 50
+    assert (counters.updates, counters.rows, counters.steps) == (
+        3,
+        3 * TRAINED,
+        3 * TRAINED,
+    ) and counters.seconds >= 50
     assert again.published() == (3, 3.0)
     assert again.algorithm.moment.tolist() == [30.0, 30.0]
     again.send(3, 3)
@@ -535,14 +575,20 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    for changes in ({"batch_size": 0}, {"max_policy_lag": -1}, {"checkpoints": 0}, {"checkpoint_seconds": 0}, {"count": 0}):
+    for changes in (
+        {"batch_size": 0},
+        {"max_policy_lag": -1},
+        {"checkpoints": 0},
+        {"checkpoint_seconds": 0},
+        {"count": 0},
+    ):
         with pytest.raises(ConfigError):
             Trainer(algorithm=Adding(), **changes)
     with pytest.raises(ConfigError, match="reuses = 2, but max_policy_lag = 0"):
         Trainer(algorithm=Adding(), buffer=Queue(reuses=2), max_policy_lag=0)
 
 
-# ---- samples that are episodes -----------------------------------------------------------------------------------------------------------------
+# ---- samples that are episodes ---------------------------------------------------------
 
 
 def test_short_episodes_are_trained_on_once_they_hold_all_slots() -> None:

@@ -1,4 +1,5 @@
-"""A world in which every number is known beforehand: an environment, a policy, what joins them, and what the rows must be."""
+"""A world in which every number is known beforehand: an environment, a policy, what joins
+them, and what the rows must be."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -32,7 +33,11 @@ def answer_of(identity: Any, version: int, deterministic: Any) -> dict[str, Any]
     """What the policy answers."""
     lane, agent, episode, row, tick = identity
     code = code_of(lane, agent, episode, row)
-    return {"action": (code + tick + 2 * version + deterministic) % 4, "log_prob": -1.0 - code, "value": 8.0 * code + version % 8}
+    return {
+        "action": (code + tick + 2 * version + deterministic) % 4,
+        "log_prob": -1.0 - code,
+        "value": 8.0 * code + version % 8,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,11 @@ class KnownPolicy(PolicyConfig):
         return {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
 
     def state(self, spaces: Spaces) -> dict[str, Field]:
-        return {"state.count": Field((), "float32"), "state.code": Field((2,), "float32")} if self.recurrent else {}
+        return (
+            {"state.count": Field((), "float32"), "state.code": Field((2,), "float32")}
+            if self.recurrent
+            else {}
+        )
 
     def build(self, spaces: Spaces, seed: int) -> "Known":
         return Known(self)
@@ -61,7 +70,8 @@ class Known(Policy):
         self.built.append(self)
 
     def act(self, observation, state, deterministic, out) -> None:
-        newest = observation["obs"].reshape(len(observation["obs"]), -1, observation["obs"].shape[-1])[:, -1]  # of a frame stack
+        # of a frame stack
+        newest = observation["obs"].reshape(len(observation["obs"]), -1, observation["obs"].shape[-1])[:, -1]
         rows = np.array(newest[:, :5], np.int64)
         assert np.isfinite(observation["obs"]).all()
         assert (self._parameters["w"] == self.version).all()
@@ -86,8 +96,8 @@ class Known(Policy):
 class Marked(Scripted):
     """`Scripted`, with infos, a reward for absence, and targets that can be told apart.
 
-    stalls     looks at `ready` in vain after each send
-    promises   tells how long an episode can be
+    stalls: looks at `ready` in vain after each send
+    promises: tells how long an episode can be
     """
 
     stalls: int = 0
@@ -141,7 +151,9 @@ class MarkedEnvironment(Environment):
                 for leaf in leaves.values():
                     leaf[:, 0] += self.offset
             tick.reward[~tick.present] += LUMP
-            count = np.repeat(np.where(inner._restarted.any(1), inner._final_tick[:, 0], inner._tick[:, 0]), len(group))
+            count = np.repeat(
+                np.where(inner._restarted.any(1), inner._final_tick[:, 0], inner._tick[:, 0]), len(group)
+            )
             seat = (inner._lane * 16 + inner._agent)[:, group].reshape(-1)
             tick.info["code"][:] = seat * 1000 + count
 
@@ -154,7 +166,8 @@ class MarkedEnvironment(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead(PostProcessor):
-    """``post.total``: the rewards from the row on; ``post.left``: the actions from the row on, and the first number that was observed."""
+    """``post.total``: the rewards from the row on; ``post.left``: the actions from the
+    row on, and the first number that was observed."""
 
     reads: ClassVar[tuple[str, ...]] = ("obs", "reward", "version", "done", "truncated")
 
@@ -184,7 +197,13 @@ class Sink(WorkerConfig):
 
     def ports(self) -> tuple[Port, ...]:
         consumes = (
-            Port(stream, "consume", policy=policy, lockstep=stream in self.lockstep, lag_bounded=stream in self.bounded)
+            Port(
+                stream,
+                "consume",
+                policy=policy,
+                lockstep=stream in self.lockstep,
+                lag_bounded=stream in self.bounded,
+            )
             for stream, policy in self.streams.items()
         )
         return *consumes, *(Port(policy, "publish") for policy in self.policies)
@@ -192,7 +211,8 @@ class Sink(WorkerConfig):
 
 @dataclass
 class World:
-    """An actor (and policy workers), polled by the test, and the other ends of all of its streams."""
+    """An actor (and policy workers), polled by the test, and the other ends of all of its
+    streams."""
 
     actors: Actors
     recurrent: bool = False
@@ -215,30 +235,50 @@ class World:
                 asked.setdefault(spec.inference, []).append(spec.policy)
             served = {stream: tuple(dict.fromkeys(policies)) for stream, policies in asked.items()}
             workers |= {
-                f"server-{s}": PolicyWorkers(stream=s, policies=p, threaded=self.threaded, most_rows=self.most_rows) for s, p in served.items()
+                f"server-{s}": PolicyWorkers(
+                    stream=s, policies=p, threaded=self.threaded, most_rows=self.most_rows
+                )
+                for s, p in served.items()
             }
-        self.experiment = Experiment(name="world", policies={p: KnownPolicy(recurrent=self.recurrent) for p in self.policies}, workers=workers)
+        self.experiment = Experiment(
+            name="world",
+            policies={p: KnownPolicy(recurrent=self.recurrent) for p in self.policies},
+            workers=workers,
+        )
         edges = self.experiment.edges()
-        self.ends: dict[str, tuple[LocalEndpoints, LocalLink]] = local_endpoints([name for name, _ in self.experiment.members()], edges)
+        self.ends: dict[str, tuple[LocalEndpoints, LocalLink]] = local_endpoints(
+            [name for name, _ in self.experiment.members()], edges
+        )
         self.actor = self._build("actor-0")
-        self.servers = [self._build(name) for name, _ in self.experiment.members() if name.startswith("server-")]
+        self.servers = [
+            self._build(name) for name, _ in self.experiment.members() if name.startswith("server-")
+        ]
         self.version = -1
         self.got: dict[str, list[dict[str, np.ndarray]]] = {}
         sink = self.ends["sink-0"][0]
-        self.consumers = {e.name.rpartition("/")[0]: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")}
+        self.consumers = {
+            e.name.rpartition("/")[0]: sink.consumer(e.name) for e in edges if e.name.startswith("samples/")
+        }
         self.writers = [sink.writer(f"parameters/{p}/sink-0") for p in self.policies]
         for writer in self.writers:
             writer.offer(schema_of({"w": np.zeros(3)}))
 
     def _build(self, name: str) -> Any:
-        return dict(self.experiment.members())[name].build(Context(self.experiment, name, self.actors, self.ends[name][0]))
+        return dict(self.experiment.members())[name].build(
+            Context(self.experiment, name, self.actors, self.ends[name][0])
+        )
 
     def begin(self) -> Facts:
         """Configure and start everything, with poisoned slots and rows."""
         facts: Facts = self.actor._configure(Facts())
         for number, agent in self.actor._agents:
             if isinstance(agent._blocks, Columns):
-                poison({name: array[self.actors.agents[number].burn_in :] for name, array in agent._blocks.arrays.items()})
+                poison(
+                    {
+                        name: array[self.actors.agents[number].burn_in :]
+                        for name, array in agent._blocks.arrays.items()
+                    }
+                )
         for consumer in self.consumers.values():
             assert consumer.attach()
             for slot in consumer._views:
@@ -275,14 +315,15 @@ class World:
         return [unpack_up(m) for m in self.ends["actor-0"][1].receive() or []]
 
 
-# ---- what the rows must be ---------------------------------------------------------------------------------------------------------------------
+# ---- what the rows must be -------------------------------------------------------------
 
 Row = dict[str, Any]
 
 
 @dataclass
 class Seat:
-    """One seat's rows, made the slow way. The `obs` of a row are the identities of its frames."""
+    """One seat's rows, made the slow way. The `obs` of a row are the identities of its
+    frames."""
 
     environment: Marked
     spec: AgentSpec
@@ -301,7 +342,14 @@ class Seat:
     def __post_init__(self) -> None:
         self._used: dict[Identity, int] = {}
         self._episode = 0
-        self.filler: Row = {"obs": None, **self._nothing(), "on_reset": False, "done": False, "truncated": False, "reward": 0.0}
+        self.filler: Row = {
+            "obs": None,
+            **self._nothing(),
+            "on_reset": False,
+            "done": False,
+            "truncated": False,
+            "reward": 0.0,
+        }
         if self.recurrent:
             self.filler |= {"state.count": 0.0, "state.code": (0.0, 0.0)}
         if self.spec.post:
@@ -319,7 +367,11 @@ class Seat:
             return {}  # not asked yet: such a row is in no sample
         self._used[identity] = number + 1
         version = versions[number]
-        return {**answer_of(identity, version, self.spec.deterministic), "version": version, "policy": self.policy}
+        return {
+            **answer_of(identity, version, self.spec.deterministic),
+            "version": version,
+            "policy": self.policy,
+        }
 
     def play(self) -> None:
         """Play one more episode."""
@@ -343,7 +395,14 @@ class Seat:
                 seen = (lane + self.offset, agent, episode, acted, tick)
                 frames = (*(frames or [seen] * self.spec.frame_stack), seen)[-self.spec.frame_stack :]
             seen = frames[-1]
-            row = {"obs": frames, **self._nothing(), "on_reset": not rows, "done": final and done, "truncated": final and not done, "reward": 0.0}
+            row = {
+                "obs": frames,
+                **self._nothing(),
+                "on_reset": not rows,
+                "done": final and done,
+                "truncated": final and not done,
+                "reward": 0.0,
+            }
             if self.recurrent:
                 last = code_of(*rows[-1]["obs"][-1][:4]) if rows else 0
                 row |= {"state.count": float(acted), "state.code": (float(last), -float(last))}
@@ -352,7 +411,8 @@ class Seat:
             if not final:
                 row["reward"] = float(reward_of(lane, agent, episode, acted, row["action"]))
             elif not present and self.limit == end and not dies and natural != end:
-                # our own limit: the environment, which knows nothing of it, had no occasion to pay
+                # our own limit: the environment, which knows nothing of it, had no
+                # occasion to pay
                 rows[-1]["reward"] -= float(reward_of(lane, agent, episode, acted - 1, rows[-1]["action"]))
             rows.append(row)
         self.told.append((sum(row["reward"] for row in rows), len(rows) - 1))
@@ -378,17 +438,31 @@ class Seat:
             self.play()
         rows = [dict(row) for row in self.rows[start : start + spec.rows]]
         if spec.mode == "fixed":  # sent before the last row's action was done
-            rows[-1] |= {"reward": 0.0, "info_mask": False, "info.return": 0.0, "info.length": 0, "info.code": 0}
+            rows[-1] |= {
+                "reward": 0.0,
+                "info_mask": False,
+                "info.return": 0.0,
+                "info.length": 0,
+                "info.code": 0,
+            }
         return rows
 
     def _concise(self, rows: list[Row]) -> Row:
         first, acted, last = rows[0], rows[-2], rows[-1]
-        ends = {name: last[name] for name in ("done", "truncated")} | {name: acted[name] for name in acted if name.startswith("info")}
-        return {**first, **ends, "last_version": acted["version"], "seat": self.lane * len(self.group) + self.group.index(self.agent)}
+        ends = {name: last[name] for name in ("done", "truncated")} | {
+            name: acted[name] for name in acted if name.startswith("info")
+        }
+        return {
+            **first,
+            **ends,
+            "last_version": acted["version"],
+            "seat": self.lane * len(self.group) + self.group.index(self.agent),
+        }
 
 
 def compare(cells: dict[str, np.ndarray], rows: list[Row], place: str) -> None:
-    """Raise unless one column's cells [T, ...] are these rows. Who played the others is looked at in test_evaluation, infos in test_infos."""
+    """Raise unless one column's cells [T, ...] are these rows. Who played the others is
+    looked at in test_evaluation, infos in test_infos."""
     cells = {name: array for name, array in cells.items() if not name.startswith(("others.", "info.said"))}
     for t, row in enumerate(rows):
         assert {*row} == {*cells}, place
@@ -403,7 +477,8 @@ def compare(cells: dict[str, np.ndarray], rows: list[Row], place: str) -> None:
 
 
 def check_samples(world: World) -> dict[tuple[int, int], Seat]:
-    """Compare every cell of every sample that came with what it must be. Return the seats that had any."""
+    """Compare every cell of every sample that came with what it must be. Return the seats
+    that had any."""
     actors = world.actors
     environment = actors.environment
     assert isinstance(environment, Marked)
@@ -418,9 +493,15 @@ def check_samples(world: World) -> dict[tuple[int, int], Seat]:
 
     def seat_of(lane: int, agent: int) -> Seat:
         if (lane, agent) not in seats:
-            ((spec, group),) = ((spec, group) for spec, group in zip(actors.agents, groups, strict=True) if agent in group)
-            offset, policy, limit = lane // OFFSET * OFFSET, world.policies.index(spec.policy), actors.max_episode_steps
-            seats[lane, agent] = Seat(environment, spec, group, lane - offset, agent, offset, limit, policy, asked, world.recurrent)
+            ((spec, group),) = (
+                (spec, group) for spec, group in zip(actors.agents, groups, strict=True) if agent in group
+            )
+            offset = lane // OFFSET * OFFSET
+            policy = world.policies.index(spec.policy)
+            limit = actors.max_episode_steps
+            seats[lane, agent] = Seat(
+                environment, spec, group, lane - offset, agent, offset, limit, policy, asked, world.recurrent
+            )
         return seats[lane, agent]
 
     for edge, samples in world.got.items():
@@ -430,31 +511,49 @@ def check_samples(world: World) -> dict[tuple[int, int], Seat]:
             for column in range(sample["done"].shape[1]):
                 cells = {name: array[:, column] for name, array in sample.items()}
                 shown = 0 if spec.mode == "full" else -1
-                lane, agent = (int(v) for v in cells["obs"][shown].reshape(-1, cells["obs"].shape[-1])[-1, :2])
+                lane, agent = (
+                    int(v) for v in cells["obs"][shown].reshape(-1, cells["obs"].shape[-1])[-1, :2]
+                )
                 seat = seat_of(lane, agent)
                 assert seat.spec == spec
                 number = counts[stream, lane, agent] = counts.get((stream, lane, agent), -1) + 1
                 rows = seat.sample(number)
                 place = f"{edge}, sample {number} of lane {lane} agent {agent}"
                 if spec.mode == "full":
-                    limits = [n for n in (actors.max_episode_steps, environment.longest if environment.promises else 0) if n]
+                    limits = [
+                        n
+                        for n in (
+                            actors.max_episode_steps,
+                            environment.longest if environment.promises else 0,
+                        )
+                        if n
+                    ]
                     assert len(cells["done"]) == min(limits) + 1, place
-                    assert (cells["done"] | cells["truncated"])[: len(rows)].nonzero()[0].tolist() == [len(rows) - 1], place
+                    assert (cells["done"] | cells["truncated"])[: len(rows)].nonzero()[0].tolist() == [
+                        len(rows) - 1
+                    ], place
                     if spec.padded:
                         rows = rows + [seat.filler] * (min(limits) + 1 - len(rows))
                 else:
                     assert len(cells["done"]) == len(rows), place
                 compare(cells, rows, place)
     had = dict(seats)
-    # Nobody asked for what needs no answer: each identity asked was one acting row, or one final row that was cut.
-    # Columns go out in the order in which they finish: a seat may have been asked for and be in no sample yet.
+    # Nobody asked for what needs no answer: each identity asked was one acting row, or
+    # one final row that was cut. Columns go out in the order in which they finish: a seat
+    # may have been asked for and be in no sample yet.
     for lane, agent in {identity[:2] for identity in asked}:
         seat_of(lane, agent)
     for seat in seats.values():
-        own = {identity: versions for identity, versions in asked.items() if identity[:2] == (seat.lane + seat.offset, seat.agent)}
+        own = {
+            identity: versions
+            for identity, versions in asked.items()
+            if identity[:2] == (seat.lane + seat.offset, seat.agent)
+        }
         while seat._episode <= max(identity[2] for identity in own) + 1:
             seat.play()
         for identity, versions in own.items():
-            assert seat._used.get(identity, 0) == len(versions), f"{identity} was asked for {len(versions)} times, not {seat._used.get(identity, 0)}"
+            assert seat._used.get(identity, 0) == len(versions), (
+                f"{identity} was asked for {len(versions)} times, not {seat._used.get(identity, 0)}"
+            )
             assert versions == sorted(versions)
     return had

@@ -23,12 +23,15 @@ class Optimiser(ABC):
 
     @abstractmethod
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Any:
-        """Do one step with learning rate `rate` down the gradient, divided by `share` and then scaled down to Euclidean norm `limit` (it may be
-        overwritten); return the norm before clipping. Where that or `loss` is not finite, no weight changes. Both are scalars of the library."""
+        """Do one step with learning rate `rate` down the gradient, divided by `share` and
+        then scaled down to Euclidean norm `limit` (it may be overwritten); return the
+        norm before clipping. Where that or `loss` is not finite, no weight changes. Both
+        are scalars of the library."""
 
     @abstractmethod
     def state(self) -> Arrays:
-        """Return copies of the number of steps and of the moments: ``0.step``, ``0.exp_avg``, ``0.exp_avg_sq``, and so on for other weights."""
+        """Return copies of the number of steps and of the moments: ``0.step``,
+        ``0.exp_avg``, ``0.exp_avg_sq``, and so on for other weights."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -45,9 +48,11 @@ class _Block(NamedTuple):
 
 
 class Adam(Optimiser):
-    """Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1 in the order of its section 2:
+    """Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1 in the
+    order of its section 2:
 
-    m ← β₁ m + (1-β₁) g;  v ← β₂ v + (1-β₂) g²;  w ← w - α √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε √(1-β₂ᵗ))
+    m ← β₁ m + (1-β₁) g;  v ← β₂ v + (1-β₂) g²;
+    w ← w - α √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε √(1-β₂ᵗ))
     """
 
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float) -> None:
@@ -92,7 +97,11 @@ class Adam(Optimiser):
             weights -= one
 
     def state(self) -> Arrays:
-        return {"0.step": np.array(self._steps, np.float32), "0.exp_avg": self._first.copy(), "0.exp_avg_sq": self._second.copy()}
+        return {
+            "0.step": np.array(self._steps, np.float32),
+            "0.exp_avg": self._first.copy(),
+            "0.exp_avg_sq": self._second.copy(),
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._steps = int(state["0.step"])

@@ -15,11 +15,15 @@ from tidemill.nets.encoders import SMALLEST_IMAGE, Image, image_of_shape
 
 @dataclass(frozen=True, kw_only=True)
 class RandomShift(ProcessorConfig):
-    """Shifts every image of a sample by up to `pixels` in both directions, each by a draw of its own, its channels (a stack of frames) together; what
-    moves in repeats the border. Kostrikov, Yarats, Fergus 2021, "Image Augmentation Is All You Need", section 3.1 (they take 4 pixels of 84).
+    """Shifts every image of a sample by up to `pixels` in both directions, each by a draw
+    of its own, its channels (a stack of frames) together; what moves in repeats the
+    border. Kostrikov, Yarats, Fergus 2021, "Image Augmentation Is All You Need", section
+    3.1 (they take 4 pixels of 84).
 
-    Log-probabilities and values stay those that the actor's policy gave to the images as they were; `Reanalyse` behind it gives values of the shifted
-    ones. Images are uint8 as the encoder takes them (`ActorCritic.encoder`); anything else that a policy sees stays as it is."""
+    Log-probabilities and values stay those that the actor's policy gave to the images as
+    they were; `Reanalyse` behind it gives values of the shifted ones. Images are uint8 as
+    the encoder takes them (`ActorCritic.encoder`); anything else that a policy sees stays
+    as it is."""
 
     pixels: int = 4
 
@@ -30,11 +34,18 @@ class RandomShift(ProcessorConfig):
 
     def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
         observation = {name: field for name, field in schema.items() if name.partition(".")[0] == "obs"}
-        images = {name: image for name, field in observation.items() if (image := image_of_shape(field.shape, field.dtype)) is not None}
+        images = {
+            name: image
+            for name, field in observation.items()
+            if (image := image_of_shape(field.shape, field.dtype)) is not None
+        }
         if not images:
-            seen = ", ".join(f"{name} {field.dtype}{list(field.shape)}" for name, field in observation.items())
+            seen = ", ".join(
+                f"{name} {field.dtype}{list(field.shape)}" for name, field in observation.items()
+            )
             raise ConfigError(
-                f"RandomShift shifts images, uint8 of 2 or 3 axes and at least {SMALLEST_IMAGE} pixels high and wide, and the rows have none "
+                f"RandomShift shifts images, uint8 of 2 or 3 axes and at least {SMALLEST_IMAGE} pixels high "
+                "and wide, and the rows have none "
                 f"({seen}); leave it out"
             )
         return _Shift(images, self.pixels, seed)
@@ -53,10 +64,12 @@ class _Shift(Processor):
 
 
 def shift(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> None:
-    """Shift images [n, channels, height, width] in place by `shifts` [n, 2] (down, right); the border is repeated."""
+    """Shift images [n, channels, height, width] in place by `shifts` [n, 2] (down,
+    right); the border is repeated."""
     height, width = images.shape[2:]
     kinds, which = np.unique(shifts, axis=0, return_inverse=True)
     for kind, (down, right) in enumerate(kinds.tolist()):  # few, whatever the number of images
         alike = np.flatnonzero(which.reshape(-1) == kind)
-        rows, columns = (np.arange(height) - down).clip(0, height - 1), (np.arange(width) - right).clip(0, width - 1)
+        rows = (np.arange(height) - down).clip(0, height - 1)
+        columns = (np.arange(width) - right).clip(0, width - 1)
         images[alike] = images[alike].take(rows, axis=2).take(columns, axis=3)

@@ -1,4 +1,5 @@
-"""What minibatches are made of: rows by themselves, or chunks of rows one after the other for policies that remember. Numpy only."""
+"""What minibatches are made of: rows by themselves, or chunks of rows one after the other
+for policies that remember. Numpy only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,13 +35,15 @@ class Rows:
         return self._library.columns({"order": rng.permutation(self._count)})["order"]
 
     def pick(self, pieces: Any) -> tuple[Mapping[str, Any], Any]:
-        """Return the inputs of `pieces`, in memory that the next call rewrites, and the numbers of their rows in the batch."""
+        """Return the inputs of `pieces`, in memory that the next call rewrites, and the
+        numbers of their rows in the batch."""
         return self._library.take(self._inputs, pieces), pieces
 
 
 @dataclass
 class Cut:
-    """n chunks of L rows: first those that only bring the state up to date, then those that are wanted, as far as there are any."""
+    """n chunks of L rows: first those that only bring the state up to date, then those
+    that are wanted, as far as there are any."""
 
     observation: Arrays
     """Raw, by leaf name, [L·n, ...], time first; zeros where nothing acted."""
@@ -53,7 +56,8 @@ class Cut:
 
 
 class Chunks(Rows):
-    """The inputs of chunks, each of which is trained on as a whole. What is written of `Rows` is true of them, a piece being a chunk."""
+    """The inputs of chunks, each of which is trained on as a whole. What is written of
+    `Rows` is true of them, a piece being a chunk."""
 
     def __init__(self, library: Library, policy: TrainablePolicy, cut: Cut) -> None:
         self.rows, count = cut.on_reset.shape
@@ -75,15 +79,22 @@ class Chunks(Rows):
 
 
 def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, steps: int | None) -> Cut:
-    """Return the chunks of `samples` that have wanted rows, each seat's rows being cut into chunks of `steps` and up to `burn_in` more before them.
+    """Return the chunks of `samples` that have wanted rows, each seat's rows being cut
+    into chunks of `steps` and up to `burn_in` more before them.
 
-    wanted    of each sample, indices into the flattened [T, N], in the order in which the batch has them; none of the first `burn_in` rows
-    steps     None, or more than there are: all rows up to the last one that is wanted
+    wanted: of each sample, indices into the flattened [T, N], in the order in which the
+        batch has them; none of the first `burn_in` rows
+    steps: None, or more than there are: all rows up to the last one that is wanted
 
-    The state before a chunk is the one that its first row holds: that of the behaviour, by weights that may be older than the ones trained
-    (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed RL", section 3, "stored state" with burn-in).
+    The state before a chunk is the one that its first row holds: that of the behaviour,
+    by weights that may be older than the ones trained (Kapturowski et al. 2019,
+    "Recurrent Experience Replay in Distributed RL", section 3, "stored state" with
+    burn-in).
     """
-    ends = [int(indices.max()) // sample["done"].shape[1] + 1 if len(indices) else 0 for sample, indices in zip(samples, wanted, strict=True)]
+    ends = [
+        int(indices.max()) // sample["done"].shape[1] + 1 if len(indices) else 0
+        for sample, indices in zip(samples, wanted, strict=True)
+    ]
     longest = max(1, max(ends, default=0) - burn_in)
     steps = min(steps or longest, longest)
     length = burn_in + steps
@@ -95,18 +106,22 @@ def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, ste
         number = np.full((rows + length) * seats, -1)
         number[indices] = np.arange(before, before + len(indices))
         before += len(indices)
-        index = ((np.arange(length)[:, np.newaxis] + starts)[:, :, np.newaxis] * seats + np.arange(seats)).reshape(length, -1)
+        index = (
+            (np.arange(length)[:, np.newaxis] + starts)[:, :, np.newaxis] * seats + np.arange(seats)
+        ).reshape(length, -1)
         place = number.take(index)
         place[:burn_in] = -1
         some = (place >= 0).any(0)
         if some.any():
-            inside = np.minimum(index, (rows - 1) * seats + index % seats)  # what is beyond the sample's end is its last row, and not wanted
+            # what is beyond the sample's end is its last row, and not wanted
+            inside = np.minimum(index, (rows - 1) * seats + index % seats)
             parts.append((_windows(sample, inside[:, some]), place[:, some]))
     return _joined(parts, length)
 
 
 def _windows(sample: Sample, index: Integers) -> Arrays:
-    """Return what a policy is evaluated on, of the rows at `index` [L, n]: observations and ``on_reset`` [L, n, ...], states [n, ...]."""
+    """Return what a policy is evaluated on, of the rows at `index` [L, n]: observations
+    and ``on_reset`` [L, n, ...], states [n, ...]."""
     idle = sample["version"].reshape(-1).take(index) < 0
     found: Arrays = {"on_reset": sample["on_reset"].reshape(-1).take(index)}
     for name, field in sample.items():

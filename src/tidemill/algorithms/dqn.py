@@ -13,11 +13,13 @@ from tidemill.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(AlgorithmConfig):
-    """Mnih et al. 2015, "Human-level control through deep reinforcement learning", with what Hessel et al. 2018, "Rainbow", joined to it: double
-    Q-learning here; n-step returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`; duelling, noisy and distributional networks by
-    `QNetwork`.
+    """Mnih et al. 2015, "Human-level control through deep reinforcement learning", with
+    what Hessel et al. 2018, "Rainbow", joined to it: double Q-learning here; n-step
+    returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`; duelling, noisy and
+    distributional networks by `QNetwork`.
 
-    Everything is counted in updates, never in time: with a trainer's `ratio` of 1/4 an update is four steps.
+    Everything is counted in updates, never in time: with a trainer's `ratio` of 1/4 an
+    update is four steps.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
@@ -36,7 +38,8 @@ class DQN(AlgorithmConfig):
     gamma: float = 0.99
     """Discount of a step."""
     double: bool = True
-    """Whether the network itself chooses the action whose value the target network tells (van Hasselt et al. 2016)."""
+    """Whether the network itself chooses the action whose value the target network tells
+    (van Hasselt et al. 2016)."""
     learning_rate: float = 5e-4
     """Adam's."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -52,29 +55,43 @@ class DQN(AlgorithmConfig):
     epsilon_start: float = 1.0
     """Probability of an action drawn at random, before the first update,"""
     epsilon_end: float = 0.05
-    """and from update `epsilon_updates` on; between them it falls in a straight line. A noisy network explores by its noise: 0 from the first update
-    on."""
-    epsilon_updates: int = acting(10_000, lambda dqn: dqn.epsilon_start != dqn.epsilon_end, "where epsilon_start is epsilon_end: ε stays as it is")
+    """and from update `epsilon_updates` on; between them it falls in a straight line. A
+    noisy network explores by its noise: 0 from the first update on."""
+    epsilon_updates: int = acting(
+        10_000,
+        lambda dqn: dqn.epsilon_start != dqn.epsilon_end,
+        "where epsilon_start is epsilon_end: ε stays as it is",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, self.ranges)
         if self.learning_rate_schedule not in ("constant", "linear"):
-            raise ConfigError(f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or linear')
+            raise ConfigError(
+                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
+                "linear"
+            )
 
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
 
     def check_endless(self) -> None:
-        self.refuse_idle("learning_rate_schedule", "without limits.steps or limits.updates: nobody knows how far the run is")
+        self.refuse_idle(
+            "learning_rate_schedule",
+            "without limits.steps or limits.updates: nobody knows how far the run is",
+        )
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
-        """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy network's noise is drawn from `seed`."""
+        """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy
+        network's noise is drawn from `seed`."""
         from tidemill.algorithms.dqn_learner import DQNLearner
         from tidemill.nets.q_policy import QPolicy
 
         if not isinstance(policy, QPolicy):
-            raise ConfigError(f"DQN cannot train a {type(policy).__name__}, which tells no action's value; take a QNetwork for the policy")
+            raise ConfigError(
+                f"DQN cannot train a {type(policy).__name__}, which tells no action's value; take a QNetwork "
+                "for the policy"
+            )
         if policy.config.noise:
             for name in ("epsilon_end", "epsilon_updates"):
                 self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")

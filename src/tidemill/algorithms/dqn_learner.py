@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class DQNLearner(Algorithm):
-    """Trains a `QPolicy` in place, on batches that a replay draws (see `ReplayBuffer.take`). Deterministic given seed, samples and one thread."""
+    """Trains a `QPolicy` in place, on batches that a replay draws (see
+    `ReplayBuffer.take`). Deterministic given seed, samples and one thread."""
 
     policy: QPolicy
 
@@ -37,12 +38,14 @@ class DQNLearner(Algorithm):
         self._updates = 0
         self._online, self._target = QFunction(policy.shape, policy.flat), policy.twin()
         self._gradient = np.zeros_like(policy.flat)
-        self._values: Floats = self._gradient[:0]  # what the network has told of the batch's observations, [B, A, Z]
+        # what the network has told of the batch's observations, [B, A, Z]
+        self._values: Floats = self._gradient[:0]
         self._adam = Adam(policy.flat, self._gradient, config.adam_epsilon)
         self._explore()
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
-        """See `Algorithm.update`. Raises `RunError` when loss or gradient are not finite; the weights stay as they were."""
+        """See `Algorithm.update`. Raises `RunError` when loss or gradient are not finite;
+        the weights stay as they were."""
         (sample,) = samples
         batch = {name: array[0] for name, array in sample.items()}
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
@@ -52,11 +55,14 @@ class DQNLearner(Algorithm):
             of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
             self._online.backward(of_values, self._gradient)
         loss = float(share @ losses)
-        rate = self._config.learning_rate * (1 - progress if self._config.learning_rate_schedule == "linear" else 1)
+        rate = self._config.learning_rate * (
+            1 - progress if self._config.learning_rate_schedule == "linear" else 1
+        )
         norm = self._adam.descend(rate, 1.0, self._config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
             raise RunError(
-                f"DQN left out a step that would have spoilt the weights: the loss is {loss}, the gradient's norm {norm}. Look for NaN or huge "
+                f"DQN left out a step that would have spoilt the weights: the loss is {loss}, the gradient's "
+                f"norm {norm}. Look for NaN or huge "
                 "numbers in observations and rewards (tidemill check-env), then lower learning_rate"
             )
         if "priority" in sample:
@@ -76,8 +82,9 @@ class DQNLearner(Algorithm):
         }
 
     def _differentiate(self, batch: Arrays) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return (loss [B], its derivative with respect to what the network tells of the action [B] or [B, atoms], how far off that was [B], the
-        expected return [B] of it). The network has told its values of the batch's observations last."""
+        """Return (loss [B], its derivative with respect to what the network tells of the
+        action [B] or [B, atoms], how far off that was [B], the expected return [B] of
+        it). The network has told its values of the batch's observations last."""
         config, policy = self._config, self.policy
         returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
         seen, then, rows = policy.inputs(batch), policy.inputs(batch, "next.obs"), np.arange(len(returns))
@@ -120,20 +127,34 @@ class DQNLearner(Algorithm):
             self.policy.epsilon[...] = config.epsilon_start if done == 0 else 0
         else:
             share = min(done / config.epsilon_updates, 1)
-            self.policy.epsilon[...] = config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share
+            self.policy.epsilon[...] = (
+                config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share
+            )
 
     def state(self) -> Arrays:
-        """Return copies of the target network, Adam's moments and step, the number of updates, and the noise's random stream."""
+        """Return copies of the target network, Adam's moments and step, the number of
+        updates, and the noise's random stream."""
         adam = {f"adam.{name}": array for name, array in self._adam.state().items()}
-        return {"target": self._target.flat.copy(), "updates": np.array(self._updates), "random": random_state(self._rng), **adam}
+        return {
+            "target": self._target.flat.copy(),
+            "updates": np.array(self._updates),
+            "random": random_state(self._rng),
+            **adam,
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take back what `state` returned; continues exactly as the learner that it came from would have."""
+        """Take back what `state` returned; continues exactly as the learner that it came
+        from would have."""
         own = {name: array.shape for name, array in self.state().items()}
         if own != {name: array.shape for name, array in state.items()}:
-            raise SchemaError("this learner state is not one of DQN with this network; resume with the algorithm and network that saved it")
+            raise SchemaError(
+                "this learner state is not one of DQN with this network; resume with the algorithm and "
+                "network that saved it"
+            )
         self._target.flat[:] = state["target"]
         self._updates = int(state["updates"])
         set_random_state(self._rng, state["random"])
-        self._adam.load_state({name.removeprefix("adam."): array for name, array in state.items() if name.startswith("adam.")})
+        self._adam.load_state(
+            {name.removeprefix("adam."): array for name, array in state.items() if name.startswith("adam.")}
+        )
         self._explore()

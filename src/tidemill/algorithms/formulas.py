@@ -1,9 +1,11 @@
-"""The formulas of the algorithms: pure functions, each with its source. Nothing here imports torch: losses, with their derivatives written out, take
-the library (numpy or torch) whose arrays they are handed.
+"""The formulas of the algorithms: pure functions, each with its source. Nothing here
+imports torch: losses, with their derivatives written out, take the library (numpy or
+torch) whose arrays they are handed.
 
-Letters: T rows in time, N seats, n any rows. Tidemill rows: an episode of T actions has T+1 rows, the reward stands in the row whose action caused
-it, and the final row (done or truncated) holds the last observation and never enters a loss. Unwritten cells may hold NaN: they are masked with
-`where`, never by multiplying.
+Letters: T rows in time, N seats, n any rows. Tidemill rows: an episode of T actions has
+T+1 rows, the reward stands in the row whose action caused it, and the final row (done or
+truncated) holds the last observation and never enters a loss. Unwritten cells may hold
+NaN: they are masked with `where`, never by multiplying.
 """
 
 from typing import Any
@@ -25,15 +27,20 @@ def gae(
     lam: float,
     rho: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return (advantages, λ-returns), both float32 [T, N], of Tidemill rows; all inputs are [T, N].
+    """Return (advantages, λ-returns), both float32 [T, N], of Tidemill rows; all inputs
+    are [T, N].
 
-    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16 with the residual of eq. 10:
-    δ_t = r_t + γ V_{t+1} - V_t,  A_t = δ_t + γ λ A_{t+1},  and the λ-return A_t + V_t. V_{t+1} is 0 where the next row is `done`, and its stored
-    bootstrap value where it is `truncated`; the trace is cut there. `acted` is version >= 0. The advantage is 0 in final rows, in rows that did
-    not act and in the last row; so is the λ-return of a row without a value.
+    Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation", eq. 16 with the residual of eq. 10: δ_t = r_t + γ V_{t+1} - V_t, A_t =
+    δ_t + γ λ A_{t+1}, and the λ-return A_t + V_t. V_{t+1} is 0 where the next row is
+    `done`, and its stored bootstrap value where it is `truncated`; the trace is cut
+    there. `acted` is version >= 0. The advantage is 0 in final rows, in rows that did not
+    act and in the last row; so is the λ-return of a row without a value.
 
-    With `rho` (π/μ per row) the trace is that of V-trace, Espeholt et al. 2018, "IMPALA", eq. 1, with both clipping levels at 1:
-    A_t = δ_t + γ λ min(1, ρ_{t+1}) A_{t+1}, and the value's target V_t + min(1, ρ_t) A_t; ρ = 1 gives GAE. The policy's own ratio is not in A_t.
+    With `rho` (π/μ per row) the trace is that of V-trace, Espeholt et al. 2018, "IMPALA",
+    eq. 1, with both clipping levels at 1: A_t = δ_t + γ λ min(1, ρ_{t+1}) A_{t+1}, and
+    the value's target V_t + min(1, ρ_t) A_t; ρ = 1 gives GAE. The policy's own ratio is
+    not in A_t.
     """
     steps, seats = reward.shape
     held, active, delta = _residuals(reward, value, done, truncated, acted, gamma)
@@ -63,13 +70,18 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> tuple[Floats, Floats]:
-    """Return (weighted advantages, targets of the values), both float32 [T, N], of Tidemill rows as in `gae`; all inputs are [T, N].
+    """Return (weighted advantages, targets of the values), both float32 [T, N], of
+    Tidemill rows as in `gae`; all inputs are [T, N].
 
-    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures", eq. 1 as its recursion
-    (remark 1): v_t - V_t = ρ_t δ_t + γ c_t (v_{t+1} - V_{t+1}) with δ_t = r_t + γ V_{t+1} - V_t, ρ_t = min(ρ̄, `rho`_t) and c_t = λ min(c̄, `rho`_t)
-    (remark 2), `rho` being π/μ. The advantage is what multiplies the gradient of log π in section 4.2: ρ_t (r_t + γ v_{t+1} - V_t). As in `gae`
-    V_{t+1} is 0 where the next row is `done` and the bootstrap value where it is `truncated`, whose own v is that value: the trace is cut there, and
-    at the last row. The advantage is 0 in final rows, in rows that did not act and in the last row; their cells of `rho` are not read.
+    Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+    Actor-Learner Architectures", eq. 1 as its recursion (remark 1): v_t - V_t = ρ_t δ_t +
+    γ c_t (v_{t+1} - V_{t+1}) with δ_t = r_t + γ V_{t+1} - V_t, ρ_t = min(ρ̄, `rho`_t) and
+    c_t = λ min(c̄, `rho`_t) (remark 2), `rho` being π/μ. The advantage is what multiplies
+    the gradient of log π in section 4.2: ρ_t (r_t + γ v_{t+1} - V_t). As in `gae` V_{t+1}
+    is 0 where the next row is `done` and the bootstrap value where it is `truncated`,
+    whose own v is that value: the trace is cut there, and at the last row. The advantage
+    is 0 in final rows, in rows that did not act and in the last row; their cells of `rho`
+    are not read.
     """
     held, active, delta = _residuals(reward, value, done, truncated, acted, gamma)
     active[-1:] = False
@@ -83,9 +95,12 @@ def vtrace(
     return weight * advantage, held + gap
 
 
-def _residuals(reward: Floats, value: Floats, done: Bools, truncated: Bools, acted: Bools, gamma: float) -> tuple[Floats, Bools, Floats]:
-    """Return (values, which rows act and are not final, δ_t = r_t + γ V_{t+1} - V_t); values are 0 where there is none, δ is 0 in rows that do not
-    act, in final ones and in the last."""
+def _residuals(
+    reward: Floats, value: Floats, done: Bools, truncated: Bools, acted: Bools, gamma: float
+) -> tuple[Floats, Bools, Floats]:
+    """Return (values, which rows act and are not final, δ_t = r_t + γ V_{t+1} - V_t);
+    values are 0 where there is none, δ is 0 in rows that do not act, in final ones and in
+    the last."""
     steps, seats = reward.shape
     held = np.where(acted & ~done, value, np.float32(0))
     active = acted & ~(done | truncated)
@@ -98,13 +113,18 @@ def _residuals(reward: Floats, value: Floats, done: Bools, truncated: Bools, act
     return held, active, delta
 
 
-def differentiate_surrogate(xp: Any, log_ratio: Any, advantage: Any, clip: float) -> tuple[Any, Any, Any, Any]:
-    """Return (loss, derivative [n], divergence, clipped) of arrays [n] of library `xp`; all but the derivative are sums over the rows.
+def differentiate_surrogate(
+    xp: Any, log_ratio: Any, advantage: Any, clip: float
+) -> tuple[Any, Any, Any, Any]:
+    """Return (loss, derivative [n], divergence, clipped) of arrays [n] of library `xp`;
+    all but the derivative are sums over the rows.
 
-    loss: -Σ min(ρ A, clip(ρ, 1-ε, 1+ε) A), Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7, with log_ratio =
-    log π(a) - log μ(a). Its derivative with respect to log π(a) is -ρ A, and 0 in rows where the clipped term is the smaller one.
-    divergence: Σ ρ - 1 - log ρ, n times the estimate k3 of KL(μ‖π) in Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
-    clipped: the number of rows with |ρ - 1| > ε, whose gradient eq. 7 may cut.
+    loss: -Σ min(ρ A, clip(ρ, 1-ε, 1+ε) A), Schulman et al. 2017, "Proximal Policy
+    Optimization Algorithms", eq. 7, with log_ratio = log π(a) - log μ(a). Its derivative
+    with respect to log π(a) is -ρ A, and 0 in rows where the clipped term is the smaller
+    one. divergence: Σ ρ - 1 - log ρ, n times the estimate k3 of KL(μ‖π) in Schulman 2020,
+    "Approximating KL Divergence": unbiased and never negative. clipped: the number of
+    rows with |ρ - 1| > ε, whose gradient eq. 7 may cut.
     """
     excess = xp.expm1(log_ratio)  # ρ - 1
     gain = (excess + 1) * advantage
@@ -114,20 +134,26 @@ def differentiate_surrogate(xp: Any, log_ratio: Any, advantage: Any, clip: float
 
 
 def differentiate_policy_gradient(xp: Any, log_prob: Any, advantage: Any) -> tuple[Any, Any]:
-    """Return (loss, derivative [n]) of arrays [n] of library `xp`: -Σ A log π(a), whose derivative with respect to log π(a) is -A.
+    """Return (loss, derivative [n]) of arrays [n] of library `xp`: -Σ A log π(a), whose
+    derivative with respect to log π(a) is -A.
 
-    Williams 1992, "Simple statistical gradient-following algorithms", eq. 11; with the weighted advantages of `vtrace` the policy gradient of IMPALA,
-    section 4.2.
+    Williams 1992, "Simple statistical gradient-following algorithms", eq. 11; with the
+    weighted advantages of `vtrace` the policy gradient of IMPALA, section 4.2.
     """
     return -(log_prob @ advantage), -advantage
 
 
-def differentiate_value_loss(xp: Any, value: Any, target: Any, old: Any, clip: float | None) -> tuple[Any, Any]:
-    """Return (loss, derivative [n]) of arrays [n] of library `xp`; the loss is the sum over the rows.
+def differentiate_value_loss(
+    xp: Any, value: Any, target: Any, old: Any, clip: float | None
+) -> tuple[Any, Any]:
+    """Return (loss, derivative [n]) of arrays [n] of library `xp`; the loss is the sum
+    over the rows.
 
-    Σ ½ (V - target)², Schulman et al. 2017, eq. 9, halved as is customary, whose derivative with respect to V is V - target. With `clip`
-    Σ ½ max((V - target)², (clip(V, old ± ε) - target)²), from OpenAI Baselines' ppo2 (Engstrom et al. 2020, "Implementation Matters in Deep Policy
-    Gradients", section 3), whose derivative is 0 where V has left old ± ε and the clipped error is the larger one.
+    Σ ½ (V - target)², Schulman et al. 2017, eq. 9, halved as is customary, whose
+    derivative with respect to V is V - target. With `clip` Σ ½ max((V - target)²,
+    (clip(V, old ± ε) - target)²), from OpenAI Baselines' ppo2 (Engstrom et al. 2020,
+    "Implementation Matters in Deep Policy Gradients", section 3), whose derivative is 0
+    where V has left old ± ε and the clipped error is the larger one.
     """
     error = value - target
     if clip is None:

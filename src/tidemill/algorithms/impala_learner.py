@@ -1,4 +1,5 @@
-"""Importance-weighted actor-learner: the learner that `Impala` builds. Imports torch only for policies that are made of it."""
+"""Importance-weighted actor-learner: the learner that `Impala` builds. Imports torch only
+for policies that are made of it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 BEYOND = 1.001
-"""Ratios that are cut off by less than a thousandth are not counted as clipped: on the policy's own samples they are 1, but for rounding."""
+"""Ratios that are cut off by less than a thousandth are not counted as clipped: on the
+policy's own samples they are 1, but for rounding."""
 
 
 class ImpalaLearner(PolicyGradientLearner):
@@ -27,14 +29,27 @@ class ImpalaLearner(PolicyGradientLearner):
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config, acted = self._impala, sample["version"] >= 0
-        rows = np.flatnonzero(acted)  # those that were cut and the last ones among them: their values are bootstrap values
+        # those that were cut and the last ones among them: their values are bootstrap
+        # values
+        rows = np.flatnonzero(acted)
         log_prob, values = self._evaluate(sample, rows)
         rho, value = np.zeros((2, *acted.shape), np.float32)
         with np.errstate(over="ignore"):
             rho.reshape(-1)[rows] = np.exp(log_prob - take_rows([sample], [rows], "log_prob"))
         value.reshape(-1)[rows] = values
         done, truncated = sample["done"], sample["truncated"]
-        return vtrace(sample["reward"], value, done, truncated, acted, rho, config.gamma, config.trace_lambda, config.rho_clip, config.c_clip)
+        return vtrace(
+            sample["reward"],
+            value,
+            done,
+            truncated,
+            acted,
+            rho,
+            config.gamma,
+            config.trace_lambda,
+            config.rho_clip,
+            config.c_clip,
+        )
 
     def _weigh(self, advantage: Floats, whole: Whole) -> None:
         advantage /= np.float32(self.policy.value_scale)
@@ -42,5 +57,6 @@ class ImpalaLearner(PolicyGradientLearner):
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
         xp = self._library.namespace
         excess = xp.expm1(log_prob - behaviour)  # ρ - 1
-        kl, clipped = (excess - (log_prob - behaviour)).sum(), (excess > self._impala.rho_clip * BEYOND - 1).sum()
+        kl = (excess - (log_prob - behaviour)).sum()
+        clipped = (excess > self._impala.rho_clip * BEYOND - 1).sum()
         return PolicyLoss(*differentiate_policy_gradient(xp, log_prob, advantage), kl, clipped)

@@ -1,4 +1,5 @@
-"""What an update does with a policy's arrays in the library that they belong to: numpy here, torch in `torch_library`, imported when it is needed."""
+"""What an update does with a policy's arrays in the library that they belong to: numpy
+here, torch in `torch_library`, imported when it is needed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ class Library(ABC):
     """numpy or torch."""
 
     at_once: bool
-    """Whether a number can be read without waiting for anything. Else all of an update are better read together, at its end."""
+    """Whether a number can be read without waiting for anything. Else all of an update
+    are better read together, at its end."""
 
     @abstractmethod
     def zeros(self, *shape: int) -> Any:
@@ -30,7 +32,8 @@ class Library(ABC):
 
     @abstractmethod
     def to_host(self, array: Any) -> NDArray[np.float32]:
-        """Return the numbers of `array` as numpy's, in its own memory where that is the host's; else in memory that the next call rewrites."""
+        """Return the numbers of `array` as numpy's, in its own memory where that is the
+        host's; else in memory that the next call rewrites."""
 
     @abstractmethod
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
@@ -38,7 +41,8 @@ class Library(ABC):
 
     @abstractmethod
     def total(self, parts: Sequence[Any], weight: float, out: Any) -> None:
-        """Write `parts`, scalars of the library or plain numbers, times `weight` into `out`."""
+        """Write `parts`, scalars of the library or plain numbers, times `weight` into
+        `out`."""
 
     @abstractmethod
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
@@ -46,16 +50,18 @@ class Library(ABC):
 
     @abstractmethod
     def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
-        """Return copies of `rows` (indices, of the library or numpy's) of each column, in memory that the next call for columns of the same names
-        may rewrite."""
+        """Return copies of `rows` (indices, of the library or numpy's) of each column, in
+        memory that the next call for columns of the same names may rewrite."""
 
     @abstractmethod
     def without_gradients(self) -> AbstractContextManager[object]:
-        """Return a context in which `TrainablePolicy.forward` keeps nothing for `backward`."""
+        """Return a context in which `TrainablePolicy.forward` keeps nothing for
+        `backward`."""
 
     @abstractmethod
     def optimiser(self, policy: TrainablePolicy, gradient: Any, epsilon: float) -> Optimiser:
-        """Return Adam over the policy's weights; `gradient` is where `TrainablePolicy.backward` writes."""
+        """Return Adam over the policy's weights; `gradient` is where
+        `TrainablePolicy.backward` writes."""
 
 
 class NumpyLibrary(Library):
@@ -86,8 +92,11 @@ class NumpyLibrary(Library):
     def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
         taken = {}
         for name, column in columns.items():
-            out = self._scratch(name, (*column.shape[:axis], len(rows), *column.shape[axis + 1 :]), column.dtype)
-            # mode: with "raise" numpy would write to a copy of `out` first; the indices are in range
+            out = self._scratch(
+                name, (*column.shape[:axis], len(rows), *column.shape[axis + 1 :]), column.dtype
+            )
+            # mode: with "raise" numpy would write to a copy of `out` first; the indices
+            # are in range
             taken[name] = column.take(rows, axis, out, "clip")
         return taken
 

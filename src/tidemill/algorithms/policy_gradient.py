@@ -1,4 +1,5 @@
-"""What algorithms that follow the policy's gradient have in common: their settings. Imports no torch."""
+"""What algorithms that follow the policy's gradient have in common: their settings.
+Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(AlgorithmConfig):
-    """The settings that `PPO` and `Impala` share: Adam down the gradient of a policy loss, a value loss and an entropy bonus."""
+    """The settings that `PPO` and `Impala` share: Adam down the gradient of a policy
+    loss, a value loss and an entropy bonus."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         "gamma": (0, 1, "0.99 is usual"),
@@ -34,8 +36,9 @@ class PolicyGradient(AlgorithmConfig):
     gamma: float = 0.99
     """Discount of a step."""
     minibatch_size: int = 2048
-    """Rows of a minibatch, about: the trained rows of a batch are split into equal parts of nearly this size. Equal trainers share them: each has its
-    part of every minibatch, so that learning does not change with their number."""
+    """Rows of a minibatch, about: the trained rows of a batch are split into equal parts
+    of nearly this size. Equal trainers share them: each has its part of every minibatch,
+    so that learning does not change with their number."""
     learning_rate: float = 3e-4
     """Adam's."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -51,9 +54,11 @@ class PolicyGradient(AlgorithmConfig):
     normalise_returns: bool = True
     """Whether values are learnt in units of the running deviation of their targets."""
     chunk_steps: int | None = None
-    """Of a policy that remembers: each seat's rows are cut into chunks of so many, through which gradients flow back in time; None, or more than a
-    sample has: all of them. A minibatch has whole chunks, about `minibatch_size` rows. A chunk begins with the state that the behaviour had there;
-    with `AgentSpec.burn_in` so many rows before it first bring that up to date."""
+    """Of a policy that remembers: each seat's rows are cut into chunks of so many,
+    through which gradients flow back in time; None, or more than a sample has: all of
+    them. A minibatch has whole chunks, about `minibatch_size` rows. A chunk begins with
+    the state that the behaviour had there; with `AgentSpec.burn_in` so many rows before
+    it first bring that up to date."""
 
     def measures(self) -> tuple[str, ...]:
         return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
@@ -65,20 +70,30 @@ class PolicyGradient(AlgorithmConfig):
             if value is not None and not (isfinite(value) and low <= value <= high):
                 raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
         if self.learning_rate_schedule not in ("constant", "linear"):
-            raise ConfigError(f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or linear')
+            raise ConfigError(
+                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
+                "linear"
+            )
 
     def check_endless(self) -> None:
-        self.refuse_idle("learning_rate_schedule", "without limits.steps or limits.updates: nobody knows how far the run is")
+        self.refuse_idle(
+            "learning_rate_schedule",
+            "without limits.steps or limits.updates: nobody knows how far the run is",
+        )
 
     def trainable(self, policy: Policy) -> "TrainablePolicy":
         """Return `policy`. Raises `ConfigError` when gradients cannot train it."""
         from tidemill.nets.trainable import TrainablePolicy
 
         if not isinstance(policy, TrainablePolicy):
-            raise ConfigError(f"{type(self).__name__} cannot train a {type(policy).__name__}: it is no TrainablePolicy (see tidemill.nets.trainable)")
+            raise ConfigError(
+                f"{type(self).__name__} cannot train a {type(policy).__name__}: it is no TrainablePolicy "
+                "(see tidemill.nets.trainable)"
+            )
         if self.chunk_steps is not None and not policy.recurrent:
             raise ConfigError(
-                f"chunk_steps = {self.chunk_steps}: a {type(policy).__name__} has no state, so that it is trained on rows one by one; leave it out, "
+                f"chunk_steps = {self.chunk_steps}: a {type(policy).__name__} has no state, so that it is "
+                "trained on rows one by one; leave it out, "
                 "or take RecurrentActorCritic"
             )
         return policy

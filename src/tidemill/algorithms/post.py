@@ -15,8 +15,9 @@ _READ = ("reward", "value", "done", "truncated", "version")
 
 @dataclass(frozen=True, kw_only=True)
 class Returns(PostProcessor):
-    """``post.return``, float32: the discounted sum of the rewards from the row on; after a cut, the final row's value stands for what would have
-    come, and is that row's own return. 0 in final rows that ended."""
+    """``post.return``, float32: the discounted sum of the rewards from the row on; after
+    a cut, the final row's value stands for what would have come, and is that row's own
+    return. 0 in final rows that ended."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 
@@ -31,13 +32,15 @@ class Returns(PostProcessor):
 
     def process(self, episodes: Mapping[str, Array]) -> Arrays:
         reward, value, done, truncated, version = (episodes[name] for name in _READ)
-        return {"return": gae(reward, value, done, truncated, version >= 0, self.gamma, 1.0)[1]}  # the λ-return with λ = 1
+        # the λ-return with λ = 1
+        return {"return": gae(reward, value, done, truncated, version >= 0, self.gamma, 1.0)[1]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GAE(PostProcessor):
-    """``post.advantage`` and ``post.target``, float32, in reward units: generalised advantages and λ-returns (see `formulas.gae`) by the values that
-    the behaviour had. PPO trains by them instead of computing its own."""
+    """``post.advantage`` and ``post.target``, float32, in reward units: generalised
+    advantages and λ-returns (see `formulas.gae`) by the values that the behaviour had.
+    PPO trains by them instead of computing its own."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 
@@ -60,4 +63,6 @@ class GAE(PostProcessor):
 def _check(**values: float) -> None:
     for name, value in values.items():
         if not (isfinite(value) and 0 <= value <= 1):
-            raise ConfigError(f"{name} = {value} is not between 0 and 1; 0.99 for gamma and 0.95 for gae_lambda are usual")
+            raise ConfigError(
+                f"{name} = {value} is not between 0 and 1; 0.99 for gamma and 0.95 for gae_lambda are usual"
+            )

@@ -1,4 +1,5 @@
-"""Proximal policy optimisation: the configuration. Imports no torch; the learner stands in `ppo_learner`."""
+"""Proximal policy optimisation: the configuration. Imports no torch; the learner stands
+in `ppo_learner`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from tidemill.api.policy import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(PolicyGradient):
-    """Schulman et al. 2017, "Proximal Policy Optimization Algorithms": clipped surrogate, GAE, several epochs over each batch, Adam."""
+    """Schulman et al. 2017, "Proximal Policy Optimization Algorithms": clipped surrogate,
+    GAE, several epochs over each batch, Adam."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         **PolicyGradient.ranges,
@@ -33,18 +35,23 @@ class PPO(PolicyGradient):
     clip_value: float | None = None
     """ε of the clipped value loss, in units of the returns' deviation."""
     target_kl: float | None = None
-    """An update ends before the first minibatch whose approximate KL divergence from the behaviour is above it."""
+    """An update ends before the first minibatch whose approximate KL divergence from the
+    behaviour is above it."""
     correct_off_policy: bool = False
-    """Whether traces are cut short where the policy at the start of the update has moved away from the behaviour (V-trace; one more forward
-    pass). Of use when samples lag behind."""
+    """Whether traces are cut short where the policy at the start of the update has moved
+    away from the behaviour (V-trace; one more forward pass). Of use when samples lag
+    behind."""
 
     def check_made(self, names: Collection[str]) -> None:
         if "advantage" in names and not self.correct_off_policy:
             for name in ("gamma", "gae_lambda"):
-                self.refuse_idle(name, "on rows that have their advantages already (AgentSpec.post), where it is set")
+                self.refuse_idle(
+                    name, "on rows that have their advantages already (AgentSpec.post), where it is set"
+                )
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
-        """Return the learner of `policy`, which must be a `TrainablePolicy`. Minibatches are drawn from `seed`."""
+        """Return the learner of `policy`, which must be a `TrainablePolicy`. Minibatches
+        are drawn from `seed`."""
         from tidemill.algorithms.ppo_learner import PPOLearner
 
         return PPOLearner(self, self.trainable(policy), seed)

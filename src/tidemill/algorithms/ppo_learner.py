@@ -1,5 +1,5 @@
-"""Proximal policy optimisation: the learner that `PPO` builds, on what all learners share that follow the policy's gradient. Imports torch only for
-policies that are made of it."""
+"""Proximal policy optimisation: the learner that `PPO` builds, on what all learners share
+that follow the policy's gradient. Imports torch only for policies that are made of it."""
 
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.batch import Batch, Estimate, Floats, Integers, gae_of, gather, take_leaves, take_rows, trained_rows
+from tidemill.algorithms.batch import (
+    Batch,
+    Estimate,
+    Floats,
+    Integers,
+    gae_of,
+    gather,
+    take_leaves,
+    take_rows,
+    trained_rows,
+)
 from tidemill.algorithms.chunks import Chunks, Rows, cut
 from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.algorithms.library import library_of
@@ -55,12 +65,14 @@ class PolicyLoss(NamedTuple):
 
 
 class PolicyGradientLearner(DataParallel):
-    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one thread. An algorithm says how returns are estimated and what the
-    policy's loss is; `epochs`, `target_kl` and `clip_value` are as in `PPO`.
+    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one
+    thread. An algorithm says how returns are estimated and what the policy's loss is;
+    `epochs`, `target_kl` and `clip_value` are as in `PPO`.
 
-    Equal trainers sum, per update: one array of sums over the rows (float64), then one per minibatch with the gradient, what is measured and the
-    rows' share (float32), then the normalisers' moments (float64). All decisions (count of minibatches, clipping of the norm, the stops) follow from
-    sums.
+    Equal trainers sum, per update: one array of sums over the rows (float64), then one
+    per minibatch with the gradient, what is measured and the rows' share (float32), then
+    the normalisers' moments (float64). All decisions (count of minibatches, clipping of
+    the norm, the stops) follow from sums.
     """
 
     policy: TrainablePolicy
@@ -82,7 +94,8 @@ class PolicyGradientLearner(DataParallel):
         size = policy.size
         with policy.place():
             self._shared = self._library.zeros(size + len(MEASURED) + 1)
-            """[gradient, measured parts, share]: those of the loss summed over own rows, in units of 1 / (rows of a minibatch, about)."""
+            """[gradient, measured parts, share]: those of the loss summed over own rows,
+            in units of 1 / (rows of a minibatch, about)."""
             self._gradient, self._parts = self._shared[:size], self._shared[size:]
             self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
 
@@ -96,22 +109,28 @@ class PolicyGradientLearner(DataParallel):
 
     @abstractmethod
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        """Return the loss of a minibatch [n] whose actions have these log-probabilities now, and had those of the behaviour."""
+        """Return the loss of a minibatch [n] whose actions have these log-probabilities
+        now, and had those of the behaviour."""
 
     @property
     def largest_sum(self) -> int:
         return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes, 8 * SUMS)
 
-    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
-        """See `DataParallel`. Metrics are those of all trainers together. Raises `RunError` when the loss or gradient of a minibatch
-        is not finite; that one does not change the weights."""
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[Array, None, dict[str, float]]:
+        """See `DataParallel`. Metrics are those of all trainers together. Raises
+        `RunError` when the loss or gradient of a minibatch is not finite; that one does
+        not change the weights."""
         return self._update(samples, progress, alone=False)
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
         return run_alone(self._update(samples, progress, alone=True))
 
-    def _update(self, samples: Sequence[Sample], progress: float, alone: bool) -> Generator[Array, None, dict[str, float]]:
+    def _update(
+        self, samples: Sequence[Sample], progress: float, alone: bool
+    ) -> Generator[Array, None, dict[str, float]]:
         config, policy = self._config, self.policy
         rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
         batch = gather(samples, self._estimate)
@@ -133,7 +152,8 @@ class PolicyGradientLearner(DataParallel):
         }
         if len(steps):
             means, last = steps.mean(0).tolist(), steps[-count:].mean(0).tolist()
-            # kl and clip_fraction: how far the last epoch has gone, not the average of all
+            # kl and clip_fraction: how far the last epoch has gone, not the average of
+            # all
             metrics |= dict(zip(MEASURED, means[:3] + last[3:5], strict=True))
             metrics["gradient_norm"] = means[5]
         return metrics
@@ -144,14 +164,22 @@ class PolicyGradientLearner(DataParallel):
             if not self.policy.recurrent:
                 return Rows(self._library, self.policy, batch.observation, len(batch))
             burn_in = max((sample.burn_in for sample in samples), default=0)
-            return Chunks(self._library, self.policy, cut(samples, trained_rows(samples), burn_in, self._config.chunk_steps))
+            return Chunks(
+                self._library,
+                self.policy,
+                cut(samples, trained_rows(samples), burn_in, self._config.chunk_steps),
+            )
 
-    def _steps(self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool) -> Generator[Array, None, NDArray[np.float64]]:
-        """Do all epochs, each in `count` minibatches; return the measured parts and the gradient's norm before clipping of each step."""
+    def _steps(
+        self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool
+    ) -> Generator[Array, None, NDArray[np.float64]]:
+        """Do all epochs, each in `count` minibatches; return the measured parts and the
+        gradient's norm before clipping of each step."""
         library, place, pieces = self._library, self.policy.place, len(source)
         weight, done = count / whole.rows, 0
         with place():
-            columns, found = self._columns(batch, whole), library.zeros(self._epochs * count, len(MEASURED) + 1)
+            columns = self._columns(batch, whole)
+            found = library.zeros(self._epochs * count, len(MEASURED) + 1)
         bounds = [pieces * i // count for i in range(count + 1)]
         for _ in range(self._epochs):
             with place():
@@ -181,7 +209,8 @@ class PolicyGradientLearner(DataParallel):
             return self._read(found[:done])
 
     def _read(self, found: Any) -> NDArray[np.float64]:
-        """Return what was measured. Raises `RunError` for the first step that was not done since its loss or gradient was not finite."""
+        """Return what was measured. Raises `RunError` for the first step that was not
+        done since its loss or gradient was not finite."""
         steps = self._library.to_host(found).astype(np.float64)
         lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
         if lost.any():
@@ -190,7 +219,9 @@ class PolicyGradientLearner(DataParallel):
         return steps
 
     def _loss(self, parts: Any) -> Any:
-        return parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
+        return (
+            parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
+        )
 
     def _columns(self, batch: Batch, whole: Whole) -> list[Mapping[str, Any]]:
         """Return the actions and (as one array, rows last) `COLUMNS` of a batch."""
@@ -205,9 +236,11 @@ class PolicyGradientLearner(DataParallel):
         np.divide(batch.value, scale, out=scalars[3])
         return [self._library.columns(arrays) for arrays in (batch.action, {"scalars": scalars})]
 
-    def _differentiate(self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float) -> int:
-        """Write the loss's gradient and its parts, summed over the rows of `pieces` and multiplied by `weight`, into the shared array; return how
-        many rows these are."""
+    def _differentiate(
+        self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
+    ) -> int:
+        """Write the loss's gradient and its parts, summed over the rows of `pieces` and
+        multiplied by `weight`, into the shared array; return how many rows these are."""
         if not len(pieces):
             self._shared[:] = 0
             return 0
@@ -219,19 +252,29 @@ class PolicyGradientLearner(DataParallel):
             found = policy.forward(inputs, action)
             of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
             of_log_prob *= weight
-            value_loss, of_value = differentiate_value_loss(xp, found.value, target, old_value, self._clip_value)
+            value_loss, of_value = differentiate_value_loss(
+                xp, found.value, target, old_value, self._clip_value
+            )
             of_value *= weight * config.value_coefficient
-            of_entropy = xp.full_like(of_value, -config.entropy_coefficient * weight) if config.entropy_coefficient else None
-            self._library.total((of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts)
+            of_entropy = (
+                xp.full_like(of_value, -config.entropy_coefficient * weight)
+                if config.entropy_coefficient
+                else None
+            )
+            self._library.total(
+                (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts
+            )
             policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
         return len(rows)
 
     def _step(self, parts: Any, share: float, rate: float) -> Any:
-        """Do one step of Adam down the shared gradient; return its norm before clipping."""
+        """Do one step of Adam down the shared gradient; return its norm before
+        clipping."""
         return self._optimiser.descend(rate, share, self._config.max_gradient_norm, self._loss(parts))
 
     def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
-        """Return log π and the value (reward units) of the sample's rows at `rows` (into its flattened [T, N]), by the policy as it is now."""
+        """Return log π and the value (reward units) of the sample's rows at `rows` (into
+        its flattened [T, N]), by the policy as it is now."""
         library, policy = self._library, self.policy
         log_prob, value = np.empty((2, len(rows)), np.float32)
         with policy.place(), library.without_gradients():
@@ -250,21 +293,32 @@ class PolicyGradientLearner(DataParallel):
         return log_prob, value
 
     def state(self) -> Arrays:
-        """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling stream's state."""
-        return {"random": random_state(self._rng), **{f"adam.{name}": array for name, array in self._optimiser.state().items()}}
+        """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling
+        stream's state."""
+        return {
+            "random": random_state(self._rng),
+            **{f"adam.{name}": array for name, array in self._optimiser.state().items()},
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take back what `state` returned; continues exactly as the learner that it came from would have."""
+        """Take back what `state` returned; continues exactly as the learner that it came
+        from would have."""
         own = {name: array.shape for name, array in self.state().items()}
         given = {name: array.shape for name, array in state.items()}
         if own != given:
             wrong = sorted(k for k in own.keys() | given.keys() if own.get(k) != given.get(k))
-            raise SchemaError(f"this learner state does not fit: {', '.join(wrong)}; resume with the algorithm and network that saved it")
+            raise SchemaError(
+                f"this learner state does not fit: {', '.join(wrong)}; resume with the algorithm and network "
+                "that saved it"
+            )
         set_random_state(self._rng, state["random"])
-        self._optimiser.load_state({name.removeprefix("adam."): array for name, array in state.items() if name != "random"})
+        self._optimiser.load_state(
+            {name.removeprefix("adam."): array for name, array in state.items() if name != "random"}
+        )
 
     def separate(self, rank: int) -> None:
-        """Shuffle by a stream of one's own: `rank` times 2^127 draws, about, ahead of the one that was taken back."""
+        """Shuffle by a stream of one's own: `rank` times 2^127 draws, about, ahead of the
+        one that was taken back."""
         bits = self._rng.bit_generator
         assert isinstance(bits, np.random.PCG64)
         self._rng = np.random.Generator(bits.jumped(rank))
@@ -276,7 +330,9 @@ class PPOLearner(PolicyGradientLearner):
     def __init__(self, config: "PPO", policy: TrainablePolicy, seed: int) -> None:
         super().__init__(config, policy, seed, config.epochs, config.target_kl, config.clip_value)
         self._clip, self._normalise = config.clip, config.normalise_advantages
-        self._estimator: Estimate = gae_of(config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None)
+        self._estimator: Estimate = gae_of(
+            config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None
+        )
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         return self._estimator(sample)
@@ -293,11 +349,14 @@ class PPOLearner(PolicyGradientLearner):
             advantage /= np.float32(whole.deviation + 1e-8)
 
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        return PolicyLoss(*differentiate_surrogate(self._library.namespace, log_prob - behaviour, advantage, self._clip))
+        return PolicyLoss(
+            *differentiate_surrogate(self._library.namespace, log_prob - behaviour, advantage, self._clip)
+        )
 
 
 def _sums(batch: Batch) -> NDArray[np.float64]:
-    """Return [rows, then sum and sum of squares of advantages, targets and errors of the values]."""
+    """Return [rows, then sum and sum of squares of advantages, targets and errors of the
+    values]."""
     sums = [float(len(batch))]
     for column in (batch.advantage, batch.target, batch.target - batch.value):
         x = column.astype(np.float64)
@@ -312,15 +371,21 @@ def _whole(sums: NDArray[np.float64]) -> Whole:
         return Whole(0.0, 0.0, 0.0, nan)
     means = [total / rows for total in pairs[::2]]
     squares = [square / rows for square in pairs[1::2]]
-    advantage, target, error = (max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True))
+    advantage, target, error = (
+        max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True)
+    )
     varies = target > 1e-12 * squares[1]  # less is rounding of these sums
     return Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
 
 
 def _explain(algorithm: str, parts: Sequence[float], norm: float) -> str:
     values = dict(zip(MEASURED, parts, strict=True))
-    wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [f"the gradient's norm is {norm}"]
+    wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [
+        f"the gradient's norm is {norm}"
+    ]
     return (
-        f"{algorithm} left out a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, gradient norm {norm}). "
-        "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
+        f"{algorithm} left out a step that would have spoilt the weights: {', '.join(wrong)} (all: {values}, "
+        f"gradient norm {norm}). "
+        "Look for NaN or huge numbers in observations and rewards (tidemill check-env), then lower "
+        "learning_rate"
     )

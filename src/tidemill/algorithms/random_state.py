@@ -12,7 +12,14 @@ def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator (numpy's default) as six uint64."""
     whole = rng.bit_generator.state
     state, increment = int(whole["state"]["state"]), int(whole["state"]["inc"])
-    numbers = [state >> 64, state & _LOW, increment >> 64, increment & _LOW, int(whole["has_uint32"]), int(whole["uinteger"])]
+    numbers = [
+        state >> 64,
+        state & _LOW,
+        increment >> 64,
+        increment & _LOW,
+        int(whole["has_uint32"]),
+        int(whole["uinteger"]),
+    ]
     return np.array(numbers, np.uint64)
 
 

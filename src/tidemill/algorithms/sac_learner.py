@@ -30,7 +30,8 @@ class _Drawn(NamedTuple):
 
 
 class SACLearner(Algorithm):
-    """Trains a `SquashedGaussianPolicy` in place, on batches that a replay draws. Deterministic given seed, samples and one thread."""
+    """Trains a `SquashedGaussianPolicy` in place, on batches that a replay draws.
+    Deterministic given seed, samples and one thread."""
 
     policy: SquashedGaussianPolicy
 
@@ -56,7 +57,8 @@ class SACLearner(Algorithm):
         return _Drawn(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
-        """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not finite; the weights that it is of stay as they were."""
+        """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not
+        finite; the weights that it is of stay as they were."""
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
             return self._update(*samples)
 
@@ -76,7 +78,8 @@ class SACLearner(Algorithm):
         return exp(float(self.log_temperature[0]))
 
     def _improve_critics(self, batch: Arrays, seen: Floats) -> dict[str, float]:
-        """Do a step down Σ ½ (Q - y)² of both critics: Haarnoja et al. 2018, eq. 5, with y of eq. 3 and the lesser of the two target critics."""
+        """Do a step down Σ ½ (Q - y)² of both critics: Haarnoja et al. 2018, eq. 5, with
+        y of eq. 3 and the lesser of the two target critics."""
         config, weight = self._config, batch["weight"]
         returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
         then = self.policy.inputs(batch, "next.obs")
@@ -92,10 +95,16 @@ class SACLearner(Algorithm):
         self.critics.backward(np.multiply(error, share, dtype=np.float32)[..., None], self._of_critics)
         rate = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
         norm = self._step("critics", rate, loss)
-        return {"loss/value": loss, "q/mean": value, "error/mean": float(self._error.mean()), "gradient_norm": norm}
+        return {
+            "loss/value": loss,
+            "q/mean": value,
+            "error/mean": float(self._error.mean()),
+            "gradient_norm": norm,
+        }
 
     def _improve_actor(self, seen: Floats, weight: Floats) -> dict[str, float]:
-        """Do a step down α log π(a) - Q(a), eq. 7 and 9, of the actor, Q being the lesser of the two critics; and one of α, eq. 18."""
+        """Do a step down α log π(a) - Q(a), eq. 7 and 9, of the actor, Q being the lesser
+        of the two critics; and one of α, eq. 18."""
         config, share = self._config, weight / np.float32(len(weight))
         drawn = self._draw(seen)
         told = self.critics.forward(np.concatenate([seen, drawn.action], 1))
@@ -115,28 +124,48 @@ class SACLearner(Algorithm):
         return {"loss/policy": loss, "entropy": -float(drawn.log_prob.mean())}
 
     def _step(self, name: str, rate: float, loss: float) -> float:
-        norm: float = self._adams[name].descend(rate, 1.0, None if name == "temperature" else self._config.max_gradient_norm, loss)
+        norm: float = self._adams[name].descend(
+            rate, 1.0, None if name == "temperature" else self._config.max_gradient_norm, loss
+        )
         if not isfinite(norm + loss):
             raise RunError(
-                f"SAC left out a step that would have spoilt the weights of the {name}: the loss is {loss}, the gradient's norm {norm}. Look for NaN "
+                f"SAC left out a step that would have spoilt the weights of the {name}: the loss is {loss}, "
+                f"the gradient's norm {norm}. Look for NaN "
                 "or huge numbers in observations and rewards (tidemill check-env), then lower learning_rate"
             )
         return norm
 
     def state(self) -> Arrays:
-        """Return copies of critics, target critics, log α, the moments and steps of their Adams, and the random stream."""
-        own: Arrays = {"critics": self.critics.flat, "targets": self.targets.flat, "log_temperature": self.log_temperature}
+        """Return copies of critics, target critics, log α, the moments and steps of their
+        Adams, and the random stream."""
+        own: Arrays = {
+            "critics": self.critics.flat,
+            "targets": self.targets.flat,
+            "log_temperature": self.log_temperature,
+        }
         own["random"] = random_state(self._rng)
-        adams = {f"adam.{name}.{part}": array for name, adam in self._adams.items() for part, array in adam.state().items()}
+        adams = {
+            f"adam.{name}.{part}": array
+            for name, adam in self._adams.items()
+            for part, array in adam.state().items()
+        }
         return {name: array.copy() for name, array in own.items()} | adams
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take back what `state` returned; continues exactly as the learner that it came from would have."""
-        if {name: array.shape for name, array in self.state().items()} != {name: array.shape for name, array in state.items()}:
-            raise SchemaError("this learner state is not one of SAC with this network; resume with the algorithm and network that saved it")
+        """Take back what `state` returned; continues exactly as the learner that it came
+        from would have."""
+        if {name: array.shape for name, array in self.state().items()} != {
+            name: array.shape for name, array in state.items()
+        }:
+            raise SchemaError(
+                "this learner state is not one of SAC with this network; resume with the algorithm and "
+                "network that saved it"
+            )
         self.critics.flat[:], self.targets.flat[:] = state["critics"], state["targets"]
         self.log_temperature[:] = state["log_temperature"]
         set_random_state(self._rng, state["random"])
         for name, adam in self._adams.items():
             head = f"adam.{name}."
-            adam.load_state({key.removeprefix(head): array for key, array in state.items() if key.startswith(head)})
+            adam.load_state(
+                {key.removeprefix(head): array for key, array in state.items() if key.startswith(head)}
+            )

@@ -1,5 +1,6 @@
-"""An update in torch: see `library`. Nothing in it waits for a GPU but what `target_kl` and the sums of equal trainers need. CPU tensors share their
-memory with the arrays that they are made of."""
+"""An update in torch: see `library`. Nothing in it waits for a GPU but what `target_kl`
+and the sums of equal trainers need. CPU tensors share their memory with the arrays that
+they are made of."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -55,7 +56,11 @@ class TorchLibrary(Library):
             out[i].fill_(number * weight)
 
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()} if self._staging is None else self._staging(arrays)
+        return (
+            {name: torch.from_numpy(array) for name, array in arrays.items()}
+            if self._staging is None
+            else self._staging(arrays)
+        )
 
     def take(self, columns: Mapping[str, Any], rows: Any, axis: int = 0) -> dict[str, Any]:
         index = rows if isinstance(rows, Tensor) else self.columns({"rows": rows})["rows"]
@@ -69,12 +74,14 @@ class TorchLibrary(Library):
 
 
 class TorchAdam(Optimiser):
-    """Torch's fused Adam, over as many tensors as the policy has. The function, since the class imports torch's compiler, which takes a second."""
+    """Torch's fused Adam, over as many tensors as the policy has. The function, since the
+    class imports torch's compiler, which takes a second."""
 
     def __init__(self, policy: TrainablePolicy, gradient: Tensor, epsilon: float) -> None:
         self._gradient, self._epsilon = gradient, epsilon
         parameters = policy.trainable_parameters()
-        self._gradients = bind(parameters, gradient)  # as `backward` does, which a trainer without rows never calls
+        # as `backward` does, which a trainer without rows never calls
+        self._gradients = bind(parameters, gradient)
         self._parameters = [p.detach() for p in parameters]  # the same memory
         self._state: dict[str, list[Tensor]] = {
             "step": [torch.zeros((), device=p.device) for p in parameters],
@@ -84,7 +91,8 @@ class TorchAdam(Optimiser):
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(self._gradient) / share
-        # What the fused step reads on the device itself: it divides by the one, and leaves everything as it is where the other is not 0.
+        # What the fused step reads on the device itself: it divides by the one, and
+        # leaves everything as it is where the other is not 0.
         scale = share * (norm / limit).clamp(min=1) if limit is not None else norm.new_full((), share)
         unusable = (norm + loss).isfinite().logical_not().to(norm.dtype)
         adam(
@@ -108,7 +116,11 @@ class TorchAdam(Optimiser):
         return norm
 
     def state(self) -> Arrays:
-        return {f"{i}.{key}": tensor.cpu().numpy().copy() for key, tensors in self._state.items() for i, tensor in enumerate(tensors)}
+        return {
+            f"{i}.{key}": tensor.cpu().numpy().copy()
+            for key, tensors in self._state.items()
+            for i, tensor in enumerate(tensors)
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         for key, tensors in self._state.items():

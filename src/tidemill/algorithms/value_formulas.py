@@ -1,7 +1,8 @@
-"""The formulas of algorithms that learn action values from single transitions: pure functions, each with its source.
+"""The formulas of algorithms that learn action values from single transitions: pure
+functions, each with its source.
 
-Letters: B transitions, each of n steps at most (an n-step window: fewer at an episode's end), A actions, Z returns that a distribution is spread
-over.
+Letters: B transitions, each of n steps at most (an n-step window: fewer at an episode's
+end), A actions, Z returns that a distribution is spread over.
 """
 
 import numpy as np
@@ -12,40 +13,50 @@ Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def n_step_returns(rewards: Floats, steps: NDArray[np.int32], done: Bools, gamma: float) -> tuple[Floats, Floats]:
-    """Return (R, Γ), both [B]: the discounted rewards Σ γ^i r_i of windows `rewards` [B, n] (0 behind their `steps`), and by what the value behind
-    the window counts, γ^steps, 0 where it ended in an end (`done`).
+def n_step_returns(
+    rewards: Floats, steps: NDArray[np.int32], done: Bools, gamma: float
+) -> tuple[Floats, Floats]:
+    """Return (R, Γ), both [B]: the discounted rewards Σ γ^i r_i of windows `rewards` [B,
+    n] (0 behind their `steps`), and by what the value behind the window counts, γ^steps,
+    0 where it ended in an end (`done`).
 
-    Sutton & Barto 2018, "Reinforcement Learning", eq. 7.1: G = r_1 + γ r_2 + … + γ^(n-1) r_n + γ^n V.
+    Sutton & Barto 2018, "Reinforcement Learning", eq. 7.1: G = r_1 + γ r_2 + … + γ^(n-1)
+    r_n + γ^n V.
     """
     powers: Floats = np.power(gamma, np.arange(rewards.shape[1] + 1)).astype(np.float32)
     return np.matmul(rewards, powers[:-1]), np.where(done, np.float32(0), powers[steps])
 
 
 def bootstrap_values(target: Floats, chooser: Floats) -> Floats:
-    """Return [B]: what `target` [B, A] says of the action that is best by `chooser` [B, A].
+    """Return [B]: what `target` [B, A] says of the action that is best by `chooser` [B,
+    A].
 
-    With the online network as chooser van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning", eq. 4; with the target itself
-    Mnih et al. 2015, "Human-level control through deep reinforcement learning", Methods, algorithm 1.
+    With the online network as chooser van Hasselt et al. 2016, "Deep Reinforcement
+    Learning with Double Q-learning", eq. 4; with the target itself Mnih et al. 2015,
+    "Human-level control through deep reinforcement learning", Methods, algorithm 1.
     """
     found: Floats = target[np.arange(len(target)), chooser.argmax(1)]
     return found
 
 
 def differentiate_huber(error: Floats) -> tuple[Floats, Floats]:
-    """Return (loss, derivative) of each error [B]: ½ e² for |e| ≤ 1, |e| - ½ beyond, whose derivative is e clipped to ±1.
+    """Return (loss, derivative) of each error [B]: ½ e² for |e| ≤ 1, |e| - ½ beyond,
+    whose derivative is e clipped to ±1.
 
-    Huber 1964, "Robust Estimation of a Location Parameter", with the bound 1; Mnih et al. 2015, Methods, "clip the error term".
+    Huber 1964, "Robust Estimation of a Location Parameter", with the bound 1; Mnih et al.
+    2015, Methods, "clip the error term".
     """
     slope: Floats = np.clip(error, np.float32(-1), np.float32(1))
     return slope * (error - np.float32(0.5) * slope), slope
 
 
 def project(distribution: Floats, returns: Floats, discount: Floats, support: Floats) -> Floats:
-    """Return [B, Z]: the distribution of R + Γ z on the equally spaced `support` [Z], z being spread over it as `distribution` [B, Z] says.
+    """Return [B, Z]: the distribution of R + Γ z on the equally spaced `support` [Z], z
+    being spread over it as `distribution` [B, Z] says.
 
-    Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning", algorithm 1: what falls between two of the support is split
-    between them, what falls beyond its ends is given to these.
+    Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning",
+    algorithm 1: what falls between two of the support is split between them, what falls
+    beyond its ends is given to these.
     """
     count = len(support)
     width = (support[-1] - support[0]) / np.float32(count - 1)
@@ -62,7 +73,8 @@ def project(distribution: Floats, returns: Floats, discount: Floats, support: Fl
 
 
 def differentiate_cross_entropy(logits: Floats, target: Floats) -> tuple[Floats, Floats]:
-    """Return (loss [B], derivative [B, Z]) of -Σ m log softmax(x) of `logits` x and `target` m, both [B, Z]: softmax(x) - m.
+    """Return (loss [B], derivative [B, Z]) of -Σ m log softmax(x) of `logits` x and
+    `target` m, both [B, Z]: softmax(x) - m.
 
     Bellemare et al. 2017, eq. 7 and algorithm 1.
     """
@@ -73,20 +85,26 @@ def differentiate_cross_entropy(logits: Floats, target: Floats) -> tuple[Floats,
 
 
 def soft_values(told: Floats, log_prob: Floats, temperature: float) -> Floats:
-    """Return [B]: the soft value of a drawn action of which two critics `told` [2, B], the lesser counts, and whose log-probability was [B].
+    """Return [B]: the soft value of a drawn action of which two critics `told` [2, B],
+    the lesser counts, and whose log-probability was [B].
 
-    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 3, V = Q - α log π, with the minimum of section 4.2.
+    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 3, V = Q -
+    α log π, with the minimum of section 4.2.
     """
     lesser: Floats = told.min(0)
     return lesser - np.float32(temperature) * log_prob
 
 
-def differentiate_actor(action: Floats, spread: Floats, of_action: Floats, temperature: float) -> tuple[Floats, Floats]:
-    """Return the derivatives of α log π(a) - Q(a), a = tanh(u), u = m + s ε, with respect to m and to log s, both [B, actions]; `action` is a,
-    `spread` s ε, and `of_action` ∂Q/∂a.
+def differentiate_actor(
+    action: Floats, spread: Floats, of_action: Floats, temperature: float
+) -> tuple[Floats, Floats]:
+    """Return the derivatives of α log π(a) - Q(a), a = tanh(u), u = m + s ε, with respect
+    to m and to log s, both [B, actions]; `action` is a, `spread` s ε, and `of_action`
+    ∂Q/∂a.
 
-    Haarnoja et al. 2018, eq. 9 written out, with eq. 26: log π = Σ (-½ ε² - log s - log(1 - a²)) and constants, so that at fixed ε
-    ∂ log π/∂m = 2a, ∂ log π/∂ log s = 2a s ε - 1; ∂a/∂m = 1 - a², ∂a/∂ log s = (1 - a²) s ε.
+    Haarnoja et al. 2018, eq. 9 written out, with eq. 26: log π = Σ (-½ ε² - log s - log(1
+    - a²)) and constants, so that at fixed ε ∂ log π/∂m = 2a, ∂ log π/∂ log s = 2a s ε -
+    1; ∂a/∂m = 1 - a², ∂a/∂ log s = (1 - a²) s ε.
     """
     alpha = np.float32(temperature)
     of_mean: Floats = alpha * 2 * action - of_action * (1 - action * action)

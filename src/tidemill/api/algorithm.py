@@ -23,47 +23,57 @@ ROW_FIELDS: dict[str, Field] = {
     "truncated": Field((), "bool"),  # final row of an episode that was cut: its value is the bootstrap value
     "reward": Field((), "float32"),  # caused by this row's action; 0 in final rows
     "version": Field((), "int64"),  # that acted; -1 in rows on which nothing acted (ended rows and fillers)
-    "policy": Field((), "int16"),  # index of the policy that acted in the stream's list of names; -1 where none did
+    # index of the policy that acted in the stream's list of names; -1 where none did
+    "policy": Field((), "int16"),
     "info_mask": Field((), "bool"),  # 1 on the row whose action finished the episode
     "info.return": Field((), "float32"),  # undiscounted sum of the episode's rewards, where info_mask
     "info.length": Field((), "int32"),  # its number of actions, where info_mask
 }
-"""The fields that every row has, besides the observation (``obs...``), the answer (``action...``, ``log_prob``, ``value``) and the recurrent
-state before acting (``state...``)."""
+"""The fields that every row has, besides the observation (``obs...``), the answer
+(``action...``, ``log_prob``, ``value``) and the recurrent state before acting
+(``state...``)."""
 
 
 ARRIVAL_FIELDS: dict[str, Field] = {**ROW_FIELDS, "voided": Field((), "bool")}
-"""The fields of an arrival, the row of a stepwise spec, which holds what was observed and *what led to it*::
+"""The fields of an arrival, the row of a stepwise spec, which holds what was observed and
+*what led to it*::
 
     row              0      1      2      …  T (final)     0 (next episode)
     obs              o_0    o_1    o_2       o_T           o_0
     on_reset         1      0      0         0             1
-    action, version  -      a_0    a_1       a_T-1         -        (version -1: nothing led to it)
+    action, version  -      a_0    a_1       a_T-1         -
     reward           0      r_1    r_2       r_T           0
     done|truncated   0      0      0         1             0
     info_mask        0      0      0         1             0
 
-Transition t is (obs of row t; action and reward of row t + 1; obs of row t + 1; done of row t + 1). The answer's other fields are as the action. A
-step that was lost is a row with `voided` set and nothing else in it (version -1): the episode was cut after the row before it, and the next row of
-this seat has on_reset. A seat that was absent in the tick has a filler: version -1, policy -1, neither on_reset nor voided. ``state...`` is what the
-policy remembers before it acts on this row's observation."""
+Nothing led to a row 0: its version is -1. Transition t is (obs of row t; action and
+reward of row t + 1; obs of row t + 1; done of row t + 1). The answer's other fields are
+as the action. A step that was lost is a row with `voided` set and nothing else in it
+(version -1): the episode was cut after the row before it, and the next row of this seat
+has on_reset. A seat that was absent in the tick has a filler: version -1, policy -1,
+neither on_reset nor voided. ``state...`` is what the policy remembers before it acts on
+this row's observation."""
 
 
 FILLER: dict[str, int] = {"version": -1, "policy": -1}
-"""What the fields of a filler row are, besides 0: rows of no seat's life, that stand before its first one (burn-in) or after an episode (padding)."""
+"""What the fields of a filler row are, besides 0: rows of no seat's life, that stand
+before its first one (burn-in) or after an episode (padding)."""
 
 
 class Sample(dict[str, Array]):
-    """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows of N seats (time first). `burn_in` and `bootstrap` say how
-    many rows at the start and the end are not trained on, `channel` which of the consumer's channels it came through. Views into a slot: valid until
-    the trainer releases it, so copy what is kept."""
+    """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows
+    of N seats (time first). `burn_in` and `bootstrap` say how many rows at the start and
+    the end are not trained on, `channel` which of the consumer's channels it came
+    through. Views into a slot: valid until the trainer releases it, so copy what is kept.
+    """
 
     burn_in: int = 0
     bootstrap: int = 1
     channel: int = 0
 
     def trained(self) -> NDArray[np.bool_]:
-        """Return the [T, N] mask of the rows that enter a loss: not burn-in, not bootstrap, not final (ended or cut), and acted on."""
+        """Return the [T, N] mask of the rows that enter a loss: not burn-in, not
+        bootstrap, not final (ended or cut), and acted on."""
         mask: NDArray[np.bool_] = (self["version"] >= 0) & ~(self["done"] | self["truncated"])
         mask[: self.burn_in] = False
         mask[len(mask) - self.bootstrap :] = False
@@ -71,13 +81,15 @@ class Sample(dict[str, Array]):
 
     @property
     def advance(self) -> int:
-        """Rows by which it takes its seats on, final rows among them and fillers not: what a trainer's `batch_size` counts."""
+        """Rows by which it takes its seats on, final rows among them and fillers not:
+        what a trainer's `batch_size` counts."""
         fillers = (self["version"][self.burn_in :] < 0) & ~self["done"][self.burn_in :]
         return int(fillers.size - np.count_nonzero(fillers) - self.bootstrap * fillers.shape[1])
 
 
 class PostProcessor(Config):
-    """Family of what actors compute of finished episodes and add to their rows (`AgentSpec.post`). `reads` names the fields that it needs."""
+    """Family of what actors compute of finished episodes and add to their rows
+    (`AgentSpec.post`). `reads` names the fields that it needs."""
 
     reads: ClassVar[tuple[str, ...]] = ()
 
@@ -86,8 +98,9 @@ class PostProcessor(Config):
         raise TypeError(f"{type(self).__name__} has no fields()")
 
     def process(self, episodes: Mapping[str, Array]) -> Arrays:
-        """Return its fields, each [T, N, ...], of N finished episodes, each from its first row to its final one: `episodes` has the arrays
-        [T, N, ...] that it reads, with fillers behind the final row of a shorter one."""
+        """Return its fields, each [T, N, ...], of N finished episodes, each from its
+        first row to its final one: `episodes` has the arrays [T, N, ...] that it reads,
+        with fillers behind the final row of a shorter one."""
         raise TypeError(f"{type(self).__name__} has no process()")
 
 
@@ -98,13 +111,15 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
-        """Do one update (all its epochs) and return its metrics (names such as ``loss/policy``, ``kl``). Reads the samples' arrays no more once
-        it returns. `progress` in [0, 1] is the share of the
-        run's step limit that is behind (0 without a limit) and drives schedules. Does not touch `policy.version`."""
+        """Do one update (all its epochs) and return its metrics (names such as
+        ``loss/policy``, ``kl``). Reads the samples' arrays no more once it returns.
+        `progress` in [0, 1] is the share of the run's step limit that is behind (0
+        without a limit) and drives schedules. Does not touch `policy.version`."""
 
     @abstractmethod
     def state(self) -> Arrays:
-        """Return all besides the policy's parameters that a resumed run needs (optimiser moments, running scales, random streams)."""
+        """Return all besides the policy's parameters that a resumed run needs (optimiser
+        moments, running scales, random streams)."""
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -112,8 +127,9 @@ class Algorithm(ABC):
 
 
 class DataParallel(Algorithm):
-    """An algorithm that several equal trainers can run in step, each on samples of its own: whatever decides how weights change is summed over all
-    of them, so that their weights stay the same."""
+    """An algorithm that several equal trainers can run in step, each on samples of its
+    own: whatever decides how weights change is summed over all of them, so that their
+    weights stay the same."""
 
     @property
     @abstractmethod
@@ -121,16 +137,21 @@ class DataParallel(Algorithm):
         """Bytes of the largest array that `parallel_update` yields."""
 
     @abstractmethod
-    def parallel_update(self, samples: Sequence[Sample], progress: float) -> Generator[Array, None, dict[str, float]]:
-        """Do one update and return its metrics. Yields each contiguous float32 or float64 array that the trainers share; when it goes on, the array
-        holds the sum over all of them. Each trainer yields arrays of the same number, shapes and dtypes, whatever rows it has."""
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[Array, None, dict[str, float]]:
+        """Do one update and return its metrics. Yields each contiguous float32 or float64
+        array that the trainers share; when it goes on, the array holds the sum over all
+        of them. Each trainer yields arrays of the same number, shapes and dtypes,
+        whatever rows it has."""
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         """See `Algorithm.update`. A single trainer's arrays are their own sums."""
         return run_alone(self.parallel_update(samples, progress))
 
     def separate(self, rank: int) -> None:
-        """Draw random numbers of one's own from now on. Called in each equal trainer but the first (`rank` 0), when all have taken back one state."""
+        """Draw random numbers of one's own from now on. Called in each equal trainer but
+        the first (`rank` 0), when all have taken back one state."""
 
 
 def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, float]:
@@ -147,15 +168,18 @@ class AlgorithmConfig(Config):
     """Family of algorithms."""
 
     def measures(self) -> tuple[str, ...] | None:
-        """Return the names of the metrics that updates return, so that conditions on them (`Limits.until`, `Stage.until`) are checked at start; None:
-        nobody knows before the first update."""
+        """Return the names of the metrics that updates return, so that conditions on them
+        (`Limits.until`, `Stage.until`) are checked at start; None: nobody knows before
+        the first update."""
         return None
 
     def check_endless(self) -> None:
-        """Raise `ConfigError` for what depends on how far the run is. Called where neither steps nor updates limit it, so that nobody knows."""
+        """Raise `ConfigError` for what depends on how far the run is. Called where
+        neither steps nor updates limit it, so that nobody knows."""
 
     def check_made(self, names: Collection[str]) -> None:
-        """Raise `ConfigError` for settings that have no effect on rows to which post-processors have added ``post.NAME`` of these."""
+        """Raise `ConfigError` for settings that have no effect on rows to which
+        post-processors have added ``post.NAME`` of these."""
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the algorithm that trains `policy`."""

@@ -1,21 +1,31 @@
-"""The buffer contract: where samples wait between a sample stream and the updates of a trainer. The loop that calls it (a trainer worker does)::
+"""The buffer contract: where samples wait between a sample stream and the updates of a
+trainer. The loop that calls it (a trainer worker does)::
 
     buffer = config.build(source, demand)
     while ...:
-        taken = buffer.take(version)                        # None until a batch is full: asked again in the next poll
+        # None until a batch is full: asked again in the next poll
+        taken = buffer.take(version)
         algorithm.update([held.sample for held in taken], progress)
-        buffer.release()                                    # each of them was used once more
+        # each of them was used once more
+        buffer.release()
 
-How old a sample is counts at the moment of training: `take` looks at each one again, at every use, and drops what has become too old.
+How old a sample is counts at the moment of training: `take` looks at each one again, at
+every use, and drops what has become too old.
 
-A replay memory (`ReplayBuffer`) holds arrivals (`AgentSpec.mode` = "stepwise"), and a limiter says how often it is drawn from::
+A replay memory (`ReplayBuffer`) holds arrivals (`AgentSpec.mode` = "stepwise"), and a
+limiter says how often it is drawn from::
 
-    for received in buffer.receive():                       # every poll, as often as it likes
-        ...                                                 # its steps are committed or voided
-    if buffer.sampleable and ...:                           # the limiter owes an update
-        taken = buffer.take(version)                        # a batch of transitions, drawn anew each time
+    # every poll, as often as it likes
+    for received in buffer.receive():
+        # its steps are committed or voided
+        ...
+    # the limiter owes an update
+    if buffer.sampleable and ...:
+        # a batch of transitions, drawn anew each time
+        taken = buffer.take(version)
         algorithm.update([held.sample for held in taken], progress)
-        buffer.release()                                    # takes back what the update wrote into the batch: new priorities
+        # takes back what the update wrote into the batch: new priorities
+        buffer.release()
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +45,12 @@ from tidemill.core.memory import Need
 
 @dataclass
 class Counts:
-    """Samples that a buffer did not simply hand on once, since the trainer last took the counts away.
+    """Samples that a buffer did not simply hand on once, since the trainer last took the
+    counts away.
 
-    dropped   too old to be trained on (once more)
-    evicted   had uses left, and made room for newer ones
-    reused    trained on again: one more for each use after the first
+    dropped: too old to be trained on (once more)
+    evicted: had uses left, and made room for newer ones
+    reused: trained on again: one more for each use after the first
     """
 
     dropped: int = 0
@@ -51,11 +62,12 @@ class Counts:
 class Demand:
     """What a trainer asks of its buffer.
 
-    rows       of a batch, at least; None: so many `samples`, of whoever has some
-    max_lag    versions that the oldest trained row of a sample may be behind; None: any number
-    trainers   equal trainers that share what settings count in rows, this one included
-    seed       of what the buffer draws
-    folder     of the run, for a buffer whose memory lies in a file; None: there is none
+    rows: of a batch, at least; None: so many `samples`, of whoever has some
+    max_lag: versions that the oldest trained row of a sample may be behind; None: any
+        number
+    trainers: equal trainers that share what settings count in rows, this one included
+    seed: of what the buffer draws
+    folder: of the run, for a buffer whose memory lies in a file; None: there is none
     """
 
     rows: int | None
@@ -67,23 +79,26 @@ class Demand:
 
     @property
     def lockstep(self) -> bool:
-        """True when each producer waits until the sample that it sent was given back: no lag is allowed."""
+        """True when each producer waits until the sample that it sent was given back: no
+        lag is allowed."""
         return self.max_lag == 0
 
     def met(self, batch: Sequence["Held"]) -> bool:
         """True when `batch` is full."""
-        return len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows
+        return (
+            len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows
+        )
 
 
 @dataclass(eq=False)
 class Held:
     """A sample in a buffer.
 
-    rows      that `batch_size` counts: see `Sample.advance`
-    trained   how many of its rows enter the loss,
-    oldest    the version of the oldest of these (None when there is none),
-    stamps    and the sum of their versions
-    uses      how often it was trained on
+    rows: that `batch_size` counts: see `Sample.advance`
+    trained: how many of its rows enter the loss,
+    oldest: the version of the oldest of these (None when there is none),
+    stamps: and the sum of their versions
+    uses: how often it was trained on
     """
 
     sample: Sample
@@ -101,7 +116,8 @@ class Held:
         return cls(sample, sample.advance, len(versions), oldest, int(versions.sum(dtype=np.int64)))
 
     def lag(self, version: int) -> int:
-        """Return how many versions its oldest trained row is behind `version`; 0 without such a row."""
+        """Return how many versions its oldest trained row is behind `version`; 0 without
+        such a row."""
         return 0 if self.oldest is None else max(version - self.oldest, 0)
 
 
@@ -113,31 +129,39 @@ class Buffer(ABC):
         self.counts = Counts()
         """The trainer puts new ones in their place when it has read them."""
         self.least = 0
-        """Samples whose oldest trained row is of a version before this one are dropped, too: since then the policy goes on from other weights."""
+        """Samples whose oldest trained row is of a version before this one are dropped,
+        too: since then the policy goes on from other weights."""
         self.needs: tuple[Need, ...] = ()
-        """Memory that it is going to fill; complete once the producers have made their slots."""
+        """Memory that it is going to fill; complete once the producers have made their
+        slots."""
 
     @abstractmethod
     def take(self, version: int) -> Sequence[Held] | None:
-        """Return the batch that the trainer, at `version`, is to train on now; None while it is not full. What is in it stays as it is until
-        `release`. Raises `ConfigError` for a batch that can never be full."""
+        """Return the batch that the trainer, at `version`, is to train on now; None while
+        it is not full. What is in it stays as it is until `release`. Raises `ConfigError`
+        for a batch that can never be full."""
 
     @abstractmethod
     def release(self) -> None:
         """Say that the batch taken last was trained on."""
 
     def _too_old(self, held: Held, version: int) -> bool:
-        """True when `held` may not be trained on by a trainer at `version`; it is counted then, so that it must go."""
+        """True when `held` may not be trained on by a trainer at `version`; it is counted
+        then, so that it must go."""
         limit = self._demand.max_lag
-        if (limit is None or held.lag(version) <= limit) and (held.oldest is None or held.oldest >= self.least):
+        if (limit is None or held.lag(version) <= limit) and (
+            held.oldest is None or held.oldest >= self.least
+        ):
             return False
         self.counts.dropped += 1
         return True
 
 
 class Received(NamedTuple):
-    """An arrival that a replay memory has stored: the consumer's `channel` through which it came, how many of its seats' steps are committed, and how
-    many are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those of the episodes that it finished (`info.return`)."""
+    """An arrival that a replay memory has stored: the consumer's `channel` through which
+    it came, how many of its seats' steps are committed, and how many are lost (`voided`).
+    Episodes' first rows and fillers are neither. `returns` are those of the episodes that
+    it finished (`info.return`)."""
 
     channel: int
     committed: int
@@ -146,48 +170,61 @@ class Received(NamedTuple):
 
 
 class ReplayBuffer(Buffer):
-    """Holds arrivals, of each (channel, column) a sequence of its own, and draws batches of transitions from them. See `ARRIVAL_FIELDS` for how rows
-    make transitions. An episode of a column ends with its row that is done or truncated; it was cut after its last row (to be bootstrapped, never
-    an end) where a row with `voided` or `on_reset` follows. Samples of its `source` hold one row, in the order in which each channel sent them."""
+    """Holds arrivals, of each (channel, column) a sequence of its own, and draws batches
+    of transitions from them. See `ARRIVAL_FIELDS` for how rows make transitions. An
+    episode of a column ends with its row that is done or truncated; it was cut after its
+    last row (to be bootstrapped, never an end) where a row with `voided` or `on_reset`
+    follows. Samples of its `source` hold one row, in the order in which each channel sent
+    them."""
 
     @abstractmethod
     def receive(self) -> list[Received]:
-        """Copy what has come into its own memory, in the order in which it came, give the slots back, and say what that was. Empty when nothing has
-        come. Never waits; may leave some for the next call, where much has come."""
+        """Copy what has come into its own memory, in the order in which it came, give the
+        slots back, and say what that was. Empty when nothing has come. Never waits; may
+        leave some for the next call, where much has come."""
 
     @property
     @abstractmethod
     def sampleable(self) -> bool:
-        """True from the moment on when the warm-up is reached and a batch can be drawn; for ever."""
+        """True from the moment on when the warm-up is reached and a batch can be drawn;
+        for ever."""
 
     @abstractmethod
     def take(self, version: int) -> Sequence[Held] | None:
-        """Draw a batch for a trainer at `version`: one `Held` of B transitions, [1, B] each (`Held.oldest`, `stamps` from the versions that acted).
-        None while it is not `sampleable`. What is drawn depends on what was received, on the draws before, and on `Demand.seed`, never on time. The
-        sample's fields, each [1, B, ...]::
+        """Draw a batch for a trainer at `version`: one `Held` of B transitions, [1, B]
+        each (`Held.oldest`, `stamps` from the versions that acted). None while it is not
+        `sampleable`. What is drawn depends on what was received, on the draws before, and
+        on `Demand.seed`, never on time. The sample's fields, each [1, B, ...]::
 
-            obs*, action*   before the step, and what was done then
-            rewards         float32 [1, B, n]: of the n steps from there on; 0 behind the last one
-            steps           int32: how many these are, 1 to n
-            next.obs*       after them
-            done            the episode ended there (one that was cut did not: the value there counts)
-            weight          float32, of importance sampling, at most 1; 1 where all draws are equally likely
-            version         that acted
-            priority        float32 NaN; an algorithm that measures how far off it was on each transition writes that here, not negative
+            obs*, action*: before the step, and what was done then
+            rewards: float32 [1, B, n]: of the n steps from there on; 0 behind the last
+                one
+            steps: int32: how many these are, 1 to n
+            next.obs*: after them
+            done: the episode ended there (one that was cut did not: the value there
+                counts)
+            weight: float32, of importance sampling, at most 1; 1 where all draws are
+                equally likely
+            version: that acted
+            priority: float32 NaN; an algorithm that measures how far off it was on each
+                transition writes that here, not negative
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Say that the batch drawn last was trained on; what the algorithm wrote into it (priorities) is taken over."""
+        """Say that the batch drawn last was trained on; what the algorithm wrote into it
+        (priorities) is taken over."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write all that it holds into files in `folder`, which exists and is empty, random streams and accumulators included."""
+        """Write all that it holds into files in `folder`, which exists and is empty,
+        random streams and accumulators included."""
 
     @abstractmethod
     def restore(self, folder: Path) -> None:
-        """Take back what `save` wrote, so that the same arrivals lead to the same batches. Episodes that were open are cut there if a row with
-        `on_reset` follows. Raises `CheckpointError` for what is of another configuration."""
+        """Take back what `save` wrote, so that the same arrivals lead to the same
+        batches. Episodes that were open are cut there if a row with `on_reset` follows.
+        Raises `CheckpointError` for what is of another configuration."""
 
 
 class BufferConfig(Config):
@@ -197,19 +234,24 @@ class BufferConfig(Config):
     """Its members build a `ReplayBuffer`."""
 
     def check(self, max_lag: int | None) -> None:
-        """Raise `ConfigError` where samples that lag at most `max_lag` versions would never be trained on as often as set."""
+        """Raise `ConfigError` where samples that lag at most `max_lag` versions would
+        never be trained on as often as set."""
 
     def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
-        """Return the buffer of one trainer. Raises `ConfigError` for a demand or a size of samples that it can never meet, where that is known."""
+        """Return the buffer of one trainer. Raises `ConfigError` for a demand or a size
+        of samples that it can never meet, where that is known."""
         raise TypeError(f"{type(self).__name__} has no build()")
 
 
 def check_reuses(reuses: int, max_lag: int | None) -> None:
-    """Raise `ConfigError` unless a sample can be trained on `reuses` times before it lags more than `max_lag` versions: each use makes one."""
+    """Raise `ConfigError` unless a sample can be trained on `reuses` times before it lags
+    more than `max_lag` versions: each use makes one."""
     if reuses < 1:
         raise ConfigError(f"reuses = {reuses} must be at least 1: how often each sample is trained on")
     if max_lag is not None and reuses > max_lag + 1:
         raise ConfigError(
-            f"reuses = {reuses}, but max_policy_lag = {max_lag}: at its last use a sample is at least {reuses - 1} versions old, so that it would "
-            f"always be dropped before; take reuses = {max_lag + 1} or max_policy_lag = {reuses - 1} (or more, since samples wait)"
+            f"reuses = {reuses}, but max_policy_lag = {max_lag}: at its last use a sample is at least "
+            f"{reuses - 1} versions old, so that it would "
+            f"always be dropped before; take reuses = {max_lag + 1} or max_policy_lag = {reuses - 1} (or "
+            "more, since samples wait)"
         )

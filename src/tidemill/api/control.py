@@ -1,7 +1,8 @@
-"""Messages of the control link between the runner and one worker: typed msgpack, nothing else is understood.
+"""Messages of the control link between the runner and one worker: typed msgpack, nothing
+else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`, `Statistics`, `Episodes`, `Measured`, `Tallied`,
-`Relay`, `Notice`.
+Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`,
+`Statistics`, `Episodes`, `Measured`, `Tallied`, `Relay`, `Notice`.
 """
 
 import enum
@@ -30,8 +31,9 @@ ENDED = frozenset({State.COMPLETED, State.FAILED})
 
 
 class SampleFacts(msgspec.Struct, frozen=True):
-    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are the agent spec's; `at_once` samples are filled at a time at
-    each outlet: one of all seats, or one of each seat."""
+    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are
+    the agent spec's; `at_once` samples are filled at a time at each outlet: one of all
+    seats, or one of each seat."""
 
     seats_per_lane: int
     burn_in: int
@@ -42,13 +44,15 @@ class SampleFacts(msgspec.Struct, frozen=True):
 
     @property
     def cut(self) -> bool:
-        """True when a sample ends with its final row, whatever its slot holds behind that."""
+        """True when a sample ends with its final row, whatever its slot holds behind
+        that."""
         return self.mode == "full" and not self.padded
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What only the owners of environments know and the others need: spaces by policy name, blocks by sample stream. And, of any worker, the memory
-    that it has not filled yet and is going to."""
+    """What only the owners of environments know and the others need: spaces by policy
+    name, blocks by sample stream. And, of any worker, the memory that it has not filled
+    yet and is going to."""
 
     spaces: dict[str, Spaces] = {}
     samples: dict[str, SampleFacts] = {}
@@ -56,7 +60,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """Become READY. `facts` is empty for workers that own environments: they answer with it."""
+    """Become READY. `facts` is empty for workers that own environments: they answer with
+    it."""
 
     facts: Facts = Facts()
 
@@ -80,14 +85,16 @@ class Save(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnterStage(msgspec.Struct, frozen=True, tag=True):
-    """The curriculum is at this stage (from 0) now. Environments read its options at their next resets; what was measured before is of another."""
+    """The curriculum is at this stage (from 0) now. Environments read its options at
+    their next resets; what was measured before is of another."""
 
     stage: int
     options: dict[str, Any] = {}
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
-    """A trainer goes on from this version of policy `source` in the parameter database, with these settings of its algorithm and a new optimiser."""
+    """A trainer goes on from this version of policy `source` in the parameter database,
+    with these settings of its algorithm and a new optimiser."""
 
     source: str
     version: int
@@ -95,8 +102,9 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state has changed. `error` is one message for the user and `details` the traceback, when it failed; `waited` the seconds that it
-    had waited for others, where it failed for that."""
+    """The worker's state has changed. `error` is one message for the user and `details`
+    the traceback, when it failed; `waited` the seconds that it had waited for others,
+    where it failed for that."""
 
     state: State
     facts: Facts = Facts()
@@ -107,8 +115,10 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, tag=True):
-    """Numbers of the worker: `values` by metric name; `time` holds what depends on the clock (rates, shares by place of `Clock`), so that the
-    rest is equal in equal runs. `polls` is the progress counter of the poll loop, the heartbeat. A trainer sends one per update with `update` set."""
+    """Numbers of the worker: `values` by metric name; `time` holds what depends on the
+    clock (rates, shares by place of `Clock`), so that the rest is equal in equal runs.
+    `polls` is the progress counter of the poll loop, the heartbeat. A trainer sends one
+    per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}
@@ -117,9 +127,10 @@ class Statistics(msgspec.Struct, frozen=True, tag=True):
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):
-    """Episodes that ended since the last message: per seat its undiscounted return and number of actions. `spec` is the agent spec's index (see
-    `WorkerConfig.plays`), `stage` that of the curriculum in which they began, `said` what their environments said of each in its last info, [] where
-    none said anything."""
+    """Episodes that ended since the last message: per seat its undiscounted return and
+    number of actions. `spec` is the agent spec's index (see `WorkerConfig.plays`),
+    `stage` that of the curriculum in which they began, `said` what their environments
+    said of each in its last info, [] where none said anything."""
 
     spec: int
     stage: int
@@ -129,8 +140,8 @@ class Episodes(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):
-    """A measurement that is complete, by metric name (see `WorkerConfig.measures`). It is of the weights that `step` env steps have trained, in this
-    stage of the curriculum."""
+    """A measurement that is complete, by metric name (see `WorkerConfig.measures`). It is
+    of the weights that `step` env steps have trained, in this stage of the curriculum."""
 
     step: int
     stage: int
@@ -138,7 +149,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tallied(msgspec.Struct, frozen=True, tag=True):
-    """What environments measured by themselves since the last message (see `Environment.statistics`)."""
+    """What environments measured by themselves since the last message (see
+    `Environment.statistics`)."""
 
     values: dict[str, Told]
 
@@ -151,7 +163,8 @@ class Relay(msgspec.Struct, frozen=True, tag=True):
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):
-    """A trainer writes the checkpoint of `policy` after so many `updates` from now on. It is silent until that is there."""
+    """A trainer writes the checkpoint of `policy` after so many `updates` from now on. It
+    is silent until that is there."""
 
     policy: str
     updates: int
@@ -172,12 +185,17 @@ _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
 
 def pack(message: Down | Up) -> bytes:
-    """Return the message as bytes, with "?" in its texts for what UTF-8 cannot say: names of files may hold such, and errors tell them."""
+    """Return the message as bytes, with "?" in its texts for what UTF-8 cannot say: names
+    of files may hold such, and errors tell them."""
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
-        texts = {name: text.encode("utf-8", "replace").decode() for name, text in fields.items() if isinstance(text, str)}
+        texts = {
+            name: text.encode("utf-8", "replace").decode()
+            for name, text in fields.items()
+            if isinstance(text, str)
+        }
         return _encoder.encode(msgspec.structs.replace(message, **texts))
 
 

@@ -1,4 +1,5 @@
-"""Conditions on what a run measures, and the curriculum, whose stages end by them: what environments are asked for at their resets."""
+"""Conditions on what a run measures, and the curriculum, whose stages end by them: what
+environments are asked for at their resets."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,42 +10,54 @@ from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.query import Query, among
 
 PROGRESS = ("step", "update", "episodes", "time/seconds")
-"""What is known of every run: env steps and updates of training, finished episodes, seconds of training. Conditions may also be about what the last
-`Limits.window` episodes have reached once this stage has seen so many (`reached_names`), and about what workers say that they measure
-(`WorkerConfig.measures`: "kl" of `PPO`, "evaluation/return" of `Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of
+"""What is known of every run: env steps and updates of training, finished episodes,
+seconds of training. Conditions may also be about what the last `Limits.window` episodes
+have reached once this stage has seen so many (`reached_names`), and about what workers
+say that they measure (`WorkerConfig.measures`: "kl" of `PPO`, "evaluation/return" of
+`Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of
 them."""
 
 
 def reached_name(what: str, who: str) -> str:
-    """Return the metric that says `what` ("return", "length", "win_rate", "info/NAME") the last episodes of `who` have reached: a policy,
-    POLICY/AGENTS, or "" where there is one policy."""
+    """Return the metric that says `what` ("return", "length", "win_rate", "info/NAME")
+    the last episodes of `who` have reached: a policy, POLICY/AGENTS, or "" where there is
+    one policy."""
     kind, slash, name = what.partition("/")
     end = name if slash else "" if what == "win_rate" else "mean"
     return "/".join(part for part in (kind, who) if part) + (f"/{end}" if end or slash else "")
 
 
 def reached_names(who: str) -> tuple[str, ...]:
-    """Return the metrics of the last episodes of `who`: "return/mean", "length/mean", "win_rate" and the family "info/", with the policy after the
-    first word where there are several."""
+    """Return the metrics of the last episodes of `who`: "return/mean", "length/mean",
+    "win_rate" and the family "info/", with the policy after the first word where there
+    are several."""
     return tuple(reached_name(what, who) for what in ("return", "length", "win_rate", "info/"))
 
 
 def check_condition(setting: str, text: str) -> None:
-    """Raise `ConfigError` unless `text` is a condition, such as "return/mean >= 200 and step > 50000"."""
+    """Raise `ConfigError` unless `text` is a condition, such as "return/mean >= 200 and
+    step > 50000"."""
     query = Query.parse(text)
     if query != Query(where=query.where) or not query.where:
-        raise ConfigError(f'{setting} = "{text}" must be conditions alone, such as "return/mean >= 200 and step > 50000"')
+        raise ConfigError(
+            f'{setting} = "{text}" must be conditions alone, such as "return/mean >= 200 and step > 50000"'
+        )
 
 
 def check_measured(setting: str, text: str, measured: Collection[str] | None) -> None:
-    """Raise `ConfigError` for a condition on what nobody measures. `measured` is None where that is not known yet."""
+    """Raise `ConfigError` for a condition on what nobody measures. `measured` is None
+    where that is not known yet."""
     for name, _, _ in Query.parse(text).where:
         if measured is not None and not among(name, measured):
-            raise ConfigError(f'{setting} = "{text}" waits for "{name}", which nobody measures; {did_you_mean(name, measured)}')
+            raise ConfigError(
+                f'{setting} = "{text}" waits for "{name}", which nobody measures; '
+                f"{did_you_mean(name, measured)}"
+            )
 
 
 def holds(text: str, values: Mapping[str, float]) -> bool:
-    """Return whether a condition holds. What is not among `values`, or NaN, fulfils nothing."""
+    """Return whether a condition holds. What is not among `values`, or NaN, fulfils
+    nothing."""
     where = Query.parse(text).where
     return bool(Query(where=where, order=where[0][0]).select([values], lambda known: known))
 
@@ -53,10 +66,11 @@ def holds(text: str, values: Mapping[str, float]) -> bool:
 class Stage(Config):
     """One stage of a curriculum.
 
-    options   plain data for the environments' resets, e.g. ``{"low": -0.1, "high": 0.1}``: Gymnasium's ``reset(options=…)``. A lane whose episode is
-              under way finishes it in the stage in which it began
-    until     the next stage begins once this holds, e.g. ``"evaluation/return >= 400"`` or ``"return/mean >= 200 and step > 50000"``; the last stage
-              has none
+    options: plain data for the environments' resets, e.g.
+        ``{"low": -0.1, "high": 0.1}``: Gymnasium's ``reset(options=…)``. A lane whose
+        episode is under way finishes it in the stage in which it began
+    until: the next stage begins once this holds, e.g. ``"evaluation/return >= 400"`` or
+        ``"return/mean >= 200 and step > 50000"``; the last stage has none
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,10 +83,16 @@ class Stage(Config):
 
 
 def check_curriculum(stages: Collection[Stage], measured: Collection[str] | None) -> None:
-    """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures."""
+    """Raise `ConfigError` for a stage that could never end, or a condition on what nobody
+    measures."""
     for number, stage in enumerate(stages, 1):
         if not stage.until and number < len(stages):
-            raise ConfigError(f'curriculum: stage {number} of {len(stages)} has no end; set until, e.g. "return/mean >= 200"')
+            raise ConfigError(
+                f'curriculum: stage {number} of {len(stages)} has no end; set until, e.g. "return/mean >= '
+                '200"'
+            )
         if stage.until and number == len(stages):
-            raise ConfigError(f'curriculum: the last stage cannot end; leave out until = "{stage.until}", or add a stage')
+            raise ConfigError(
+                f'curriculum: the last stage cannot end; leave out until = "{stage.until}", or add a stage'
+            )
         check_measured(f"curriculum: until of stage {number}", stage.until, measured)

@@ -1,15 +1,17 @@
-"""How workers are joined: the ends of streams that they hold, and the channels and cells that follow from them.
+"""How workers are joined: the ends of streams that they hold, and the channels and cells
+that follow from them.
 
-===========  =======================================================================================================================
-stream       edges
-===========  =======================================================================================================================
-samples      a channel per producer, outlet and consumer. Every *group* of consumers gets every sample (broadcast); within a group each
-             sample goes to one consumer: producers are shared out in turn, and one that is left with several consumers serves them in turn
-inference    two channels per asker and policy, to one server: that with the fewest, so that all servers have work
-parameters   a cell per trainer of the policy, read by its share of the players
-sums         a channel from each of the policy's trainers to each other
-credits      a cell from a trainer that limits its producers' steps to each of them
-===========  =======================================================================================================================
+The edges of each kind of stream:
+
+samples: a channel per producer, outlet and consumer. Every *group* of consumers gets
+    every sample (broadcast); within a group each sample goes to one consumer: producers
+    are shared out in turn, and one that is left with several consumers serves them in
+    turn
+inference: two channels per asker and policy, to one server: that with the fewest, so that
+    all servers have work
+parameters: a cell per trainer of the policy, read by its share of the players
+sums: a channel from each of the policy's trainers to each other
+credits: a cell from a trainer that limits its producers' steps to each of them
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +25,18 @@ Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "su
 
 @dataclass(frozen=True)
 class Port:
-    """One end of a stream that a worker holds. Roles: a sample stream is produced and consumed, an inference stream asked and served, a
-    policy's parameter stream published and subscribed to; equal trainers of a policy sum what they share; a policy's versions are stored in the
-    run's parameter database, and drawn from there; who trains on a sample stream may grant its producers their steps. A worker that fills several
-    blocks at a time has that many `outlets`. The ends of an inference stream say which `policy` they mean: a port for each; so does who trains a
-    policy by a sample stream. A consumer may ask its producers to go in `lockstep` with it, and producers say that they can: at each outlet they go
-    on only once their sample was given back. Who grants in `lockstep` does so ticket by ticket. A producer that `gathers` fills one block for all
-    of its outlets, unless somebody grants its steps ticket by ticket. A consumer whose samples are `lag_bounded` drops those whose rows are
-    too many versions behind."""
+    """One end of a stream that a worker holds. Roles: a sample stream is produced and
+    consumed, an inference stream asked and served, a policy's parameter stream published
+    and subscribed to; equal trainers of a policy sum what they share; a policy's versions
+    are stored in the run's parameter database, and drawn from there; who trains on a
+    sample stream may grant its producers their steps. A worker that fills several blocks
+    at a time has that many `outlets`. The ends of an inference stream say which `policy`
+    they mean: a port for each; so does who trains a policy by a sample stream. A consumer
+    may ask its producers to go in `lockstep` with it, and producers say that they can: at
+    each outlet they go on only once their sample was given back. Who grants in `lockstep`
+    does so ticket by ticket. A producer that `gathers` fills one block for all of its
+    outlets, unless somebody grants its steps ticket by ticket. A consumer whose samples
+    are `lag_bounded` drops those whose rows are too many versions behind."""
 
     stream: str
     role: Role
@@ -43,7 +49,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Edge:
-    """One channel or cell between workers: `source` writes, `targets` read (one for a channel)."""
+    """One channel or cell between workers: `source` writes, `targets` read (one for a
+    channel)."""
 
     name: str
     kind: Literal["channel", "cell"]
@@ -55,12 +62,13 @@ End = tuple[str, Port]
 """A worker's name and a port of it."""
 
 _FAMILY: dict[Role, str] = {
-    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference", "publish": "parameters", "subscribe": "parameters",
-    "sum": "sums", "store": "versions", "draw": "versions", "grant": "credits",
+    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference",
+    "publish": "parameters", "subscribe": "parameters", "sum": "sums", "store": "versions",
+    "draw": "versions", "grant": "credits",
 }  # fmt: skip
 _ENDS: dict[str, tuple[Role, Role]] = {
-    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"),
-    "versions": ("store", "draw"), "credits": ("grant", "produce"),
+    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"),
+    "sums": ("sum", "sum"), "versions": ("store", "draw"), "credits": ("grant", "produce"),
 }  # fmt: skip
 
 
@@ -75,14 +83,17 @@ def group_of(worker: str) -> str:
 
 
 def derive_edges(ends: Sequence[End]) -> list[Edge]:
-    """Return every channel and cell that joins `ends`. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
+    """Return every channel and cell that joins `ends`. Raises `ConfigError` for a stream
+    that lacks an end, or that cannot be shared so."""
     streams = dict.fromkeys((_FAMILY[port.role], port.stream) for _, port in ends)
     _check_overlap(ends)
     tickets = {port.stream for _, port in ends if port.role == "grant" and port.lockstep}
     in_turn = {worker for worker, port in ends if port.role == "produce" and port.stream in tickets}
     edges: list[Edge] = []
     for family, stream in streams:
-        sources, targets = ([(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family])
+        sources, targets = (
+            [(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family]
+        )
         if family in ("parameters", "versions") and not targets:
             continue  # a trainer whose policy nobody plays: legal
         if not sources or not targets:
@@ -90,8 +101,10 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
         if family == "versions":
             continue  # through files
         sources = [(w, replace(p, outlets=1) if p.gathers and w not in in_turn else p) for w, p in sources]
-        join = {"samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters, "sums": _join_sums,
-                "credits": _join_credits}[family]  # fmt: skip
+        join = {
+            "samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters,
+            "sums": _join_sums, "credits": _join_credits,
+        }[family]  # fmt: skip
         edges += join(stream, sources, targets)
     return edges
 
@@ -101,18 +114,23 @@ def _names(ends: Iterable[End]) -> str:
 
 
 def _check_overlap(ends: Sequence[End]) -> None:
-    """A parameter stream is named by its policy, and may be called like another; samples and requests must not be taken for each other."""
-    samples, inference = ({p.stream: w for w, p in ends if _FAMILY[p.role] == family} for family in ("samples", "inference"))
+    """A parameter stream is named by its policy, and may be called like another; samples
+    and requests must not be taken for each other."""
+    samples, inference = (
+        {p.stream: w for w, p in ends if _FAMILY[p.role] == family} for family in ("samples", "inference")
+    )
     for stream in samples.keys() & inference.keys():
         raise ConfigError(
-            f'"{stream}" is a sample stream ({samples[stream]}) and an inference stream ({inference[stream]}) at once; give one of them another name'
+            f'"{stream}" is a sample stream ({samples[stream]}) and an inference stream '
+            f"({inference[stream]}) at once; give one of them another name"
         )
 
 
 def _lacking(family: str, stream: str, sources: list[End], targets: list[End], ends: Sequence[End]) -> str:
     if family == "versions":
         return (
-            f'{_names(targets)} draws policy "{stream}" from the parameter database, but no trainer stores its versions there; '
+            f'{_names(targets)} draws policy "{stream}" from the parameter database, but no trainer stores '
+            "its versions there; "
             "add a trainer of it, or set the database_seconds of the one that there is"
         )
     missing, present = _ENDS[family] if not sources else _ENDS[family][::-1]
@@ -126,8 +144,14 @@ def _lacking(family: str, stream: str, sources: list[End], targets: list[End], e
 def _join_samples(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
     producers, consumers = dict(sources), list(dict(targets))
     if both := [worker for worker in consumers if worker in producers]:
-        raise ConfigError(f'{", ".join(both)} produces sample stream "{stream}" and consumes it, too; give what it sends on another name')
-    groups = {group_of(consumer): [c for c in consumers if group_of(c) == group_of(consumer)] for consumer in consumers}
+        raise ConfigError(
+            f'{", ".join(both)} produces sample stream "{stream}" and consumes it, too; give what it sends '
+            "on another name"
+        )
+    groups = {
+        group_of(consumer): [c for c in consumers if group_of(c) == group_of(consumer)]
+        for consumer in consumers
+    }
     for group in groups.values():
         if dict(targets)[group[0]].lockstep:
             _check_lockstep(stream, sources, group)
@@ -136,7 +160,10 @@ def _join_samples(stream: str, sources: list[End], targets: list[End]) -> list[E
         for outlet in range(port.outlets):
             for group in groups.values():
                 share = group[i :: len(producers)] if len(producers) < len(group) else [group[i % len(group)]]
-                edges += [Edge(f"samples/{stream}/{producer}/{outlet}/{consumer}", "channel", producer, (consumer,)) for consumer in share]
+                edges += [
+                    Edge(f"samples/{stream}/{producer}/{outlet}/{consumer}", "channel", producer, (consumer,))
+                    for consumer in share
+                ]
     return edges
 
 
@@ -145,12 +172,14 @@ def _check_lockstep(stream: str, sources: list[End], trainers: list[str]) -> Non
     for producer, port in sources:
         if not port.lockstep:
             raise ConfigError(
-                f"{trainers[0]} has max_policy_lag = 0, which needs producers that wait for it, and {producer}, which produces {where}, does not; "
+                f"{trainers[0]} has max_policy_lag = 0, which needs producers that wait for it, and "
+                f"{producer}, which produces {where}, does not; "
                 "take samples straight from actors, or allow some lag"
             )
     if len(dict(sources)) < len(trainers):
         raise ConfigError(
-            f"{', '.join(trainers)} have max_policy_lag = 0, so that each of them needs samples for each update, and only {_names(sources)} produces "
+            f"{', '.join(trainers)} have max_policy_lag = 0, so that each of them needs samples for each "
+            f"update, and only {_names(sources)} produces "
             f"{where}; let there be at least as many producers as trainers, or allow some lag"
         )
 
@@ -166,9 +195,11 @@ def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list
         if not able:
             others = "; ".join(f"{server} serves {_quoted(policies)}" for server, policies in serves.items())
             raise ConfigError(
-                f'{asker} asks stream "{stream}" for policy "{port.policy}", but {others} there; add it to their policies, or ask another stream'
+                f'{asker} asks stream "{stream}" for policy "{port.policy}", but {others} there; add it to '
+                "their policies, or ask another stream"
             )
-        server = min(able, key=lambda name: (load[name], len(serves[name])))  # the least busy; among equals, who can do nothing else
+        # the least busy; among equals, who can do nothing else
+        server = min(able, key=lambda name: (load[name], len(serves[name])))
         load[server] += 1
         edges.append(Edge(f"requests/{stream}/{asker}/{port.policy}", "channel", asker, (server,)))
         edges.append(Edge(f"answers/{stream}/{asker}/{port.policy}", "channel", server, (asker,)))
@@ -176,12 +207,14 @@ def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list
     for server, policies in serves.items():
         if unasked := sorted(policies - asked):
             raise ConfigError(
-                f'{server} serves policy "{unasked[0]}" on inference stream "{stream}", but {_names(sources)} asks for '
+                f'{server} serves policy "{unasked[0]}" on inference stream "{stream}", but '
+                f"{_names(sources)} asks for "
                 f"{_quoted(asked)} there; take it out of its policies, or let an agent spec ask for it"
             )
     if idle := [server for server, count in load.items() if not count]:
         raise ConfigError(
-            f'inference stream "{stream}" is asked by {_names(sources)}, and {", ".join(idle)} would never be asked anything: each asker is served '
+            f'inference stream "{stream}" is asked by {_names(sources)}, and {", ".join(idle)} would never '
+            "be asked anything: each asker is served "
             "by one policy worker for each policy; let there be fewer policy workers, or more actors"
         )
     return edges
@@ -193,16 +226,23 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _join_parameters(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
     if len({group_of(worker) for worker, _ in sources}) > 1:
-        raise ConfigError(f'policy "{stream}" is published by {_names(sources)}; one group of trainers per policy')
+        raise ConfigError(
+            f'policy "{stream}" is published by {_names(sources)}; one group of trainers per policy'
+        )
     edges = []
-    for i, (source, _) in enumerate(sources):  # equal trainers publish the same weights, each to its share of those who play them
-        if players := tuple(dict.fromkeys(target for target, _ in targets if number(target) % len(sources) == i)):
+    # equal trainers publish the same weights, each to its share of those who play them
+    for i, (source, _) in enumerate(sources):
+        if players := tuple(
+            dict.fromkeys(target for target, _ in targets if number(target) % len(sources) == i)
+        ):
             edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, players))
     return edges
 
 
 def _join_sums(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
-    return [Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a, _ in sources for b, _ in targets if a != b]
+    return [
+        Edge(f"sums/{stream}/{a}/{b}", "channel", a, (b,)) for a, _ in sources for b, _ in targets if a != b
+    ]
 
 
 def _join_credits(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:

@@ -2,13 +2,16 @@
 
 The loop that calls it (an `EnvTarget` does)::
 
-    environment.bind(groups)                       # once: which agents share a tick buffer
+    # once: which agents share a tick buffer
+    environment.bind(groups)
     environment.send(actions, reset=all_lanes)     # first half
     while not environment.ready(): ...             # a plain environment is ready at once
-    environment.recv(ticks)                        # second half: writes into the buffers it is given
+    # second half: writes into the buffers it is given
+    environment.recv(ticks)
     environment.send(actions, reset=finished_lanes)
 
-Shapes: L lanes, A agents in a group, N = L·A seats in lane-major order (seat = lane·A + agent). Time never appears here.
+Shapes: L lanes, A agents in a group, N = L·A seats in lane-major order (seat = lane·A +
+agent). Time never appears here.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +32,8 @@ from tidemill.core.tally import Told
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """One agent of an environment: its name (what an agent spec matches), and its spaces."""
+    """One agent of an environment: its name (what an agent spec matches), and its
+    spaces."""
 
     name: str
     spaces: Spaces
@@ -37,20 +41,28 @@ class AgentInfo:
 
 @dataclass
 class Tick:
-    """What one tick tells one group of agents. Preallocated by the target and filled by `Environment.recv`.
+    """What one tick tells one group of agents. Preallocated by the target and filled by
+    `Environment.recv`.
 
-    observation   leaf name → [N, ...]: the newest observation of each present seat. May be rows of a sample in shared memory: write, never keep.
-    reward        float32 [N]: caused by the last action, and by what happened since; that of an absent seat adds to the row it wrote last
-    done          bool [N]: the seat's episode *ended*; `observation` is its final one
-    truncated     bool [N]: the episode was *cut*; never together with done
-    present       bool [N]: the seat has an observation in this tick. An absent seat (dead, or not its turn) sends no request and stores no row;
-                  done or truncated may still be set for it and closes its open row
-    info          name → [N]: the environment's own statistics of episodes (see `Environment.info`), meaningful where done or truncated
-    restarted     bool [N]: same-step environments only. The seat finished (done or truncated, see `final`) *and* already began its next episode,
-                  whose first observation is in `observation`
-    final         leaf name → [N, ...]: final observations of restarted seats; empty for other environments
-    voided        bool [N]: only of environments that `voids`. The seat's step was lost, its episode was cut after the observation before it. Never
-                  together with done or truncated; nothing else of the seat means anything. The lane is reset
+    observation: leaf name → [N, ...]: the newest observation of each present seat. May be
+        rows of a sample in shared memory: write, never keep.
+    reward: float32 [N]: caused by the last action, and by what happened since; that of an
+        absent seat adds to the row it wrote last
+    done: bool [N]: the seat's episode *ended*; `observation` is its final one
+    truncated: bool [N]: the episode was *cut*; never together with done
+    present: bool [N]: the seat has an observation in this tick. An absent seat (dead, or
+        not its turn) sends no request and stores no row; done or truncated may still be
+        set for it and closes its open row
+    info: name → [N]: the environment's own statistics of episodes (see
+        `Environment.info`), meaningful where done or truncated
+    restarted: bool [N]: same-step environments only. The seat finished (done or
+        truncated, see `final`) *and* already began its next episode, whose first
+        observation is in `observation`
+    final: leaf name → [N, ...]: final observations of restarted seats; empty for other
+        environments
+    voided: bool [N]: only of environments that `voids`. The seat's step was lost, its
+        episode was cut after the observation before it. Never together with done or
+        truncated; nothing else of the seat means anything. The lane is reset
     """
 
     observation: Arrays
@@ -83,22 +95,32 @@ class Tick:
 class Environment(ABC):
     """Many lanes of one environment. Attributes are fixed once built.
 
-    agents        the agents, in the order of their indices
-    lanes         L
-    same_step     a finished lane begins its next episode within the tick that ends it (two rows in a tick)
-    resets_any    any lane can be reset at any time; False for environments that reset a finished lane by themselves on the next tick
-    independent   each agent's episodes begin and end by themselves, so that a lane has none of its own
-    info          schema of the environment's own episode statistics, {} when it has none
-    max_episode_steps  a promise: no lane's episode has more steps; 0 where that is not known
-    most_lanes    lanes that there can be at a time in all environments of one configuration together, whoever built them; 0 where that is not known
-    needs_maker   the thread that made it must live as long as it does: an engine may be told to end with the thread that started it
-    render_fps    pictures per second at which it is to be watched; 0 where that is not known
-    voids         a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents can play in such an environment
-    timed         episodes are cut by the clock, too: no exact run can have them
-    resting       it failed often, and is tried again after pauses that grow (those who void only)
-    rests         how often it began to rest
-    shared        seen when it was played: lanes hand out one array, which is copied before the next lane is stepped
-    faults        what went wrong since somebody took these texts away (those who void only)
+    agents: the agents, in the order of their indices
+    lanes: L
+    same_step: a finished lane begins its next episode within the tick that ends it (two
+        rows in a tick)
+    resets_any: any lane can be reset at any time; False for environments that reset a
+        finished lane by themselves on the next tick
+    independent: each agent's episodes begin and end by themselves, so that a lane has
+        none of its own
+    info: schema of the environment's own episode statistics, {} when it has none
+    max_episode_steps: a promise: no lane's episode has more steps; 0 where that is not
+        known
+    most_lanes: lanes that there can be at a time in all environments of one configuration
+        together, whoever built them; 0 where that is not known
+    needs_maker: the thread that made it must live as long as it does: an engine may be
+        told to end with the thread that started it
+    render_fps: pictures per second at which it is to be watched; 0 where that is not
+        known
+    voids: a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents
+        can play in such an environment
+    timed: episodes are cut by the clock, too: no exact run can have them
+    resting: it failed often, and is tried again after pauses that grow (those who void
+        only)
+    rests: how often it began to rest
+    shared: seen when it was played: lanes hand out one array, which is copied before the
+        next lane is stepped
+    faults: what went wrong since somebody took these texts away (those who void only)
     """
 
     agents: tuple[AgentInfo, ...]
@@ -120,12 +142,15 @@ class Environment(ABC):
 
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        """Fix which agents (by index) make up each group. Called once, before the first `send`. Agents of a group have equal spaces."""
+        """Fix which agents (by index) make up each group. Called once, before the first
+        `send`. Agents of a group have equal spaces."""
 
     @abstractmethod
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
-        """Begin a tick. `actions` has per group leaf name (``action``, ``action.x``) → [N, ...], read before this returns; actions of absent or
-        finished seats mean nothing. `reset` is bool [L]: these lanes begin a new episode instead of stepping. The first call resets all."""
+        """Begin a tick. `actions` has per group leaf name (``action``, ``action.x``) →
+        [N, ...], read before this returns; actions of absent or finished seats mean
+        nothing. `reset` is bool [L]: these lanes begin a new episode instead of stepping.
+        The first call resets all."""
 
     @abstractmethod
     def ready(self) -> bool:
@@ -133,44 +158,57 @@ class Environment(ABC):
 
     @abstractmethod
     def recv(self, ticks: Sequence[Tick]) -> None:
-        """Finish the tick: fill every array of each group's tick. Raises `EnvironmentFault` naming lane and cause."""
+        """Finish the tick: fill every array of each group's tick. Raises
+        `EnvironmentFault` naming lane and cause."""
 
     def begin_close(self) -> None:
-        """Tell what is under way elsewhere to end, without waiting for it: so several environments wait for that at the same time. `close` must
-        follow."""
+        """Tell what is under way elsewhere to end, without waiting for it: so several
+        environments wait for that at the same time. `close` must follow."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything, but for what hangs in a thread of its own: that is freed there, once it comes back. May be called twice."""
+        """Free everything, but for what hangs in a thread of its own: that is freed
+        there, once it comes back. May be called twice."""
 
     def wait_closed(self, seconds: float) -> bool:
-        """Wait until everything is freed that `close` had to leave to others, so many seconds at most. Return whether it is."""
+        """Wait until everything is freed that `close` had to leave to others, so many
+        seconds at most. Return whether it is."""
         return True
 
     def on_ready(self, wake: Callable[[], None]) -> None:
-        """Give the environment a callable that it calls, from any thread, when a tick becomes ready. Plain environments ignore it. Those on an event
-        loop go on while the thread that sent waits at a `Bell`, or asks whether they are `ready`."""
+        """Give the environment a callable that it calls, from any thread, when a tick
+        becomes ready. Plain environments ignore it. Those on an event loop go on while
+        the thread that sent waits at a `Bell`, or asks whether they are `ready`."""
 
     def seed(self, seed: int) -> None:
-        """Seed lane i's next reset with ``seed + i``, so that its episode depends on that and on its actions alone. Exact runs call it before each
-        reset, and after a resume play an open episode again by that. Environments that cannot do so ignore it."""
+        """Seed lane i's next reset with ``seed + i``, so that its episode depends on that
+        and on its actions alone. Exact runs call it before each reset, and after a resume
+        play an open episode again by that. Environments that cannot do so ignore it."""
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
-        """Hand `options` (plain data, see `Stage`) to each lane's resets from now on. Raises `ConfigError` where resets take none."""
-        raise ConfigError(f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use an environment whose do")
+        """Hand `options` (plain data, see `Stage`) to each lane's resets from now on.
+        Raises `ConfigError` where resets take none."""
+        raise ConfigError(
+            f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use "
+            "an environment whose do"
+        )
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        """Return what the environment said in the infos of the tick that was received last, of each of these seats of a group: a mapping of anything,
-        as it is, or None. Asked of seats whose episodes that tick has ended, or after which they were cut. Most have none."""
+        """Return what the environment said in the infos of the tick that was received
+        last, of each of these seats of a group: a mapping of anything, as it is, or None.
+        Asked of seats whose episodes that tick has ended, or after which they were cut.
+        Most have none."""
         return [None] * len(seats)
 
     def statistics(self) -> dict[str, Told]:
-        """Return what the environment measured since the last call, besides rewards and episodes: by name, as `Tally.take` gives it. They become
-        the run's metrics ``environment/NAME``. Most have none."""
+        """Return what the environment measured since the last call, besides rewards and
+        episodes: by name, as `Tally.take` gives it. They become the run's metrics
+        ``environment/NAME``. Most have none."""
         return {}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return lane 0 as [height, width, 3] uint8, or None when the environment has no picture."""
+        """Return lane 0 as [height, width, 3] uint8, or None when the environment has no
+        picture."""
         return None
 
 
@@ -179,12 +217,14 @@ class EnvironmentConfig(Config):
 
     @property
     def single(self) -> bool:
-        """There is one of it and no more, which is not built twice (an editor that is open): it has one lane, and nothing is tried out in it."""
+        """There is one of it and no more, which is not built twice (an editor that is
+        open): it has one lane, and nothing is tried out in it."""
         return False
 
     @property
     def draws(self) -> bool:
-        """What is built with `render` may have pictures; False where it never has, so that nobody is told to watch it."""
+        """What is built with `render` may have pictures; False where it never has, so
+        that nobody is told to watch it."""
         return True
 
     @property
@@ -194,28 +234,38 @@ class EnvironmentConfig(Config):
 
     @property
     def one_row(self) -> str:
-        """What to do so that no tick has two rows of a lane, where its environments are `same_step`; for messages."""
-        return "take copies of a single environment (Gymnasium), or a vector environment that resets in the next step"
+        """What to do so that no tick has two rows of a lane, where its environments are
+        `same_step`; for messages."""
+        return (
+            "take copies of a single environment (Gymnasium), or a vector environment that resets in the "
+            "next step"
+        )
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        """Return what is `Outside` in settings of its own, encoded ones, which nobody has checked: in a run's folder of somebody else's it needs the
-        user's word (`tidemill.run.trust`). A kind that does not say counts whole; one that holds another environment leaves that to it."""
+        """Return what is `Outside` in settings of its own, encoded ones, which nobody has
+        checked: in a run's folder of somebody else's it needs the user's word
+        (`tidemill.run.trust`). A kind that does not say counts whole; one that holds
+        another environment leaves that to it."""
         return [Outside(f"builds {cls.__name__} with {quoted(settings)}")]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:
-        """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i`` at its first reset. `render` asks for pictures."""
+        """Return the environment with `lanes` lanes; lane i is seeded with ``seed + i``
+        at its first reset. `render` asks for pictures."""
         raise TypeError(f"{type(self).__name__} has no build()")
 
     @property
     def rewarded(self) -> str:
-        """What its rewards are where they are not the task's own, so that returns of training tell something else than one would think; else ""."""
+        """What its rewards are where they are not the task's own, so that returns of
+        training tell something else than one would think; else ""."""
         return ""
 
     def scored(self) -> "EnvironmentConfig":
-        """Return what has the task's own rewards and episodes, so that it is known what a policy reaches: for an evaluation, or to watch."""
+        """Return what has the task's own rewards and episodes, so that it is known what a
+        policy reaches: for an evaluation, or to watch."""
         return self
 
     def bare(self) -> "EnvironmentConfig":
-        """Return what is to be built where several lanes step together and a fault may end it all: for an evaluation, or to watch."""
+        """Return what is to be built where several lanes step together and a fault may
+        end it all: for an evaluation, or to watch."""
         return self

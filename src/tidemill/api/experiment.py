@@ -1,6 +1,8 @@
-"""The experiment: all that a run is, as plain typed data. Nothing in it knows where it will run.
+"""The experiment: all that a run is, as plain typed data. Nothing in it knows where it
+will run.
 
-An experiment names policies, groups of workers, and limits. Workers name the streams they hold ends of; equal names are joined::
+An experiment names policies, groups of workers, and limits. Workers name the streams they
+hold ends of; equal names are joined::
 
     Experiment(
         name="cartpole",
@@ -22,7 +24,14 @@ from fractions import Fraction
 from math import isfinite
 from typing import ClassVar
 
-from tidemill.api.curriculum import PROGRESS, Stage, check_condition, check_curriculum, check_measured, reached_names
+from tidemill.api.curriculum import (
+    PROGRESS,
+    Stage,
+    check_condition,
+    check_curriculum,
+    check_measured,
+    reached_names,
+)
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
@@ -34,20 +43,23 @@ from tidemill.core.versions import RESERVED
 
 MOST_THREADS = 1024
 MOST_WORKERS = 10_000
-"""In a group: what looks at every worker, the sums of the memory that they need among it, takes a second with so many."""
+"""In a group: what looks at every worker, the sums of the memory that they need among it,
+takes a second with so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Config):
     """When a run ends, whichever comes first. None means no such limit.
 
-    steps         env steps that entered training
-    updates       finished updates
-    seconds       wall time since training began
-    mean_return   mean undiscounted return of the last `window` finished episodes (of each agent spec that plays the policy)
-    return_of     whose: a policy, or POLICY/AGENTS where several agent specs play it; needed where several policies are trained. "any": the first
-                  that reaches it
-    until         a condition on what the run measures, e.g. "evaluation/return >= 475"; what is measured: see `tidemill.api.curriculum`
+    steps: env steps that entered training
+    updates: finished updates
+    seconds: wall time since training began
+    mean_return: mean undiscounted return of the last `window` finished episodes (of each
+        agent spec that plays the policy)
+    return_of: whose: a policy, or POLICY/AGENTS where several agent specs play it; needed
+        where several policies are trained. "any": the first that reaches it
+    until: a condition on what the run measures, e.g. "evaluation/return >= 475"; what is
+        measured: see `tidemill.api.curriculum`
     """
 
     steps: int | None = None
@@ -69,15 +81,19 @@ class Limits(Config):
         for name in ("seconds", "mean_return"):
             value = getattr(self, name)
             if value is not None and not isfinite(value):
-                raise ConfigError(f"limits.{name} = {value} is not a finite number; leave it out for no limit")
+                raise ConfigError(
+                    f"limits.{name} = {value} is not a finite number; leave it out for no limit"
+                )
         if self.return_of and self.mean_return is None:
             raise ConfigError(
-                f'limits.return_of = "{self.return_of}" says whose mean return ends the run, and no limits.mean_return is set; set both'
+                f'limits.return_of = "{self.return_of}" says whose mean return ends the run, and no '
+                "limits.mean_return is set; set both"
             )
 
 
 class WorkerHandle(ABC):
-    """What the launcher's entry needs of a worker: `run` for its own thread or process, `turn` to share one thread."""
+    """What the launcher's entry needs of a worker: `run` for its own thread or process,
+    `turn` to share one thread."""
 
     @property
     @abstractmethod
@@ -86,35 +102,40 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def run(self, *others: "WorkerHandle") -> None:
-        """Live until told to exit, or until the other end of the control link is gone, taking turns with `others`, which share the thread and
-        the bell. Never raises: failures go up as a status."""
+        """Live until told to exit, or until the other end of the control link is gone,
+        taking turns with `others`, which share the thread and the bell. Never raises:
+        failures go up as a status."""
 
     @abstractmethod
     def turn(self) -> bool:
-        """Handle what has arrived on the control link and poll once. False when nothing could be done."""
+        """Handle what has arrived on the control link and poll once. False when nothing
+        could be done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(Config):
     """Family of worker groups: `count` equal workers named ``group-0`` … of one kind.
 
-    one_core   keep each one's process on one core (in threads: its thread, and those that step for it, one core for all). For actors whose lanes wait
-               in threads: they have Python's lock by turns all the same, and wake one another several times quicker on one core. What computes
-               outside of that lock loses its other cores
-    math_threads
-               threads that numeric libraries (BLAS, torch) may use in the process of each; workers of one process use the most of theirs. More than
-               1 is for wide networks on cores that no other worker needs
+    one_core: keep each one's process on one core (in threads: its thread, and those that
+        step for it, one core for all). For actors whose lanes wait in threads: they have
+        Python's lock by turns all the same, and wake one another several times quicker on
+        one core. What computes outside of that lock loses its other cores
+    math_threads: threads that numeric libraries (BLAS, torch) may use in the process of
+        each; workers of one process use the most of theirs. More than 1 is for wide
+        networks on cores that no other worker needs
     """
 
     count: int = 1
     one_core: bool = False
     math_threads: int = 1
     order: ClassVar[int] = 0
-    """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2, policies 3, evaluation 4, population 5, actors 6."""
+    """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2,
+    policies 3, evaluation 4, population 5, actors 6."""
     owns_environment: ClassVar[bool] = False
     """Such workers are configured first and answer with their spaces."""
     limited: ClassVar[bool] = False
-    """Such workers end by themselves, at the limits; any other that returns before it is told to is an error."""
+    """Such workers end by themselves, at the limits; any other that returns before it is
+    told to is an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,9 +143,15 @@ class WorkerConfig(Config):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
         if self.math_threads > MOST_THREADS:
-            raise ConfigError(f"math_threads = {self.math_threads:,} must be at most {MOST_THREADS:,}; more than the machine has cores is slower")
+            raise ConfigError(
+                f"math_threads = {self.math_threads:,} must be at most {MOST_THREADS:,}; more than the "
+                "machine has cores is slower"
+            )
         if self.count > MOST_WORKERS:
-            raise ConfigError(f"count = {self.count:,} must be at most {MOST_WORKERS:,}; an actor steps several environments with lanes")
+            raise ConfigError(
+                f"count = {self.count:,} must be at most {MOST_WORKERS:,}; an actor steps several "
+                "environments with lanes"
+            )
 
     @property
     def farewell_s(self) -> float:
@@ -136,21 +163,25 @@ class WorkerConfig(Config):
         return ()
 
     def plays(self) -> dict[int, tuple[str, str]]:
-        """Return whose episodes the worker reports (as `Episodes`): by the number of an agent spec, its policy and which agents it matches."""
+        """Return whose episodes the worker reports (as `Episodes`): by the number of an
+        agent spec, its policy and which agents it matches."""
         return {}
 
     def measures(self) -> tuple[str, ...] | None:
-        """Return the names of the metrics that the worker reports: as `Measured`, a trainer with each update. "evaluation/info/" stands for all that
-        begin so. None: nobody knows before it runs."""
+        """Return the names of the metrics that the worker reports: as `Measured`, a
+        trainer with each update. "evaluation/info/" stands for all that begin so. None:
+        nobody knows before it runs."""
         return ()
 
     def forwards(self) -> dict[str, str]:
-        """Return the sample streams that the worker fills with samples of others, as {filled: taken from}. It is configured when those who fill what
-        it takes from are READY, and answers with what it fills (`Facts.samples`)."""
+        """Return the sample streams that the worker fills with samples of others, as
+        {filled: taken from}. It is configured when those who fill what it takes from are
+        READY, and answers with what it fills (`Facts.samples`)."""
         return {}
 
     def records(self) -> tuple[str, ...]:
-        """Return the names of what the worker has the parameter database know of versions."""
+        """Return the names of what the worker has the parameter database know of
+        versions."""
         return ()
 
     def queries(self) -> tuple[tuple[str, Query], ...]:
@@ -169,11 +200,14 @@ class WorkerConfig(Config):
 class Experiment(Config):
     """See the module's text.
 
-    together   names of worker groups of one `count` whose members of one number take turns in one process, or one thread: with equal trainers and an
-               actor beside each, every core gathers and trains; and a trainer that limits its actor waits for no hand-over
-    curriculum the stages that environments go through, in order; none: their resets are given nothing. The last one is what is trained for:
-               `evaluate` and `play` are in that
-    seed       the root of every random stream
+    together: names of worker groups of one `count` whose members of one number take turns
+        in one process, or one thread: with equal trainers and an actor beside each, every
+        core gathers and trains; and a trainer that limits its actor waits for no
+        hand-over
+    curriculum: the stages that environments go through, in order; none: their resets are
+        given nothing. The last one is what is trained for: `evaluate` and `play` are in
+        that
+    seed: the root of every random stream
     """
 
     name: str
@@ -197,24 +231,36 @@ class Experiment(Config):
             raise ConfigError(f"seed = {self.seed} must not be negative")
 
     def members(self) -> Iterator[tuple[str, WorkerConfig]]:
-        """Yield (name, configuration) of every single worker: ``actor-0``, ``actor-1``, …"""
+        """Yield (name, configuration) of every single worker: ``actor-0``, ``actor-1``,
+        …"""
         for group, config in self.workers.items():
             for index in range(config.count):
                 yield f"{group}-{index}", config
 
     def math_threads(self, names: Iterable[str]) -> int:
-        """Return how many threads numeric libraries may use in a process that has these workers."""
+        """Return how many threads numeric libraries may use in a process that has these
+        workers."""
         members = dict(self.members())
         return max(members[name].math_threads for name in names)
 
     def processes(self) -> list[list[str]]:
         """Return the workers that share a process, for each process, in order."""
-        shared = [[f"{group}-{i}" for group in self.together] for i in range(self.workers[self.together[0]].count)] if self.together else []
-        return [[name] for name, config in self.members() if name.rpartition("-")[0] not in self.together] + shared
+        shared = (
+            [[f"{group}-{i}" for group in self.together] for i in range(self.workers[self.together[0]].count)]
+            if self.together
+            else []
+        )
+        return [
+            [name] for name, config in self.members() if name.rpartition("-")[0] not in self.together
+        ] + shared
 
     def holders(self, stream: str, role: Role) -> list[str]:
         """Return the workers that hold `role` of `stream`, in order."""
-        return [name for name, config in self.members() if any((p.stream, p.role) == (stream, role) for p in config.ports())]
+        return [
+            name
+            for name, config in self.members()
+            if any((p.stream, p.role) == (stream, role) for p in config.ports())
+        ]
 
     def sources(self, stream: str) -> set[str]:
         """Return sample `stream` and those that are sent on into it, from whomever."""
@@ -225,47 +271,84 @@ class Experiment(Config):
         return found
 
     def in_lockstep(self, stream: str) -> dict[str, str]:
-        """Return who consumes sample `stream` in lockstep with its producers: worker → the policy that it trains."""
+        """Return who consumes sample `stream` in lockstep with its producers: worker →
+        the policy that it trains."""
         ports = ((name, port) for name, config in self.members() for port in config.ports())
-        return {name: port.policy for name, port in ports if port.lockstep and (port.stream, port.role) == (stream, "consume")}
+        return {
+            name: port.policy
+            for name, port in ports
+            if port.lockstep and (port.stream, port.role) == (stream, "consume")
+        }
 
     def lag_bounded(self, stream: str) -> bool:
-        """True when a consumer of sample `stream`, or of what it is sent on into, drops rows that are too many versions behind."""
-        into = {into for config in self.workers.values() for into, taken in config.forwards().items() if taken == stream}
+        """True when a consumer of sample `stream`, or of what it is sent on into, drops
+        rows that are too many versions behind."""
+        into = {
+            into
+            for config in self.workers.values()
+            for into, taken in config.forwards().items()
+            if taken == stream
+        }
         ports = (port for config in self.workers.values() for port in config.ports())
-        return any(port.lag_bounded and (port.stream, port.role) == (stream, "consume") for port in ports) or any(map(self.lag_bounded, into))
+        return any(
+            port.lag_bounded and (port.stream, port.role) == (stream, "consume") for port in ports
+        ) or any(map(self.lag_bounded, into))
 
     def trained(self) -> list[str]:
         """Return the policies that are trained."""
-        return [*dict.fromkeys(port.stream for config in self.workers.values() for port in config.ports() if port.role == "publish")]
+        return [
+            *dict.fromkeys(
+                port.stream
+                for config in self.workers.values()
+                for port in config.ports()
+                if port.role == "publish"
+            )
+        ]
 
     def granting(self, stream: str) -> list[Port]:
-        """Return the ports by which trainers grant the producers of sample `stream` their steps; `lockstep`: ticket by ticket."""
-        return [port for _, config in self.members() for port in config.ports() if (port.stream, port.role) == (stream, "grant")]
+        """Return the ports by which trainers grant the producers of sample `stream` their
+        steps; `lockstep`: ticket by ticket."""
+        return [
+            port
+            for _, config in self.members()
+            for port in config.ports()
+            if (port.stream, port.role) == (stream, "grant")
+        ]
 
     def edges(self) -> list[Edge]:
-        """Return every channel and cell of the experiment. Raises `ConfigError` for a stream that lacks an end, or that cannot be shared so."""
+        """Return every channel and cell of the experiment. Raises `ConfigError` for a
+        stream that lacks an end, or that cannot be shared so."""
         return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])
 
     def forwarders(self) -> list[list[str]]:
-        """Return the workers that send samples of others on: first those who take from none of these, then those who take from the first, and so on.
-        Raises `ConfigError` where samples would go round in a circle."""
+        """Return the workers that send samples of others on: first those who take from
+        none of these, then those who take from the first, and so on. Raises `ConfigError`
+        where samples would go round in a circle."""
         waiting = {name: config.forwards() for name, config in self.members() if config.forwards()}
         levels = []
         while waiting:
             filled = {into for forwards in waiting.values() for into in forwards}
             level = [name for name, forwards in waiting.items() if not filled.intersection(forwards.values())]
             if not level:
-                circle = ", ".join(f'{name} from "{taken}" into "{into}"' for name, forwards in waiting.items() for into, taken in forwards.items())
-                raise ConfigError(f"samples are sent round in a circle ({circle}); let one of them fill a stream that leads to a trainer")
+                circle = ", ".join(
+                    f'{name} from "{taken}" into "{into}"'
+                    for name, forwards in waiting.items()
+                    for into, taken in forwards.items()
+                )
+                raise ConfigError(
+                    f"samples are sent round in a circle ({circle}); let one of them fill a stream that "
+                    "leads to a trainer"
+                )
             levels.append(level)
             waiting = {name: forwards for name, forwards in waiting.items() if name not in level}
         return levels
 
     def samples_at_once(self, worker: str, stream: str) -> Fraction:
-        """Return how many samples are filled at a time for a consumer of `stream`: one by each outlet of an actor, whose samples it may share with
-        others of its group. What comes through workers that send samples on counts as many as they take for it."""
-        configs, edges = dict(self.members()), [edge for edge in self.edges() if edge.name.startswith("samples/")]
+        """Return how many samples are filled at a time for a consumer of `stream`: one by
+        each outlet of an actor, whose samples it may share with others of its group. What
+        comes through workers that send samples on counts as many as they take for it."""
+        configs = dict(self.members())
+        edges = [edge for edge in self.edges() if edge.name.startswith("samples/")]
         takers = Counter((edge.name.rpartition("/")[0], group_of(edge.targets[0])) for edge in edges)
 
         def arriving(worker: str, stream: str) -> Fraction:
@@ -280,20 +363,29 @@ class Experiment(Config):
         return arriving(worker, stream)
 
     def recorded(self, policy: str) -> set[str]:
-        """Return the names of all that the parameter database gets to know of versions of `policy`."""
+        """Return the names of all that the parameter database gets to know of versions of
+        `policy`."""
         groups = {group_of(holder) for role in ("store", "draw") for holder in self.holders(policy, role)}
         return {*RESERVED, *(name for group in groups for name in self.workers[group].records())}
 
     def players(self) -> dict[tuple[str, int], tuple[str, ...]]:
-        """Return under which names the episodes count that a group of workers reports of an agent spec, by (group, number of the spec): the policy's,
-        or "" where all are of one policy; and POLICY/AGENTS where several specs play it."""
-        played = {(group, number): who for group, config in self.workers.items() for number, who in config.plays().items()}
+        """Return under which names the episodes count that a group of workers reports of
+        an agent spec, by (group, number of the spec): the policy's, or "" where all are
+        of one policy; and POLICY/AGENTS where several specs play it."""
+        played = {
+            (group, number): who
+            for group, config in self.workers.items()
+            for number, who in config.plays().items()
+        }
         policies = {policy for policy, _ in played.values()}
         found: dict[tuple[str, int], tuple[str, ...]] = {}
         for (group, number), (policy, match) in played.items():
             agents = [_plain(other) for which, other in played.values() if which == policy]
             own = _plain(match) if agents.count(_plain(match)) == 1 else f"{group}/{number}"
-            found[group, number] = (policy if len(policies) > 1 else "", *([f"{policy}/{own}"] if len(agents) > 1 else []))
+            found[group, number] = (
+                policy if len(policies) > 1 else "",
+                *([f"{policy}/{own}"] if len(agents) > 1 else []),
+            )
         return found
 
     def reached(self) -> list[str]:
@@ -301,12 +393,17 @@ class Experiment(Config):
         return list(dict.fromkeys(who for names in self.players().values() for who in names)) or [""]
 
     def judged(self) -> list[str]:
-        """Return whose mean return the limit is about, of `reached`: that of any of them ends the run."""
+        """Return whose mean return the limit is about, of `reached`: that of any of them
+        ends the run."""
         limits, names = self.limits, self.reached()
         if limits.mean_return is None:
             return []
         policies = [name for name in names if "/" not in name]
-        if limits.return_of in names or limits.return_of not in ("", "any", *(policy for policy, _ in self._played())):
+        if limits.return_of in names or limits.return_of not in (
+            "",
+            "any",
+            *(policy for policy, _ in self._played()),
+        ):
             return [limits.return_of]
         return policies if limits.return_of == "any" else [""]
 
@@ -314,7 +411,8 @@ class Experiment(Config):
         return {who for config in self.workers.values() for who in config.plays().values()}
 
     def check_judged(self) -> None:
-        """Raise `ConfigError` for a limit of the mean return that could be of several policies, or is of none."""
+        """Raise `ConfigError` for a limit of the mean return that could be of several
+        policies, or is of none."""
         names = self.reached()
         for who in self.judged():
             if who in names:
@@ -322,26 +420,48 @@ class Experiment(Config):
             several = ", ".join(f'"{name}"' for name in names if name)
             if not who:
                 raise ConfigError(
-                    f"limits.mean_return = {self.limits.mean_return:g} (--stop-at-return) could be of several: {several}; say of which by "
+                    f"limits.mean_return = {self.limits.mean_return:g} (--stop-at-return) could be of "
+                    f"several: {several}; say of which by "
                     'limits.return_of (--return-of), or "any" for the first that reaches it'
                 )
             known = [*(name for name in names if name), *(policy for policy, _ in self._played()), "any"]
-            raise ConfigError(f'limits.return_of = "{who}" is nobody whose episodes are counted; {did_you_mean(who, known)}')
+            raise ConfigError(
+                f'limits.return_of = "{who}" is nobody whose episodes are counted; {did_you_mean(who, known)}'
+            )
 
     def told_by_several(self) -> set[str]:
-        """Return the names of what several groups of workers measure, trainers aside: in the metrics the group stands before them."""
-        told = Counter(name for config in self.workers.values() if not config.limited for name in set(config.measures() or ()))
+        """Return the names of what several groups of workers measure, trainers aside: in
+        the metrics the group stands before them."""
+        told = Counter(
+            name
+            for config in self.workers.values()
+            if not config.limited
+            for name in set(config.measures() or ())
+        )
         return {name for name, count in told.items() if count > 1}
 
     def check_conditions(self, updates: Collection[str] | None = None) -> None:
-        """Raise `ConfigError` for a stage that could never end, or a condition on what nobody measures (see `tidemill.api.curriculum`). Where nobody
-        knows that before the first update, it is looked at with what `updates` return."""
+        """Raise `ConfigError` for a stage that could never end, or a condition on what
+        nobody measures (see `tidemill.api.curriculum`). Where nobody knows that before
+        the first update, it is looked at with what `updates` return."""
         limited = [name for name, config in self.workers.items() if config.limited]
-        told = {group: config.measures() for group, config in self.workers.items() if limited == [group] or not config.limited}
+        told = {
+            group: config.measures()
+            for group, config in self.workers.items()
+            if limited == [group] or not config.limited
+        }
         several = self.told_by_several()
-        names = {f"{group}/{name}" if name in several else name for group, measures in told.items() for name in measures or ()}
+        names = {
+            f"{group}/{name}" if name in several else name
+            for group, measures in told.items()
+            for name in measures or ()
+        }
         reached = {name for who in self.reached() for name in reached_names(who)}
-        known = None if None in told.values() and updates is None else {*PROGRESS, *reached, *(updates or ()), *names}
+        known = (
+            None
+            if None in told.values() and updates is None
+            else {*PROGRESS, *reached, *(updates or ()), *names}
+        )
         check_curriculum(self.curriculum, known)
         check_measured("limits.until", self.limits.until, known)
 
@@ -349,18 +469,32 @@ class Experiment(Config):
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
         for name, config in self.members():
             for port in config.ports():
-                if port.role in ("publish", "subscribe", "sum", "store", "draw") and port.stream not in self.policies:
-                    raise ConfigError(f'{name} uses policy "{port.stream}", which the experiment lacks; {did_you_mean(port.stream, self.policies)}')
+                if (
+                    port.role in ("publish", "subscribe", "sum", "store", "draw")
+                    and port.stream not in self.policies
+                ):
+                    raise ConfigError(
+                        f'{name} uses policy "{port.stream}", which the experiment lacks; '
+                        f"{did_you_mean(port.stream, self.policies)}"
+                    )
                 check_name("stream", port.stream)
         if not any(config.limited for config in self.workers.values()):
-            raise ConfigError("the experiment has no trainer, so nothing would ever end it; add one to workers")
+            raise ConfigError(
+                "the experiment has no trainer, so nothing would ever end it; add one to workers"
+            )
         counts = {}
         for group in self.together:
             if group not in self.workers:
-                raise ConfigError(f'together names "{group}", which is no group of workers; {did_you_mean(group, self.workers)}')
+                raise ConfigError(
+                    f'together names "{group}", which is no group of workers; '
+                    f"{did_you_mean(group, self.workers)}"
+                )
             counts[group] = self.workers[group].count
         if len(set(counts.values())) > 1 or len(counts) < len(self.together):
-            raise ConfigError(f"together = {self.together}: these groups must be different and have one count, and they have {counts}")
+            raise ConfigError(
+                f"together = {self.together}: these groups must be different and have one count, and they "
+                f"have {counts}"
+            )
         self.check_judged()
         self.check_conditions()
         for group, config in self.workers.items():
@@ -368,8 +502,13 @@ class Experiment(Config):
                 try:
                     query.check(self.recorded(policy))
                 except ConfigError as error:
-                    cure = "An Evaluation of the policy adds NAME/return and NAME/length, and with `drawn` NAME/win_rate, NAME/elo and NAME/beats"
-                    raise ConfigError(f'{group} draws versions of policy "{policy}": {error}. {cure}') from None
+                    cure = (
+                        "An Evaluation of the policy adds NAME/return and NAME/length, and with `drawn` "
+                        "NAME/win_rate, NAME/elo and NAME/beats"
+                    )
+                    raise ConfigError(
+                        f'{group} draws versions of policy "{policy}": {error}. {cure}'
+                    ) from None
         self.edges()
         self.forwarders()
         for config in self.workers.values():
@@ -385,12 +524,13 @@ def _plain(match: str) -> str:
 class Context:
     """What a worker is given at birth.
 
-    name         e.g. ``actor-0``
-    endpoints    its ends of edges, its bell and its control link
-    folder       the run's folder, or None when nothing is to be kept
-    resume       name of the checkpoint to go on from, or None
-    spin         seconds to poll without sleeping when nothing can be done: 0 unless every busy worker has a core of its own
-    math_threads threads that numeric libraries may use in this worker's process
+    name: e.g. ``actor-0``
+    endpoints: its ends of edges, its bell and its control link
+    folder: the run's folder, or None when nothing is to be kept
+    resume: name of the checkpoint to go on from, or None
+    spin: seconds to poll without sleeping when nothing can be done: 0 unless every busy
+        worker has a core of its own
+    math_threads: threads that numeric libraries may use in this worker's process
     """
 
     experiment: Experiment
@@ -403,10 +543,16 @@ class Context:
     math_threads: int = 1
 
     def seed(self, *path: str | int) -> int:
-        """Return the seed of a part of this worker that plays. Another one after a resume: what was played before it is not to be played again."""
+        """Return the seed of a part of this worker that plays. Another one after a
+        resume: what was played before it is not to be played again."""
         again = () if self.resume is None else ("resume", self.resume)
         return derive_seed(self.experiment.seed, self.name, *again, *path)
 
     def edges(self, prefix: str) -> list[Edge]:
-        """Return the edges whose names begin with `prefix` and of which this worker holds an end, in order."""
-        return [e for e in self.experiment.edges() if e.name.startswith(prefix) and (e.source == self.name or self.name in e.targets)]
+        """Return the edges whose names begin with `prefix` and of which this worker holds
+        an end, in order."""
+        return [
+            e
+            for e in self.experiment.edges()
+            if e.name.startswith(prefix) and (e.source == self.name or self.name in e.targets)
+        ]

@@ -1,4 +1,5 @@
-"""What a file of weights says of its policy, so that it can be played without the run that trained it: configuration and spaces, no code."""
+"""What a file of weights says of its policy, so that it can be played without the run
+that trained it: configuration and spaces, no code."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ _FORMAT = 1
 
 
 def plain_spaces(spaces: Spaces) -> Any:
-    """Return `spaces` as JSON can hold them: infinite bounds as text, since JSON has no such number. `read_spaces` reads them back."""
+    """Return `spaces` as JSON can hold them: infinite bounds as text, since JSON has no
+    such number. `read_spaces` reads them back."""
     return _plain(msgspec.to_builtins(spaces))
 
 
@@ -37,11 +39,16 @@ def read_spaces(plain: Any) -> Spaces:
 
 def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
     """Return the text that goes into the header of a file of weights."""
-    return {LABEL: json.dumps({"format": _FORMAT, "config": hide(encode(config, "policy")), "spaces": plain_spaces(spaces)})}
+    return {
+        LABEL: json.dumps(
+            {"format": _FORMAT, "config": hide(encode(config, "policy")), "spaces": plain_spaces(spaces)}
+        )
+    }
 
 
 def read_label(text: Mapping[str, str]) -> tuple[Any, Spaces]:
-    """Return the configuration, encoded as it is there, and the spaces in a header. Raises `SchemaError` where there are none."""
+    """Return the configuration, encoded as it is there, and the spaces in a header.
+    Raises `SchemaError` where there are none."""
     try:
         content = read_json(text[LABEL])
         number, config, spaces = content["format"], content["config"], content["spaces"]

@@ -1,6 +1,7 @@
 """The policy contract: what acts. Configurations import no torch; `build` may.
 
-Shapes: n rows of any seats. Observations come by leaf name (``obs``, ``obs.position``), raw, as they are stored in rows.
+Shapes: n rows of any seats. Observations come by leaf name (``obs``, ``obs.position``),
+raw, as they are stored in rows.
 """
 
 from abc import ABC, abstractmethod
@@ -16,35 +17,46 @@ class Policy(ABC):
     """A policy as actors and policy workers use it."""
 
     version: int = -1
-    """Number of finished updates behind the loaded parameters; -1 before the first `load`."""
+    """Number of finished updates behind the loaded parameters; -1 before the first
+    `load`."""
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        """Answer n requests: write every field of the answer schema (``action...``, ``log_prob`` float32, ``value`` float32 in reward units, and
-        for recurrent policies the next state) into ``out[name][:n]``. `deterministic` (bool, or bool [n]) asks for the mode of the distribution.
-        Must not keep references to its arguments."""
+        """Answer n requests: write every field of the answer schema (``action...``,
+        ``log_prob`` float32, ``value`` float32 in reward units, and for recurrent
+        policies the next state) into ``out[name][:n]``. `deterministic` (bool, or bool
+        [n]) asks for the mode of the distribution. Must not keep references to its
+        arguments."""
 
-    def begin(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> Callable[[], None]:
-        """Begin what `act` does, and return what ends it: `out` is written once that was called, in any thread, in the order of the beginnings. All
-        arguments but `out` are free at once. For policies that compute elsewhere than in the caller's thread; others do everything here."""
+    def begin(
+        self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays
+    ) -> Callable[[], None]:
+        """Begin what `act` does, and return what ends it: `out` is written once that was
+        called, in any thread, in the order of the beginnings. All arguments but `out` are
+        free at once. For policies that compute elsewhere than in the caller's thread;
+        others do everything here."""
         self.act(observation, state, deterministic, out)
         return _nothing
 
     def reseed(self, seed: int) -> None:
-        """Draw all that `act` draws from `seed` from now on, and from nothing else: in exact runs each action has a seed of its own."""
+        """Draw all that `act` draws from `seed` from now on, and from nothing else: in
+        exact runs each action has a seed of its own."""
         raise ConfigError(
-            f"{type(self).__name__} has no reseed(seed), which exact runs need, so that what is drawn for an action depends on slot, episode and "
+            f"{type(self).__name__} has no reseed(seed), which exact runs need, so that what is drawn for an "
+            "action depends on slot, episode and "
             "step alone; add it (self._rng = np.random.default_rng(seed), say), or train with exact = False"
         )
 
     @abstractmethod
     def parameters(self) -> Arrays:
-        """Return all that a version consists of, weights and normalisers, as arrays that view the policy's own memory on the host; a policy on a GPU
-        copies it there first."""
+        """Return all that a version consists of, weights and normalisers, as arrays that
+        view the policy's own memory on the host; a policy on a GPU copies it there first.
+        """
 
     @abstractmethod
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        """Copy `parameters` in and set `version`. Raises `SchemaError` when a name or shape differs."""
+        """Copy `parameters` in and set `version`. Raises `SchemaError` when a name or
+        shape differs."""
 
 
 def _nothing() -> None:
@@ -52,10 +64,12 @@ def _nothing() -> None:
 
 
 def misfit(policy: Policy, out: Arrays, error: Exception) -> SchemaError:
-    """Return what to raise when `policy` failed with `error` to write its answers into `out`."""
+    """Return what to raise when `policy` failed with `error` to write its answers into
+    `out`."""
     declared = ", ".join(f"{name} {array.dtype}{list(array.shape[1:])}" for name, array in out.items())
     return SchemaError(
-        f"{type(policy).__name__} did not answer: {type(error).__name__}: {error}. A row of what it writes, and of the state that it gets, must be "
+        f"{type(policy).__name__} did not answer: {type(error).__name__}: {error}. A row of what it writes, "
+        "and of the state that it gets, must be "
         f"as answer() and state() of its configuration say: {declared}"
     )
 
@@ -64,31 +78,40 @@ class PolicyConfig(Config):
     """Family of policies."""
 
     def weights(self, spaces: Spaces) -> dict[str, Field] | None:
-        """Return the fields of `Policy.parameters`, without allocating them: what a file of weights is compared with before anything is built. None:
-        that cannot be told."""
+        """Return the fields of `Policy.parameters`, without allocating them: what a file
+        of weights is compared with before anything is built. None: that cannot be told.
+        """
         return None
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        """Return the fields of an answer: the action's leaves, ``log_prob``, ``value`` and whatever else belongs into rows. No torch."""
+        """Return the fields of an answer: the action's leaves, ``log_prob``, ``value``
+        and whatever else belongs into rows. No torch."""
         raise TypeError(f"{type(self).__name__} has no answer()")
 
     def state(self, spaces: Spaces) -> dict[str, Field]:
-        """Return the recurrent state's fields, ``state.*``; {} when there is none. Zeros are the default state, that before an episode."""
+        """Return the recurrent state's fields, ``state.*``; {} when there is none. Zeros
+        are the default state, that before an episode."""
         return {}
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
-        """Return the policy with weights drawn from `seed`, and its own random stream for sampling."""
+        """Return the policy with weights drawn from `seed`, and its own random stream for
+        sampling."""
         raise TypeError(f"{type(self).__name__} has no build()")
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> Policy:
-        """Return the policy with its weights on `device`: "cpu", or a GPU as torch names it ("cuda:1"). A family that knows GPUs implements this."""
+        """Return the policy with its weights on `device`: "cpu", or a GPU as torch names
+        it ("cuda:1"). A family that knows GPUs implements this."""
         if device != "cpu":
-            raise ConfigError(f'device = "{device}", but {type(self).__name__} has no build_on() and so knows the CPU only; take device = "cpu"')
+            raise ConfigError(
+                f'device = "{device}", but {type(self).__name__} has no build_on() and so knows the CPU '
+                'only; take device = "cpu"'
+            )
         return self.build(spaces, seed)
 
 
 def check_weights(config: PolicyConfig, spaces: Spaces, parameters: Mapping[str, Array]) -> None:
-    """Raise `SchemaError` for parameters that are of another policy than `config` declares, or not finite. Nothing is allocated before."""
+    """Raise `SchemaError` for parameters that are of another policy than `config`
+    declares, or not finite. Nothing is allocated before."""
     declared = config.weights(spaces)
     if declared is not None:
         check_parameters(declared, parameters)
@@ -96,28 +119,35 @@ def check_weights(config: PolicyConfig, spaces: Spaces, parameters: Mapping[str,
 
 
 def check_parameters(declared: Mapping[str, Field], parameters: Mapping[str, Array]) -> None:
-    """Raise `SchemaError` unless `parameters` are those that are declared: their names, shapes and dtypes."""
+    """Raise `SchemaError` unless `parameters` are those that are declared: their names,
+    shapes and dtypes."""
     if declared.keys() != parameters.keys():
-        missing, unknown = sorted(declared.keys() - parameters.keys()), sorted(parameters.keys() - declared.keys())
+        missing = sorted(declared.keys() - parameters.keys())
+        unknown = sorted(parameters.keys() - declared.keys())
         raise SchemaError(
-            f"these parameters are of another network: missing {missing or 'none'}, unknown {unknown or 'none'}; "
+            f"these parameters are of another network: missing {missing or 'none'}, unknown "
+            f"{unknown or 'none'}; "
             "build the policy with the configuration and spaces that it was trained with"
         )
     for name, field in declared.items():
         given = parameters[name]
         if given.shape != field.shape or given.dtype != field.dtype:
             raise SchemaError(
-                f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is {field.dtype}{list(field.shape)}; "
+                f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is "
+                f"{field.dtype}{list(field.shape)}; "
                 "build the policy with the configuration and spaces that it was trained with"
             )
 
 
 def check_next_state(policy: Policy, state: Arrays, out: Arrays) -> None:
-    """Raise `SchemaError` when the next state that `policy` put into `out` has another form than the `state` that it was given."""
+    """Raise `SchemaError` when the next state that `policy` put into `out` has another
+    form than the `state` that it was given."""
     for name, before in state.items():
         after = out[name]
         if after.shape[1:] != before.shape[1:] or after.dtype != before.dtype:
             raise SchemaError(
-                f"{type(policy).__name__} was given {name} as {before.dtype}{list(before.shape[1:])} and gives it back as {after.dtype}"
-                f"{list(after.shape[1:])}: a state keeps the form that state() of its configuration declares. Write into out[...][:n] in place"
+                f"{type(policy).__name__} was given {name} as {before.dtype}{list(before.shape[1:])} and "
+                f"gives it back as {after.dtype}"
+                f"{list(after.shape[1:])}: a state keeps the form that state() of its configuration "
+                "declares. Write into out[...][:n] in place"
             )

@@ -1,4 +1,5 @@
-"""The contract of what a buffer worker does to samples on their way from actors to trainers. The loop that calls it::
+"""The contract of what a buffer worker does to samples on their way from actors to
+trainers. The loop that calls it::
 
 processor = config.build(schema, policy, seed)
 while ...:
@@ -21,17 +22,20 @@ class Processor(ABC):
 
     @abstractmethod
     def process(self, sample: Sample) -> None:
-        """Change fields of `sample` (see `Sample`: [T, N, ...], burn-in first), best in place: its arrays are the slot that is going to be sent.
-        Fields, shapes and dtypes stay. Versions, too: how old a row is counts from its actor's."""
+        """Change fields of `sample` (see `Sample`: [T, N, ...], burn-in first), best in
+        place: its arrays are the slot that is going to be sent. Fields, shapes and dtypes
+        stay. Versions, too: how old a row is counts from its actor's."""
 
 
 class ProcessorConfig(Config):
     """Family of processors."""
 
     needs_policy: ClassVar[bool] = False
-    """Whether it is built with a policy, whose newest parameters are loaded before each sample."""
+    """Whether it is built with a policy, whose newest parameters are loaded before each
+    sample."""
 
     def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
-        """Return the processor of samples whose rows have the fields of `schema`. `policy` is there when it `needs_policy`; draws come from `seed`.
-        Raises `ConfigError` for rows that it can do nothing with."""
+        """Return the processor of samples whose rows have the fields of `schema`.
+        `policy` is there when it `needs_policy`; draws come from `seed`. Raises
+        `ConfigError` for rows that it can do nothing with."""
         raise TypeError(f"{type(self).__name__} has no build()")

@@ -1,4 +1,5 @@
-"""Spaces as plain data: what an observation or an action looks like. No library is imported; adapters convert to and from Gymnasium's."""
+"""Spaces as plain data: what an observation or an action looks like. No library is
+imported; adapters convert to and from Gymnasium's."""
 
 from collections.abc import Mapping
 from math import isnan, prod
@@ -12,7 +13,8 @@ from tidemill.core.schema import Array, Arrays, Field, is_of_numbers
 
 
 class Box(msgspec.Struct, frozen=True, tag="box"):
-    """Arrays of `shape` and `dtype`; `low` and `high` hold one bound per element, or a single one for all (infinite bounds as ±inf)."""
+    """Arrays of `shape` and `dtype`; `low` and `high` hold one bound per element, or a
+    single one for all (infinite bounds as ±inf)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -22,11 +24,15 @@ class Box(msgspec.Struct, frozen=True, tag="box"):
     def bounds(self) -> tuple[Array, Array]:
         """Return (low, high), each float32 of `shape`."""
         low, high = (np.asarray(b, np.float32) for b in (self.low, self.high))
-        return tuple(np.broadcast_to(b.reshape(()), self.shape) if b.size == 1 else b.reshape(self.shape) for b in (low, high))  # type: ignore[return-value]
+        return tuple(  # type: ignore[return-value]
+            np.broadcast_to(b.reshape(()), self.shape) if b.size == 1 else b.reshape(self.shape)
+            for b in (low, high)
+        )
 
 
 class Discrete(msgspec.Struct, frozen=True, tag="discrete"):
-    """Integers `start` … `start + n - 1`. Rows and policies use 0 … n-1; the environment adapter adds `start`."""
+    """Integers `start` … `start + n - 1`. Rows and policies use 0 … n-1; the environment
+    adapter adds `start`."""
 
     n: int
     start: int = 0
@@ -69,12 +75,17 @@ class Spaces(msgspec.Struct, frozen=True):
 
 
 def check_space(space: Space, name: str) -> None:
-    """Raise `SchemaError` for a space that no row can hold: read from somewhere, it may say anything. Nothing is allocated."""
+    """Raise `SchemaError` for a space that no row can hold: read from somewhere, it may
+    say anything. Nothing is allocated."""
     for path, leaf in leaves(space, name).items():
         match leaf:
             case Box():
                 elements = prod(leaf.shape)
-                good = is_of_numbers(leaf.dtype) and all(length >= 0 for length in leaf.shape) and {len(leaf.low), len(leaf.high)} <= {1, elements}
+                good = (
+                    is_of_numbers(leaf.dtype)
+                    and all(length >= 0 for length in leaf.shape)
+                    and {len(leaf.low), len(leaf.high)} <= {1, elements}
+                )
                 good = good and not any(map(isnan, (*leaf.low, *leaf.high)))
             case Discrete():
                 elements, good = 1, leaf.n >= 1
@@ -89,8 +100,8 @@ def check_space(space: Space, name: str) -> None:
 
 
 def field_of(space: Space) -> Field:
-    """Return the array of one element of a leaf space: Discrete () int64, MultiDiscrete (k,) int64, MultiBinary (n,) int8, Box its own
-    (float64 becomes float32)."""
+    """Return the array of one element of a leaf space: Discrete () int64, MultiDiscrete
+    (k,) int64, MultiBinary (n,) int8, Box its own (float64 becomes float32)."""
     match space:
         case Box():
             return Field(space.shape, "float32" if space.dtype == "float64" else space.dtype)
@@ -104,15 +115,25 @@ def field_of(space: Space) -> Field:
 
 
 def leaves(space: Space, name: str) -> dict[str, Space]:
-    """Return the leaf spaces of `space` by flat name: ``obs`` for a leaf, ``obs.position``, ``obs.0`` for the parts of Dict and Tuple.
+    """Return the leaf spaces of `space` by flat name: ``obs`` for a leaf,
+    ``obs.position``, ``obs.0`` for the parts of Dict and Tuple.
 
-    The names are the field names of rows, and the keys of the observation that a policy receives.
+    The names are the field names of rows, and the keys of the observation that a policy
+    receives.
     """
     match space:
         case Dict():
-            return {k: leaf for key, sub in space.spaces.items() for k, leaf in leaves(sub, f"{name}.{key}").items()}
+            return {
+                k: leaf
+                for key, sub in space.spaces.items()
+                for k, leaf in leaves(sub, f"{name}.{key}").items()
+            }
         case Tuple():
-            return {k: leaf for i, sub in enumerate(space.spaces) for k, leaf in leaves(sub, f"{name}.{i}").items()}
+            return {
+                k: leaf
+                for i, sub in enumerate(space.spaces)
+                for k, leaf in leaves(sub, f"{name}.{i}").items()
+            }
     return {name: space}
 
 
@@ -122,7 +143,8 @@ def schema_of_space(space: Space, name: str) -> dict[str, Field]:
 
 
 def write_leaves(value: Any, target: Arrays, index: Any, name: str) -> None:
-    """Write one (nested) observation into ``target[leaf][index]``. `value` is an array, or a Mapping / sequence of them as its space is nested."""
+    """Write one (nested) observation into ``target[leaf][index]``. `value` is an array,
+    or a Mapping / sequence of them as its space is nested."""
     if name in target:
         target[name][index] = value
     elif isinstance(value, Mapping):

@@ -10,7 +10,8 @@ from tidemill.core.schema import Array, Arrays, Schema
 
 @dataclass
 class Answer:
-    """The answers to one request of n rows. Views: valid until the next `post_request` of the same client that reuses them, so copy at once."""
+    """The answers to one request of n rows. Views: valid until the next `post_request` of
+    the same client that reuses them, so copy at once."""
 
     fields: Arrays  # answer schema's name → [n, ...] (or more rows: the first n count)
     version: int  # that made the answers
@@ -22,7 +23,8 @@ class InferenceClient(ABC):
 
     @abstractmethod
     def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
-        """Buffer a request of n rows (leaf name → [n, ...]) and return its number. The arrays must stay as they are until it is answered."""
+        """Buffer a request of n rows (leaf name → [n, ...]) and return its number. The
+        arrays must stay as they are until it is answered."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -34,11 +36,13 @@ class InferenceClient(ABC):
 
     @abstractmethod
     def consume_result(self, request: int) -> Answer:
-        """Return the answer, once. Raises KeyError for a request that is unknown, unanswered or already consumed."""
+        """Return the answer, once. Raises KeyError for a request that is unknown,
+        unanswered or already consumed."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take newer parameters, where the client holds a policy of its own; else do nothing. Called between requests only."""
+        """Take newer parameters, where the client holds a policy of its own; else do
+        nothing. Called between requests only."""
 
     @property
     @abstractmethod
@@ -64,12 +68,14 @@ class InferenceServer(ABC):
 
     @abstractmethod
     def poll_requests(self, most_rows: int, beside: int = 0) -> list[Requests]:
-        """Return the requests that have arrived, at most `most_rows` rows of them, with the `beside` rows that they join. Where they join none: at
-        least one request, if there is any."""
+        """Return the requests that have arrived, at most `most_rows` rows of them, with
+        the `beside` rows that they join. Where they join none: at least one request, if
+        there is any."""
 
     @abstractmethod
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
-        """Answer `requests`, whose rows lie one after the other in ``answers[name]``. Their views are invalid afterwards."""
+        """Answer `requests`, whose rows lie one after the other in ``answers[name]``.
+        Their views are invalid afterwards."""
 
 
 class SampleProducer(ABC):
@@ -81,7 +87,8 @@ class SampleProducer(ABC):
 
     @abstractmethod
     def reserve(self) -> Arrays | None:
-        """Return the block to write next, or None while the consumer holds all of them."""
+        """Return the block to write next, or None while the consumer holds all of
+        them."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -89,13 +96,14 @@ class SampleProducer(ABC):
 
     @abstractmethod
     def settled(self) -> bool:
-        """True when whoever goes in lockstep with this producer has given back every block that it was sent."""
+        """True when whoever goes in lockstep with this producer has given back every
+        block that it was sent."""
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What one producer has offered: `slots` blocks of `lead` = (rows, seats). `rows` is how many each counts in a batch: those that a sample
-    advances by, of all seats."""
+    """What one producer has offered: `slots` blocks of `lead` = (rows, seats). `rows` is
+    how many each counts in a batch: those that a sample advances by, of all seats."""
 
     schema: Schema
     lead: tuple[int, ...]
@@ -112,7 +120,8 @@ class SampleConsumer(ABC):
 
     @abstractmethod
     def consume(self) -> Sample | None:
-        """Return the next sample of any producer, in turn, or None. Valid until released."""
+        """Return the next sample of any producer, in turn, or None. Valid until
+        released."""
 
     @abstractmethod
     def release(self) -> None:

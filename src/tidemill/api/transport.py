@@ -1,16 +1,18 @@
 """The transport contract: three primitives that carry every stream, and the control link.
 
-A transport makes the two ends of each; a stream is written once, over them. Who creates memory: the end that knows the schema *offers* it
-(producer, writer); the other end *attaches* as soon as it is there.
+A transport makes the two ends of each; a stream is written once, over them. Who creates
+memory: the end that knows the schema *offers* it (producer, writer); the other end
+*attaches* as soon as it is there.
 
-=========  =======================================  ==========================================================
-primitive  promise                                  wakes
-=========  =======================================  ==========================================================
-Channel    bounded, ordered, nothing lost           `commit` wakes the consumer, `release` the producer
-Cell       the newest value wins, never torn        `write` wakes every reader
-Bell       no ring is lost, however many ring       the worker that sleeps on it
-Link       ordered messages, small                  the receiver's bell
-=========  =======================================  ==========================================================
+=========  ==================================  ===========================================
+primitive  promise                             wakes
+=========  ==================================  ===========================================
+Channel    bounded, ordered, nothing lost      `commit` the consumer, `release` the
+                                               producer
+Cell       the newest value wins, never torn   `write` every reader
+Bell       no ring is lost, however many ring  the worker that sleeps on it
+Link       ordered messages, small             the receiver's bell
+=========  ==================================  ===========================================
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +21,8 @@ from tidemill.core.schema import Arrays, Schema
 
 
 class Bell(ABC):
-    """What one worker sleeps on. Rung by whatever it waits for; a ring before the wait makes the wait return at once."""
+    """What one worker sleeps on. Rung by whatever it waits for; a ring before the wait
+    makes the wait return at once."""
 
     @abstractmethod
     def ring(self) -> None:
@@ -27,8 +30,9 @@ class Bell(ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
-        """Sleep until rung, at most `seconds`. True when it was rung. Only the owner waits. The event loop of its thread runs meanwhile, if it has
-        one (`core.loops`), and ends the wait whenever an environment on it is ready."""
+        """Sleep until rung, at most `seconds`. True when it was rung. Only the owner
+        waits. The event loop of its thread runs meanwhile, if it has one (`core.loops`),
+        and ends the wait whenever an environment on it is ready."""
 
 
 class Producer(ABC):
@@ -36,15 +40,18 @@ class Producer(ABC):
 
     @abstractmethod
     def offer(self, schema: Schema, lead: tuple[int, ...], slots: int) -> None:
-        """Create the slots: arrays of shape ``lead + field.shape``. Once, before the first `reserve`."""
+        """Create the slots: arrays of shape ``lead + field.shape``. Once, before the
+        first `reserve`."""
 
     @abstractmethod
     def reserve(self) -> Arrays | None:
-        """Return the views of the next free slot, or None while all are full. The same slot until `commit`."""
+        """Return the views of the next free slot, or None while all are full. The same
+        slot until `commit`."""
 
     @abstractmethod
     def commit(self) -> None:
-        """Hand the reserved slot to the consumer. Its views must not be written afterwards."""
+        """Hand the reserved slot to the consumer. Its views must not be written
+        afterwards."""
 
     @abstractmethod
     def free(self) -> int:
@@ -60,15 +67,18 @@ class Consumer(ABC):
 
     @abstractmethod
     def attach(self) -> bool:
-        """True once the producer has offered; `schema`, `lead` and `slots` are known from then on."""
+        """True once the producer has offered; `schema`, `lead` and `slots` are known from
+        then on."""
 
     @abstractmethod
     def take(self) -> Arrays | None:
-        """Return the views of the next committed slot, in order, or None. Several may be held at once."""
+        """Return the views of the next committed slot, in order, or None. Several may be
+        held at once."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give the oldest held slot back to the producer. Its views must not be read afterwards."""
+        """Give the oldest held slot back to the producer. Its views must not be read
+        afterwards."""
 
     @abstractmethod
     def waiting(self) -> int:
@@ -98,23 +108,28 @@ class Reader(ABC):
 
     @abstractmethod
     def newest(self) -> int:
-        """Return the version that `read` would give now, -1 before the first write. Costs one memory read."""
+        """Return the version that `read` would give now, -1 before the first write. Costs
+        one memory read."""
 
     @abstractmethod
     def read(self, into: Arrays) -> int:
-        """Copy the newest value into the given arrays and return its version. Never returns a mixture of two."""
+        """Copy the newest value into the given arrays and return its version. Never
+        returns a mixture of two."""
 
 
 class Link(ABC):
-    """One end of the control link between the runner and a worker: small typed messages, as bytes."""
+    """One end of the control link between the runner and a worker: small typed messages,
+    as bytes."""
 
     @abstractmethod
     def send(self, message: bytes) -> bool:
-        """Queue a message and send what can be sent. Never waits. False when the other end is gone."""
+        """Queue a message and send what can be sent. Never waits. False when the other
+        end is gone."""
 
     @abstractmethod
     def receive(self) -> list[bytes] | None:
-        """Return the messages that have arrived; None when the other end is gone and nothing is left to read."""
+        """Return the messages that have arrived; None when the other end is gone and
+        nothing is left to read."""
 
 
 class Endpoints(ABC):
@@ -125,7 +140,8 @@ class Endpoints(ABC):
 
     @abstractmethod
     def producer(self, edge: str) -> Producer:
-        """Return the sending end of a channel edge. Raises KeyError when this worker is not its source."""
+        """Return the sending end of a channel edge. Raises KeyError when this worker is
+        not its source."""
 
     @abstractmethod
     def consumer(self, edge: str) -> Consumer:

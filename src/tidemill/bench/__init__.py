@@ -1,1 +1,2 @@
-"""How fast an experiment runs, how fast this machine could run it, and what holds it back."""
+"""How fast an experiment runs, how fast this machine could run it, and what holds it
+back."""

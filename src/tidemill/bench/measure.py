@@ -1,4 +1,5 @@
-"""Measures an experiment's bare costs, the bound that they set on this machine, and how near to it the experiment runs."""
+"""Measures an experiment's bare costs, the bound that they set on this machine, and how
+near to it the experiment runs."""
 
 import json
 import os
@@ -34,19 +35,22 @@ from tidemill.workers.trainer_config import Trainer
 
 PARTS = ("env", "infer", "train")
 ROUNDS = 3  # before the run, and as many after it: what the machine does meanwhile is in the medians
-QUIET = 180.0  # seconds in which a copy must answer: building an environment, or a second of each part with a slow step
+# seconds in which a copy must answer: building an environment, or a second of each part
+# with a slow step
+QUIET = 180.0
 MOST_DROPPED = 0.01  # share of steps; more, and steps/s is not what the experiment is meant to reach
 MOST_LOAD = 1.15  # wall seconds per processor second of computing; more, and somebody else uses the cores
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one unit of a part costs, in the cheapest of the ways in which the reference does it: medians over copies and rounds.
+    """What one unit of a part costs, in the cheapest of the ways in which the reference
+    does it: medians over copies and rounds.
 
-    core  processor seconds per unit: env step, row acted on, row and epoch
-    wall  seconds per unit that passed in one copy
-    each  every single measurement, core
-    ways  way → core, of all ways where there are several
+    core: processor seconds per unit: env step, row acted on, row and epoch
+    wall: seconds per unit that passed in one copy
+    each: every single measurement, core
+    ways: way → core, of all ways where there are several
     """
 
     core: float
@@ -57,7 +61,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """What the run reached after its start-up. `seconds` and `updates` are those measured; shares are averages over them."""
+    """What the run reached after its start-up. `seconds` and `updates` are those
+    measured; shares are averages over them."""
 
     steps_per_second: float
     seconds: float
@@ -68,7 +73,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """All that `bench` found. `facts` says what was measured (see `reference.parts_of`), `notes` what a reader must know besides."""
+    """All that `bench` found. `facts` says what was measured (see `reference.parts_of`),
+    `notes` what a reader must know besides."""
 
     experiment: str
     cores: int
@@ -85,10 +91,17 @@ class Bench:
         return {**asdict(self), "versions": versions()}
 
 
-def bench(experiment: Experiment, source: Path | None = None, seconds: float = 20.0, tell: Callable[[str], None] = lambda _: None) -> Bench:
-    """Measure `experiment` for `seconds` on processes, between two halves of the reference; `source` is the file that it came from.
+def bench(
+    experiment: Experiment,
+    source: Path | None = None,
+    seconds: float = 20.0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Bench:
+    """Measure `experiment` for `seconds` on processes, between two halves of the
+    reference; `source` is the file that it came from.
 
-    Raises `ConfigError` where there is nothing to compare with, `RunError` when the run fails or is too short.
+    Raises `ConfigError` where there is nothing to compare with, `RunError` when the run
+    fails or is too short.
     """
     refuse_while_loading("bench(…)")
     check_seconds(seconds)
@@ -104,8 +117,13 @@ def bench(experiment: Experiment, source: Path | None = None, seconds: float = 2
         measured += [copies.round(piece) for _ in range(ROUNDS)]
         facts = copies.facts
     joined = {part: [answer for found in measured for answer in found[part]] for part in facts["parts"]}
-    costs = {part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part}) for part in PARTS}
-    bound = bound_of(cores, {part: cost.core for part, cost in costs.items()}, facts["rows_per_step"], facts["epochs"])
+    costs = {
+        part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part})
+        for part in PARTS
+    }
+    bound = bound_of(
+        cores, {part: cost.core for part, cost in costs.items()}, facts["rows_per_step"], facts["epochs"]
+    )
     efficiency = run.steps_per_second / bound
     advice = advise(run.workers, facts["elsewhere"] or in_threads(experiment))
     notes = (*beyond(efficiency), *notes_of(experiment, facts, costs, run))
@@ -119,13 +137,19 @@ def check_seconds(seconds: float) -> None:
 
 
 def bound_of(cores: int, core_seconds: dict[str, float], rows_per_step: int, epochs: int) -> float:
-    """Return the env steps/s that `cores` could make if they did nothing but what must be done."""
-    return cores / (core_seconds["env"] + rows_per_step * (core_seconds["infer"] + epochs * core_seconds["train"]))
+    """Return the env steps/s that `cores` could make if they did nothing but what must be
+    done."""
+    return cores / (
+        core_seconds["env"] + rows_per_step * (core_seconds["infer"] + epochs * core_seconds["train"])
+    )
 
 
 def cost_of(ways: dict[str, Sequence[dict[str, float]]]) -> Cost:
     """Return the cost of a unit from what the copies answered, by way."""
-    each = {way: tuple(answer["cpu"] / max(answer["units"], 1) for answer in answers) for way, answers in ways.items()}
+    each = {
+        way: tuple(answer["cpu"] / max(answer["units"], 1) for answer in answers)
+        for way, answers in ways.items()
+    }
     core = {way: median(costs) for way, costs in each.items()}
     best = min(core, key=lambda way: core[way])
     wall = median(answer["wall"] / max(answer["units"], 1) for answer in ways[best])
@@ -189,33 +213,40 @@ class _Copies:
             assert process.stdout is not None
             if not select([process.stdout], [], [], max(deadline - monotonic(), 0))[0]:
                 raise RunError(
-                    f"{QUIET:g} s after it was told what to measure, the process that measures bare costs has not answered: a step or a reset of the "
+                    f"{QUIET:g} s after it was told what to measure, the process that measures bare costs "
+                    "has not answered: a step or a reset of the "
                     "environment does not return, or it takes longer to build than that"
                 )
             text = process.stdout.readline()
             if not text:
                 log.seek(0)
-                (*_, why) = ["no word of why", *filter(None, map(str.strip, log))]  # of a traceback: what was raised
-                raise RunError(f"the process that measures bare costs ended with status {process.wait()}: {why[:500]}")
+                # of a traceback: what was raised
+                (*_, why) = ["no word of why", *filter(None, map(str.strip, log))]
+                raise RunError(
+                    f"the process that measures bare costs ended with status {process.wait()}: {why[:500]}"
+                )
             answers.append(json.loads(text))
             if "error" in answers[-1]:
                 raise ConfigError(answers[-1]["error"])
         return answers
 
 
-ENDLESS = 10**12  # updates, which a run does not reach: learning rates that fall with the run stay as they are at its start
+# updates, which a run does not reach: learning rates that fall with the run stay as they
+# are at its start
+ENDLESS = 10**12
 
 
 def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
-    """Run `experiment`, changed in nothing but its limits, for `seconds` after a start-up, and return what it reached. Raises `Interrupted` when a
-    signal ends it."""
+    """Run `experiment`, changed in nothing but its limits, for `seconds` after a
+    start-up, and return what it reached. Raises `Interrupted` when a signal ends it."""
     warm = min(2.0, seconds / 5)
     limited = experiment.replace(limits=Limits(seconds=seconds + warm, updates=ENDLESS))
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
         if result.summary["status"] == "interrupted":
             raise Interrupted(result.summary["reason"])
-        records = [r for r in read_metrics(result.folder) if "time/seconds" in r]  # updates: evaluations have records of their own
+        # updates: evaluations have records of their own
+        records = [r for r in read_metrics(result.folder) if "time/seconds" in r]
     steady = [r for r in records if r["time/seconds"] >= warm]
     return run_of(experiment, steady if len(steady) > 1 else records)
 
@@ -223,10 +254,14 @@ def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
 def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
     """Return what the records say from the first to the last."""
     if len(records) < 2:
-        raise RunError("fewer than two updates were finished, so that there is no speed to tell; give it longer: --seconds N")
+        raise RunError(
+            "fewer than two updates were finished, so that there is no speed to tell; give it longer: "
+            "--seconds N"
+        )
     first, last = records[0], records[-1]
     seconds = last["time/seconds"] - first["time/seconds"]
-    steps, dropped = last["step"] - first["step"], (last["dropped"] - first["dropped"]) * _steps_per_sample(experiment)
+    steps = last["step"] - first["step"]
+    dropped = (last["dropped"] - first["dropped"]) * _steps_per_sample(experiment)
     spans = [(b, b["time/seconds"] - a["time/seconds"]) for a, b in pairwise(records)]
     configs = dict(experiment.members())
     workers = []
@@ -235,15 +270,33 @@ def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
         total = sum(span for _, span in told)
         if not total:
             continue
-        shares = {place: sum(r[f"time/{name}/{place}"] * span for r, span in told for name in names) / total for place in PLACES}
-        shares["wait"] = max(0.0, 1 - sum(share for place, share in shares.items() if place != "wait"))  # one's wait is the other's turn
-        workers.append(WorkerShares("+".join(names), kind_of(configs[names[0]]) if len(names) == 1 else "turns", shares))
-    return Run(steps / seconds, seconds, int(last["update"] - first["update"]), dropped / max(dropped + steps, 1), tuple(workers))
+        shares = {
+            place: sum(r[f"time/{name}/{place}"] * span for r, span in told for name in names) / total
+            for place in PLACES
+        }
+        # one's wait is the other's turn
+        shares["wait"] = max(0.0, 1 - sum(share for place, share in shares.items() if place != "wait"))
+        workers.append(
+            WorkerShares("+".join(names), kind_of(configs[names[0]]) if len(names) == 1 else "turns", shares)
+        )
+    return Run(
+        steps / seconds,
+        seconds,
+        int(last["update"] - first["update"]),
+        dropped / max(dropped + steps, 1),
+        tuple(workers),
+    )
 
 
 def _steps_per_sample(experiment: Experiment) -> float:
     """Return the env steps of a sample: dropped ones are counted in samples."""
-    sizes = [c.lanes * s.sample_steps for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.samples]
+    sizes = [
+        c.lanes * s.sample_steps
+        for c in experiment.workers.values()
+        if isinstance(c, Actors)
+        for s in c.agents
+        if s.samples
+    ]
     return sum(sizes) / max(len(sizes), 1)
 
 
@@ -257,40 +310,78 @@ def kind_of(config: WorkerConfig) -> Kind:
 
 
 def in_threads(experiment: Experiment) -> bool:
-    """Return whether lanes step in threads of their own, so that an actor which waits may be waiting for its environment."""
-    return any(bool(getattr(config.environment, "threads", 0)) for config in experiment.workers.values() if isinstance(config, Actors))
+    """Return whether lanes step in threads of their own, so that an actor which waits may
+    be waiting for its environment."""
+    return any(
+        bool(getattr(config.environment, "threads", 0))
+        for config in experiment.workers.values()
+        if isinstance(config, Actors)
+    )
 
 
 def beyond(efficiency: float) -> tuple[str, ...]:
     """Return what to say of an efficiency above 1: nothing of one that is not."""
     if efficiency <= 1:
         return ()
-    return ("the bound did not hold: bare costs were measured while the machine was slower, or are too dear; the efficiency is no figure",)
+    return (
+        "the bound did not hold: bare costs were measured while the machine was slower, or are too dear; the "
+        "efficiency is no figure",
+    )
 
 
-def notes_of(experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cost], run: Run) -> tuple[str, ...]:
+def notes_of(
+    experiment: Experiment, facts: dict[str, Any], costs: dict[str, Cost], run: Run
+) -> tuple[str, ...]:
     """Return what a reader of the figures must know besides them."""
     notes = []
     if run.dropped >= MOST_DROPPED:
-        notes.append(f"{run.dropped:.1%} of the steps were dropped as too old, and are not in steps/s; 1 % is the most that a fair figure may have")
+        notes.append(
+            f"{run.dropped:.1%} of the steps were dropped as too old, and are not in steps/s; 1 % is the "
+            "most that a fair figure may have"
+        )
     load = max(costs[part].wall / max(costs[part].core, 1e-12) for part in ("infer", "train"))
     if load > MOST_LOAD:
-        notes.append(f"the machine was busy with something else: computing took {load:.2f} times its processor time, so do not trust these figures")
+        notes.append(
+            f"the machine was busy with something else: computing took {load:.2f} times its processor time, "
+            "so do not trust these figures"
+        )
     elif costs["env"].wall > 2 * costs["env"].core:
         notes.append(
-            f"the environment waits: a step takes {costs['env'].wall * 1e6:,.0f} µs, of which {costs['env'].core * 1e6:,.1f} on a core; "
+            f"the environment waits: a step takes {costs['env'].wall * 1e6:,.0f} µs, of which "
+            f"{costs['env'].core * 1e6:,.1f} on a core; "
             "the bound knows cores alone"
         )
     devices = {str(getattr(config, "device", "cpu")) for config in experiment.workers.values()}
     if any(choose_device(device, 0) != "cpu" for device in devices):
-        notes.append("part of this runs on a GPU; the costs, and the bound that they make, are those of cores alone")
+        notes.append(
+            "part of this runs on a GPU; the costs, and the bound that they make, are those of cores alone"
+        )
     if facts["network"] == "own":
-        notes.append("the reference has no network like this policy's: inference and training are measured with the policy's own code")
-    others = sorted({type(c.algorithm).__name__ for c in experiment.workers.values() if isinstance(c, Trainer) and not isinstance(c.algorithm, PPO)})
+        notes.append(
+            "the reference has no network like this policy's: inference and training are measured with the "
+            "policy's own code"
+        )
+    others = sorted(
+        {
+            type(c.algorithm).__name__
+            for c in experiment.workers.values()
+            if isinstance(c, Trainer) and not isinstance(c.algorithm, PPO)
+        }
+    )
     if others:
-        notes.append(f"the reference knows PPO alone: {', '.join(others)} is counted as {facts['epochs']} epoch{'s' * (facts['epochs'] > 1)} of that")
-    if sum(isinstance(c, Actors) for c in experiment.workers.values()) + sum(c.limited for c in experiment.workers.values()) > 2:
+        notes.append(
+            f"the reference knows PPO alone: {', '.join(others)} is counted as {facts['epochs']} "
+            f"epoch{'s' * (facts['epochs'] > 1)} of that"
+        )
+    if (
+        sum(isinstance(c, Actors) for c in experiment.workers.values())
+        + sum(c.limited for c in experiment.workers.values())
+        > 2
+    ):
         notes.append("the bound is that of the first group of actors and its trainer alone")
     if run.updates < 5:
-        notes.append(f"only {run.updates} updates were measured; {ceil(10 * run.seconds / run.updates)} s would give ten")
+        notes.append(
+            f"only {run.updates} updates were measured; {ceil(10 * run.seconds / run.updates)} s would give "
+            "ten"
+        )
     return tuple(notes)

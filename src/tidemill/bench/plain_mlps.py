@@ -1,4 +1,5 @@
-"""The reference's MLPs in numpy: forward, PPO's loss and backward written out as plainly as they are fast, all large results in memory that is kept.
+"""The reference's MLPs in numpy: forward, PPO's loss and backward written out as plainly
+as they are fast, all large results in memory that is kept.
 
 No change that claims speed may touch this file (see `reference`).
 """
@@ -23,21 +24,29 @@ class Parts(NamedTuple):
 
 
 class PlainMLPs:
-    """An actor and a critic as two stacked towers, or one tower with the outputs of both. Begins with the weights `given`: log_std, then weight
-    [in, out] and bias of each layer, the actor's before the critic's."""
+    """An actor and a critic as two stacked towers, or one tower with the outputs of both.
+    Begins with the weights `given`: log_std, then weight [in, out] and bias of each
+    layer, the actor's before the critic's."""
 
     def __init__(self, given: list[Array], config: ActorCritic, ppo: PPO) -> None:
         self._ppo, self._tanh = ppo, config.activation == "tanh"
         layers = len(config.hidden) + 1
-        towers = [[(given[i], given[i + 1]) for i in range(start, start + 2 * layers, 2)] for start in range(1, len(given), 2 * layers)]
+        towers = [
+            [(given[i], given[i + 1]) for i in range(start, start + 2 * layers, 2)]
+            for start in range(1, len(given), 2 * layers)
+        ]
         shapes = [given[0].shape]
         for i in range(layers - 1):
             shapes += [(len(towers), *towers[0][i][0].shape), (len(towers), 1, *towers[0][i][1].shape)]
         for tower in towers:
             shapes += [tower[-1][0].shape, (*tower[-1][1].shape, 1)]
         size = sum(int(np.prod(shape)) for shape in shapes)
-        self._flat, self._gradient, self._first, self._second, self._one, self._two = np.zeros((6, size), np.float32)
-        self.weights, self.gradients = (_views(array, shapes, layers - 1) for array in (self._flat, self._gradient))
+        self._flat, self._gradient, self._first, self._second, self._one, self._two = np.zeros(
+            (6, size), np.float32
+        )
+        self.weights, self.gradients = (
+            _views(array, shapes, layers - 1) for array in (self._flat, self._gradient)
+        )
         self.weights.log_std[...] = given[0]
         for t, tower in enumerate(towers):
             for (weight, bias), (of_weight, of_bias) in zip(self.weights.hidden, tower[:-1], strict=True):
@@ -63,14 +72,18 @@ class PlainMLPs:
             h += bias
             np.tanh(h, out=h) if self._tanh else np.maximum(h, 0, out=h)
             layers.append(h)
-        return layers, [weight.T @ self._tower(layers[-1], t).T + bias for t, (weight, bias) in enumerate(self.weights.heads)]
+        return layers, [
+            weight.T @ self._tower(layers[-1], t).T + bias
+            for t, (weight, bias) in enumerate(self.weights.heads)
+        ]
 
     def _tower(self, layer: Array, tower: int) -> Array:
         found: Array = layer[tower] if layer.ndim == 3 else layer
         return found
 
     def _backward(self, layers: list[Array], of_heads: list[Array]) -> None:
-        """Write all gradients but that of log_std, `of_heads` being those of the heads. Overwrites the layers."""
+        """Write all gradients but that of log_std, `of_heads` being those of the heads.
+        Overwrites the layers."""
         rows, weights, into = len(layers[0]), self.weights, self.gradients
         ones = self._memory("ones", 1, rows)
         of_last = self._memory("of last", len(of_heads), rows, layers[-1].shape[-1])
@@ -124,7 +137,9 @@ class PlainMLPs:
         else:
             std = np.exp(log_std)[:, None]
             noise = (action.reshape(rows, -1).T - head) / std
-            log_prob = -0.5 * (noise * noise).sum(0) - (log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi)))
+            log_prob = -0.5 * (noise * noise).sum(0) - (
+                log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi))
+            )
         ratio = np.exp(log_prob - columns["log_prob"])
         open_ = ratio * advantage <= np.clip(ratio, 1 - ppo.clip, 1 + ppo.clip) * advantage
         of_log_prob = open_ * ratio * advantage * np.float32(-1 / rows)
@@ -136,12 +151,17 @@ class PlainMLPs:
             self.gradients.log_std[...] = 0
         else:
             of_head = of_log_prob * noise / std
-            self.gradients.log_std[...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(ppo.entropy_coefficient)
+            self.gradients.log_std[...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(
+                ppo.entropy_coefficient
+            )
         of_value = (value - columns["target"]) * np.float32(ppo.value_coefficient / rows)
-        self._backward(layers, [of_head, of_value] if len(heads) == 2 else [np.concatenate((of_head, of_value))])
+        self._backward(
+            layers, [of_head, of_value] if len(heads) == 2 else [np.concatenate((of_head, of_value))]
+        )
 
     def step(self, columns: Arrays) -> None:
-        """Do one minibatch: its gradient, clipped, and Adam (Kingma & Ba 2015, algorithm 1)."""
+        """Do one minibatch: its gradient, clipped, and Adam (Kingma & Ba 2015, algorithm
+        1)."""
         self.gradient(columns)
         gradient, limit, one, two = self._gradient, self._ppo.max_gradient_norm, self._one, self._two
         norm = sqrt(float(gradient @ gradient))
@@ -163,13 +183,19 @@ class PlainMLPs:
         self._flat -= two
 
     def epoch(self, minibatch: float, columns: Arrays) -> int:
-        """Do one epoch, in minibatches of so many rows, about; return how many rows it has."""
+        """Do one epoch, in minibatches of so many rows, about; return how many rows it
+        has."""
         rows = len(columns["advantage"])
         count = max(1, round(rows / minibatch))
         order = self._rng.permutation(rows)
         shuffled = {name: column.take(order, 0) for name, column in columns.items()}
         for i in range(count):
-            self.step({name: column[rows * i // count : rows * (i + 1) // count] for name, column in shuffled.items()})
+            self.step(
+                {
+                    name: column[rows * i // count : rows * (i + 1) // count]
+                    for name, column in shuffled.items()
+                }
+            )
         return rows
 
 

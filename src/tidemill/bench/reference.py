@@ -1,18 +1,26 @@
-"""The bare costs of an experiment's parts, which speed is measured against: no change that claims speed may touch this file.
+"""The bare costs of an experiment's parts, which speed is measured against: no change
+that claims speed may touch this file.
 
-Nothing here uses Tidemill's actors, learner or networks (but where a policy's network is its own), so that the bound does not move with their speed.
+Nothing here uses Tidemill's actors, learner or networks (but where a policy's network is
+its own), so that the bound does not move with their speed.
 
-env     a plain loop over the environment, random actions, resets as they come: ``gymnasium.make`` per lane, or the library's own vector
-        environment with one thread; any other kind of environment through `Environment`. Per env step
-infer   forward pass of actor and critic, one sample and its log-probability, for as many rows as one request has. Per row
-train   one shuffled gather, then per minibatch the clipped PPO loss, backward, the gradient's norm clipped, fused Adam. Per row and epoch
+env: a plain loop over the environment, random actions, resets as they come:
+    ``gymnasium.make`` per lane, or the library's own vector environment with one thread;
+    any other kind of environment through `Environment`. Per env step
+infer: forward pass of actor and critic, one sample and its log-probability, for as many
+    rows as one request has. Per row
+train: one shuffled gather, then per minibatch the clipped PPO loss, backward, the
+    gradient's norm clipped, fused Adam. Per row and epoch
 
-infer and train are written plainly in torch; for MLPs once more in numpy (`plain_mlps`), since at their sizes torch's calls and its tanh cost more
-than the arithmetic, and a bound that takes the dearer of two plain ways would be none. The cheaper one counts. Minibatches have as many rows as each
-of the experiment's equal trainers has of them.
+infer and train are written plainly in torch; for MLPs once more in numpy (`plain_mlps`),
+since at their sizes torch's calls and its tanh cost more than the arithmetic, and a bound
+that takes the dearer of two plain ways would be none. The cheaper one counts. Minibatches
+have as many rows as each of the experiment's equal trainers has of them.
 
-This is a process of its own, one on each core, all at work at the same time (`measure` starts them and says what to do): the first line of standard
-input is the order, every further one ``SECONDS PART``, answered with the units done and the processor seconds and wall seconds they took.
+This is a process of its own, one on each core, all at work at the same time (`measure`
+starts them and says what to do): the first line of standard input is the order, every
+further one ``SECONDS PART``, answered with the units done and the processor seconds and
+wall seconds they took.
 """
 
 import json
@@ -58,12 +66,13 @@ POOL = 1021  # random actions drawn beforehand; a prime, so that lanes do not re
 MOST_BYTES = 2**28  # of observations to train on; a larger batch is measured by a part of it
 
 
-# ---- env ---------------------------------------------------------------------------------------------------------------------------------------
+# ---- env -------------------------------------------------------------------------------
 
 
 def env_part(config: Actors, environment: Environment) -> tuple[Callable[[], int], bool]:
-    """Return a function that steps every lane some times and returns how many env steps that were, and whether the environment steps elsewhere
-    than in the thread that calls it."""
+    """Return a function that steps every lane some times and returns how many env steps
+    that were, and whether the environment steps elsewhere than in the thread that calls
+    it."""
     if isinstance(config.environment, Gymnasium):
         return plain_lanes([plain(config.environment) for _ in range(config.lanes)]), False
     vector = getattr(environment, "env", None)
@@ -78,7 +87,9 @@ def plain(config: Gymnasium) -> Any:
 
     if config.id is None:
         return config.make_one()
-    limit: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps or -1}
+    limit: dict[str, Any] = (
+        {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps or -1}
+    )
     return gymnasium.make(config.id, **limit, **config.kwargs)
 
 
@@ -125,9 +136,17 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
     """Send and receive."""
     env.bind([[i] for i in range(len(env.agents))])
     rng = np.random.default_rng(0)
-    actions = cycle([[random_rows(a.spaces.action, "action", env.lanes, rng) for a in env.agents] for _ in range(POOL // 16)])
+    actions = cycle(
+        [
+            [random_rows(a.spaces.action, "action", env.lanes, rng) for a in env.agents]
+            for _ in range(POOL // 16)
+        ]
+    )
     ticks = [Tick.allocate(a.spaces.observation, env.lanes, env.info, env.same_step) for a in env.agents]
-    reset, ended, elsewhere, bell = np.ones(env.lanes, np.bool_), np.zeros((len(ticks), env.lanes), np.bool_), False, LocalBell()
+    reset = np.ones(env.lanes, np.bool_)
+    ended = np.zeros((len(ticks), env.lanes), np.bool_)
+    elsewhere = False
+    bell = LocalBell()
     env.on_ready(bell.ring)
 
     def work() -> int:
@@ -148,11 +167,12 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
     return work, elsewhere
 
 
-# ---- infer and train ---------------------------------------------------------------------------------------------------------------------------
+# ---- infer and train -------------------------------------------------------------------
 
 
 class Network(nn.Module):
-    """Actor and critic: two MLPs, one with the outputs of both, or Mnih et al.'s convolutions (channels last) under two heads."""
+    """Actor and critic: two MLPs, one with the outputs of both, or Mnih et al.'s
+    convolutions (channels last) under two heads."""
 
     def __init__(self, config: ActorCritic, encoder: ObservationEncoder, outputs: int) -> None:
         super().__init__()
@@ -164,15 +184,18 @@ class Network(nn.Module):
             if self.shared:
                 self.both = mlp(encoder.width, config.hidden, activation, outputs + 1)
             else:
-                self.actor, self.critic = (mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1))
+                self.actor, self.critic = (
+                    mlp(encoder.width, config.hidden, activation, n) for n in (outputs, 1)
+                )
             return
         self.dtype = convolution_type(config.convolutions, torch.device("cpu"))
         sizes = [self.image.height, self.image.width]
         for kernel, stride in ((8, 4), (4, 2), (3, 1)):
             sizes = [(size - kernel) // stride + 1 for size in sizes]
         self.features = nn.Sequential(
-            nn.Conv2d(self.image.channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(64 * sizes[0] * sizes[1], 512), nn.ReLU(),
+            nn.Conv2d(self.image.channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * sizes[0] * sizes[1], 512),
+            nn.ReLU(),
         )  # fmt: skip
         for convolution in (layer for layer in self.features.modules() if isinstance(layer, nn.Conv2d)):
             convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
@@ -272,43 +295,75 @@ def train_part(minibatch: float, columns: Columns, step: Callable[[Columns], Non
         order = torch.randperm(rows)
         shuffled = {name: column.index_select(0, order) for name, column in columns.items()}
         for i in range(count):
-            step({name: column[rows * i // count : rows * (i + 1) // count] for name, column in shuffled.items()})
+            step(
+                {
+                    name: column[rows * i // count : rows * (i + 1) // count]
+                    for name, column in shuffled.items()
+                }
+            )
         return rows
 
     return work
 
 
-# ---- the parts of one experiment ---------------------------------------------------------------------------------------------------------------
+# ---- the parts of one experiment -------------------------------------------------------
 
 
 def random_rows(space: Any, name: str, rows: int, rng: np.random.Generator) -> Arrays:
-    """Return `rows` random values of every leaf of `space`: integers where it has integers, else standard normal."""
+    """Return `rows` random values of every leaf of `space`: integers where it has
+    integers, else standard normal."""
     arrays: Arrays = {}
     for key, leaf in leaves(space, name).items():
         ((_, field),) = schema_of_space(leaf, key).items()
-        most = leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec) if hasattr(leaf, "nvec") else 256 if field.dtype == "uint8" else 2
+        most = (
+            leaf.n
+            if isinstance(leaf, Discrete)
+            else np.array(leaf.nvec)
+            if hasattr(leaf, "nvec")
+            else 256
+            if field.dtype == "uint8"
+            else 2
+        )
         shape = (rows, *field.shape)
-        arrays[key] = rng.standard_normal(shape, np.float32) if "float" in field.dtype else rng.integers(0, most, shape).astype(field.dtype)
+        arrays[key] = (
+            rng.standard_normal(shape, np.float32)
+            if "float" in field.dtype
+            else rng.integers(0, most, shape).astype(field.dtype)
+        )
     return arrays
 
 
 Parts = dict[str, Callable[[], int]]
-"""Name of a part (``infer``, or ``infer numpy`` where there are several ways) → function that works a while and returns the units done."""
+"""Name of a part (``infer``, or ``infer numpy`` where there are several ways) → function
+that works a while and returns the units done."""
 
 
-def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int, minibatch: float) -> tuple[str, Parts]:
+def network_parts(
+    experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int, minibatch: float
+) -> tuple[str, Parts]:
     """Return which network is measured, and its parts."""
     config, rng = experiment.policies[spec.policy], np.random.default_rng(0)
     acted, seen = (random_rows(spaces.observation, "obs", n, rng) for n in (batch, rows))
-    columns = {name: torch.from_numpy(array) for name, array in random_rows(spaces.action, "action", rows, rng).items()}
+    columns = {
+        name: torch.from_numpy(array)
+        for name, array in random_rows(spaces.action, "action", rows, rng).items()
+    }
     columns |= {name: torch.randn(rows) for name in ("log_prob", "advantage", "target")}
-    if not isinstance(config, ActorCritic) or config.state(spaces) or not isinstance(spaces.action, (Discrete, Box)):
+    if (
+        not isinstance(config, ActorCritic)
+        or config.state(spaces)
+        or not isinstance(spaces.action, (Discrete, Box))
+    ):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
     if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
-    network = Network(config, encoder, spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)))
+    network = Network(
+        config,
+        encoder,
+        spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)),
+    )
 
     def inputs(observation: Arrays) -> Tensor:
         if encoder.images:
@@ -323,11 +378,18 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
 
     columns["input"], x = inputs(seen), inputs(acted)
     with torch.no_grad():  # as it is at the first epoch: nothing is clipped
-        every = [evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0] for i in range(0, rows, 1024)]
+        every = [
+            evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0]
+            for i in range(0, rows, 1024)
+        ]
     columns["log_prob"] = torch.cat(every)
-    infer, step = infer_part(network, x, discrete), torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
+    infer = infer_part(network, x, discrete)
+    step = torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
     if encoder.images:
-        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {"infer": infer, "train": train_part(minibatch, columns, step)}
+        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {
+            "infer": infer,
+            "train": train_part(minibatch, columns, step),
+        }
     plain_mlps = plain_of(network, config, ppo)
 
     def infer_numpy() -> int:
@@ -335,7 +397,10 @@ def network_parts(experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: 
         return batch
 
     arrays = {name: column.numpy() for name, column in columns.items()}
-    trains = {"train torch": train_part(minibatch, columns, step), "train numpy": lambda: plain_mlps.epoch(minibatch, arrays)}
+    trains = {
+        "train torch": train_part(minibatch, columns, step),
+        "train numpy": lambda: plain_mlps.epoch(minibatch, arrays),
+    }
     kind = f"mlp {'×'.join(map(str, config.hidden))} {config.activation}{', shared' * network.shared}"
     return kind, {"infer torch": infer, "infer numpy": infer_numpy, **trains}
 
@@ -346,14 +411,27 @@ def plain_of(network: Network, config: ActorCritic, ppo: PPO) -> PlainMLPs:
     return PlainMLPs([weight.T if weight.ndim == 2 else weight for weight in given], config, ppo)
 
 
-def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, minibatch: float, acted: Arrays, seen: Arrays, columns: Columns) -> Parts:
+def own_parts(
+    config: PolicyConfig,
+    spaces: Spaces,
+    ppo: PPO,
+    minibatch: float,
+    acted: Arrays,
+    seen: Arrays,
+    columns: Columns,
+) -> Parts:
     """Return the parts of a policy whose network this file does not have."""
-    policy, acting = config.build(spaces, 0), config.build(spaces, 0)  # one that is trained may not keep what it prepares for acting
+    # one that is trained may not keep what it prepares for acting
+    policy, acting = config.build(spaces, 0), config.build(spaces, 0)
     if not isinstance(policy, TrainablePolicy):
-        raise ConfigError(f"bench cannot tell what training costs: a {type(policy).__name__} is no TrainablePolicy (see tidemill.nets.trainable)")
+        raise ConfigError(
+            f"bench cannot tell what training costs: a {type(policy).__name__} is no TrainablePolicy (see "
+            "tidemill.nets.trainable)"
+        )
     if policy.recurrent:
         raise ConfigError(
-            f"bench trains on rows one by one, and a {type(config).__name__} on rows in time; bench the experiment with ActorCritic in its place, or "
+            f"bench trains on rows one by one, and a {type(config).__name__} on rows in time; bench the "
+            "experiment with ActorCritic in its place, or "
             "look at the shares of time that a run reports"
         )
     batch = len(next(iter(acted.values())))
@@ -366,39 +444,70 @@ def own_parts(config: PolicyConfig, spaces: Spaces, ppo: PPO, minibatch: float, 
         return batch
 
     def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        found = policy.evaluate({k[6:]: v for k, v in part.items() if k.startswith("input ")}, {k: part[k] for k in actions})
+        found = policy.evaluate(
+            {k[6:]: v for k, v in part.items() if k.startswith("input ")}, {k: part[k] for k in actions}
+        )
         return found.log_prob, found.entropy, found.value
 
     prepared = {f"input {k}": torch.from_numpy(v) for k, v in policy.prepare(seen).items()}
-    return {"infer": act, "train": train_part(minibatch, columns | prepared, torch_step(ppo, loss_of(ppo, evaluate), policy.trainable_parameters()))}
+    return {
+        "infer": act,
+        "train": train_part(
+            minibatch,
+            columns | prepared,
+            torch_step(ppo, loss_of(ppo, evaluate), policy.trainable_parameters()),
+        ),
+    }
 
 
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     """Return what is measured (facts for the report) and how."""
-    found = [(c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.streams]
+    found = [
+        (c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.streams
+    ]
     if not found:
         raise ConfigError("bench needs actors whose samples are trained on")
     actors, spec = found[0]
-    trainers = [(g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples in spec.streams]
+    trainers = [
+        (g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples in spec.streams
+    ]
     if not trainers:
         raise ConfigError(f"bench needs a trainer of sample stream {' or '.join(spec.streams)}")
     group, trainer = trainers[0]
-    ppo = trainer.algorithm if isinstance(trainer.algorithm, PPO) else PPO(epochs=getattr(trainer.algorithm, "epochs", 1))
+    ppo = (
+        trainer.algorithm
+        if isinstance(trainer.algorithm, PPO)
+        else PPO(epochs=getattr(trainer.algorithm, "epochs", 1))
+    )
     config = actors.environment
-    environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(actors.lanes, 0)
+    environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(
+        actors.lanes, 0
+    )
     groups = match_agents(environment.agents, actors.agents)
     seats = len(groups[actors.agents.index(spec)])
-    samples = len([e for e in experiment.edges() if e.name.startswith(f"samples/{trainer.samples}/") and group_of(e.targets[0]) == group])
-    batch, rows = actors.lanes * seats, trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
+    samples = len(
+        [
+            e
+            for e in experiment.edges()
+            if e.name.startswith(f"samples/{trainer.samples}/") and group_of(e.targets[0]) == group
+        ]
+    )
+    batch = actors.lanes * seats
+    rows = trainer.batch_size or samples * spec.sample_steps * actors.lanes * seats
     if spec.inference != INLINE:
-        asked = [e for e in experiment.edges() if e.name.startswith(f"requests/{spec.inference}/") and e.name.endswith(f"/{spec.policy}")]
+        asked = [
+            e
+            for e in experiment.edges()
+            if e.name.startswith(f"requests/{spec.inference}/") and e.name.endswith(f"/{spec.policy}")
+        ]
         server, askers = Counter(e.targets[0] for e in asked).most_common(1)[0]
         served = experiment.workers[group_of(server)]
         assert isinstance(served, PolicyWorkers)
         batch = max(1, min(batch * actors.ring * askers, served.most_rows))
     spaces = seen_by(spec, environment.agents[groups[actors.agents.index(spec)][0]].spaces)
     bytes_per_row = sum(field.nbytes for field in schema_of_space(spaces.observation, "obs").values())
-    # As n equal trainers cut a batch: each has its part of the rows, and of every minibatch.
+    # As n equal trainers cut a batch: each has its part of the rows, and of every
+    # minibatch.
     minibatch = rows / max(1, round(rows / ppo.minibatch_size)) / trainer.count
     rows = min(rows // trainer.count, max(ceil(minibatch), MOST_BYTES // bytes_per_row))
     kind, parts = network_parts(experiment, spec, spaces, ppo, batch, rows, minibatch)

@@ -16,7 +16,8 @@ PUBLISHED: dict[tuple[str, str], tuple[str, dict[str, float]]] = {
     ("Gymnasium", "HalfCheetah-v5"): ("", {"env": 44.0}),
     ("Atari", "ALE/Pong-v5"): ("nature cnn bfloat16", {"env": 245.0, "infer": 58.0, "train": 275.0}),
 }
-"""(kind of environment, id) → network, and part → core-µs per unit, on `MACHINE` with both cores loaded."""
+"""(kind of environment, id) → network, and part → core-µs per unit, on `MACHINE` with
+both cores loaded."""
 MACHINE = "a two-core EPYC without GPU, November 2026"
 
 
@@ -35,9 +36,17 @@ def tables(found: Bench) -> Iterator[RenderableType]:
     ):
         cost = found.costs[part]
         row = [unit, _micro(cost.core), f"{_micro(min(cost.each))} … {_micro(max(cost.each))}"]
-        costs.add_row(*row, *([_micro(published[part] / 1e6) if part in published else "–"] if published else []))
-    times = f"{facts['epochs']} epoch{'s' * (facts['epochs'] > 1)}" + (f", {facts['rows_per_step']} rows" if facts["rows_per_step"] > 1 else "")
-    costs.add_row(f"all that a step needs ({times})", _micro(found.cores / found.bound), *([""] * (len(costs.columns) - 2)))
+        costs.add_row(
+            *row, *([_micro(published[part] / 1e6) if part in published else "–"] if published else [])
+        )
+    times = f"{facts['epochs']} epoch{'s' * (facts['epochs'] > 1)}" + (
+        f", {facts['rows_per_step']} rows" if facts["rows_per_step"] > 1 else ""
+    )
+    costs.add_row(
+        f"all that a step needs ({times})",
+        _micro(found.cores / found.bound),
+        *([""] * (len(costs.columns) - 2)),
+    )
     yield costs
     other = [
         f"{name} in {way} {_micro(value)}"

@@ -1,7 +1,8 @@
-"""`tidemill tune`: runs an experiment in layouts around the one that its costs advise, and keeps the fastest.
+"""`tidemill tune`: runs an experiment in layouts around the one that its costs advise,
+and keeps the fastest.
 
-Coarse first: every layout for half the time. Then the best few, and the one that would be chosen, again, twice and by turns, so that they share what
-else the machine does.
+Coarse first: every layout for half the time. Then the best few, and the one that would be
+chosen, again, twice and by turns, so that they share what else the machine does.
 """
 
 import ast
@@ -38,8 +39,9 @@ UPDATES = 4  # a run has time for so many at least
 
 @dataclass
 class Trial:
-    """One layout and what it reached: steps/s of the coarse run, then of each longer one. `failed` says why it could not run, "" if it could.
-    `marks` are what it is known as."""
+    """One layout and what it reached: steps/s of the coarse run, then of each longer one.
+    `failed` says why it could not run, "" if it could. `marks` are what it is known as.
+    """
 
     layout: Layout
     marks: list[str] = field(default_factory=list)
@@ -55,7 +57,8 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A search: its trials in the order in which they were found, what is under way, how much of all is done, and the signal that ended it early."""
+    """A search: its trials in the order in which they were found, what is under way, how
+    much of all is done, and the signal that ended it early."""
 
     experiment: Experiment
     costs: Costs
@@ -73,9 +76,13 @@ class Tuning:
 
     @property
     def best(self) -> Trial:
-        """The fastest, of those that ran longer if any did. Raises `RunError` when none ran at all."""
+        """The fastest, of those that ran longer if any did. Raises `RunError` when none
+        ran at all."""
         if not (ran := self.ran):
-            raise RunError(f"no layout of {self.experiment.name} could be run; {self.trials[0].layout}: {self.trials[0].failed}")
+            raise RunError(
+                f"no layout of {self.experiment.name} could be run; {self.trials[0].layout}: "
+                f"{self.trials[0].failed}"
+            )
         return max([trial for trial in ran if trial.fine] or ran, key=lambda trial: trial.speed)
 
 
@@ -85,10 +92,13 @@ def tune(
     seconds: float = 6.0,
     tell: Callable[[Tuning], None] = lambda _: None,
 ) -> Tuning:
-    """Search the fastest layout of `experiment`; each run takes `seconds`, or half of that, and its start: longer ones where updates are so slow that
-    few would be seen. `tell` hears of every change. A signal ends the search, with what has run by then: `Interrupted` when that is nothing.
+    """Search the fastest layout of `experiment`; each run takes `seconds`, or half of
+    that, and its start: longer ones where updates are so slow that few would be seen.
+    `tell` hears of every change. A signal ends the search, with what has run by then:
+    `Interrupted` when that is nothing.
 
-    Raises `ConfigError` for an experiment that has more than one group of actors and one of trainers.
+    Raises `ConfigError` for an experiment that has more than one group of actors and one
+    of trainers.
     """
     refuse_while_loading("tune(…)")
     if not 0 < seconds < 3600:
@@ -147,24 +157,39 @@ def _search(tuning: Tuning, run: Callable[[Trial, float, str], float], seconds: 
 
 
 def undivided(experiment: Experiment) -> Experiment:
-    """Return the experiment as one actor of all lanes beside one trainer: what every layout is made from."""
+    """Return the experiment as one actor of all lanes beside one trainer: what every
+    layout is made from."""
     own = layout_of(experiment)
     trainer = next(config for config in experiment.workers.values() if isinstance(config, Trainer))
     if trainer.batch_size is not None:
-        raise ConfigError(f"its batch_size is set ({trainer.batch_size:,}), so that batches would change with its layout; leave it out")
+        raise ConfigError(
+            f"its batch_size is set ({trainer.batch_size:,}), so that batches would change with its layout; "
+            "leave it out"
+        )
     lanes = own.actors * own.ring * own.lanes
     threads = None if own.threads is None else 0
-    return apply(experiment, Layout(actors=1, trainers=1, lanes=lanes, sample_steps=own.sample_steps, ring=1, slots=2, threads=threads))
+    return apply(
+        experiment,
+        Layout(
+            actors=1, trainers=1, lanes=lanes, sample_steps=own.sample_steps, ring=1, slots=2, threads=threads
+        ),
+    )
 
 
 def candidates(experiment: Experiment, whole: Experiment, costs: Costs, cores: int) -> list[Trial]:
-    """Return the layouts to try, each once, the likeliest first. All have batches of the same rows."""
+    """Return the layouts to try, each once, the likeliest first. All have batches of the
+    same rows."""
     chosen, given = choose(whole, costs, cores), layout_of(experiment)
     promised = sorted(promises(whole, costs, cores), key=lambda item: -item[1])
     kinds: dict[tuple[bool, int, int], Layout] = {}
     for layout, _ in promised:  # of those that differ in lanes alone, neighbours are looked at below
         kinds.setdefault((layout.together, layout.actors, layout.trainers), layout)
-    found = [chosen, given, *list(kinds.values())[:PROMISED], *neighbours(chosen, least=min(LEAST_STEPS, layout_of(whole).sample_steps))]
+    found = [
+        chosen,
+        given,
+        *list(kinds.values())[:PROMISED],
+        *neighbours(chosen, least=min(LEAST_STEPS, layout_of(whole).sample_steps)),
+    ]
     trials: dict[Layout, Trial] = {layout: Trial(layout) for layout in found if layout.rows == given.rows}
     trials[chosen].marks.append("auto")
     trials[given].marks.append("given")
@@ -172,8 +197,9 @@ def candidates(experiment: Experiment, whole: Experiment, costs: Costs, cores: i
 
 
 def neighbours(layout: Layout, least: int) -> list[Layout]:
-    """Return the layouts one change away: twice or half the lanes, with samples half or twice as long; slots; with threads, more or fewer targets of
-    fewer or more lanes; with threads or several processes, each on one core or on every core."""
+    """Return the layouts one change away: twice or half the lanes, with samples half or
+    twice as long; slots; with threads, more or fewer targets of fewer or more lanes; with
+    threads or several processes, each on one core or on every core."""
     found = []
     if layout.threads:
         for ring, lanes in ((2 * layout.ring, layout.lanes / 2), (layout.ring / 2, 2 * layout.lanes)):
@@ -187,36 +213,52 @@ def neighbours(layout: Layout, least: int) -> list[Layout]:
             found.append(replace(layout, lanes=2 * layout.lanes, sample_steps=layout.sample_steps // 2))
     if layout.threads or layout.processes > 1:
         found.append(replace(layout, one_core=not layout.one_core))
-    found += [replace(layout, slots=slots) for slots in (1, 2, 3) if slots != layout.slots and not (layout.together and slots == 3)]
+    found += [
+        replace(layout, slots=slots)
+        for slots in (1, 2, 3)
+        if slots != layout.slots and not (layout.together and slots == 3)
+    ]
     return found
 
 
-# ---- what is shown and written -----------------------------------------------------------------------------------------------------------------
+# ---- what is shown and written ---------------------------------------------------------
 
 
 def table(tuning: Tuning) -> Table:
     """Return the trials, the fastest first, and what is under way."""
-    head = f"{tuning.experiment.name}: run {min(tuning.done + 1, tuning.runs)} of {tuning.runs}, {tuning.now}" if tuning.now else None
+    head = (
+        f"{tuning.experiment.name}: run {min(tuning.done + 1, tuning.runs)} of {tuning.runs}, {tuning.now}"
+        if tuning.now
+        else None
+    )
     shown = Table("steps/s", "runs", "", "layout", box=SIMPLE_HEAD, caption=head, caption_justify="left")
     shown.columns[0].justify = "right"
     shown.columns[3].overflow = "fold"
     for trial in sorted(tuning.trials, key=lambda trial: (bool(trial.failed), not trial.fine, -trial.speed)):
         speed = "failed" if trial.failed else f"{trial.speed:,.0f}" if trial.speed else "–"
-        runs = "" if trial.failed else " ".join(f"{value:,.0f}" for value in trial.fine or [trial.coarse] if value)
+        runs = (
+            ""
+            if trial.failed
+            else " ".join(f"{value:,.0f}" for value in trial.fine or [trial.coarse] if value)
+        )
         layout = Text(str(trial.layout)) + Text(f"  {trial.failed}" if trial.failed else "", "red")
         shown.add_row(speed, runs, ", ".join(trial.marks), layout)
     return shown
 
 
 def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
-    """Return an experiment file with the best layout. `source` is the file that the experiment came from: its classes are needed."""
+    """Return an experiment file with the best layout. `source` is the file that the
+    experiment came from: its classes are needed."""
     best, experiment = tuning.best, tuning.experiment
     tuned = apply(experiment, best.layout)
     note = ""
     if not why_given(tuned):
         trainer = next(name for name, config in tuned.workers.items() if isinstance(config, Trainer))
         tuned = tuned.replace(together=(trainer,))
-        note = f'\n"together" names {trainer} alone: it has a process of its own, as before, and `--layout auto` lets the experiment be.\n'
+        note = (
+            f'\n"together" names {trainer} alone: it has a process of its own, as before, and `--layout '
+            "auto` lets the experiment be.\n"
+        )
     content = hide(encode(tuned))
     literal = literal_of(content)
     try:
@@ -224,21 +266,35 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
     except ValueError:
         equal = False
     if not equal:
-        raise ConfigError("the experiment holds a number that no literal says (infinite, or none); it cannot be written as a file")
-    given = next((trial for trial in tuning.trials if "given" in trial.marks and trial.speed and trial is not best), None)
+        raise ConfigError(
+            "the experiment holds a number that no literal says (infinite, or none); it cannot be written as "
+            "a file"
+        )
+    given = next(
+        (trial for trial in tuning.trials if "given" in trial.marks and trial.speed and trial is not best),
+        None,
+    )
     gain = f", {best.speed / given.speed:.2f} times what it makes as it was given" if given else ""
-    figures = "\n".join(f"    {trial.speed:12,.0f}  {trial.layout}" for trial in sorted(tuning.ran, key=lambda trial: -trial.speed))
+    figures = "\n".join(
+        f"    {trial.speed:12,.0f}  {trial.layout}"
+        for trial in sorted(tuning.ran, key=lambda trial: -trial.speed)
+    )
     load, imports = "", ""
     if source is not None:
         path = os.path.relpath(source.resolve(), out.resolve().parent)
-        load = f'load_file(Path(__file__).parent / {path!r}, "experiment file")  # whose classes the experiment may be made of\n\n'
+        load = (
+            f'load_file(Path(__file__).parent / {path!r}, "experiment file")  # whose classes the experiment '
+            "may be made of\n\n"
+        )
         imports = "from pathlib import Path\n\n"
     loader = "from tidemill.core.source import load_file\n" if source is not None else ""
+    cores = f"{tuning.cores} core{'s' * (tuning.cores > 1)}"
+    machine = f"{processor()}, {cores}, Python {platform.python_version()}"
     return f'''"""{experiment.name}, as `tidemill tune` found it fastest: {best.speed:,.0f} env steps/s{gain}.
 
     tidemill train {out.name}:experiment
 
-Machine: {processor()}, {tuning.cores} core{"s" * (tuning.cores > 1)}, Python {platform.python_version()}; {strftime("%Y-%m-%d")}
+Machine: {machine}; {strftime("%Y-%m-%d")}
 Costs: {tuning.costs.words(best.layout.lanes)}
 Layout: {best.layout.words()}
 {note}
@@ -261,13 +317,16 @@ EXPERIMENT = {literal}
 
 
 def literal_of(value: Any, indent: int = 0) -> str:
-    """Return plain data as Python source, a line for each part of what is too long for one."""
+    """Return plain data as Python source, a line for each part of what is too long for
+    one."""
     text = repr(value)
     if len(text) + indent <= 100 or not isinstance(value, (dict, list)):
         return text
     pad = " " * (indent + 4)
     parts = (
-        [f"{k!r}: {literal_of(v, indent + 4)}" for k, v in value.items()] if isinstance(value, dict) else [literal_of(v, indent + 4) for v in value]
+        [f"{k!r}: {literal_of(v, indent + 4)}" for k, v in value.items()]
+        if isinstance(value, dict)
+        else [literal_of(v, indent + 4) for v in value]
     )
     first, last = "{}" if isinstance(value, dict) else "[]"
     return first + "\n" + "".join(f"{pad}{part},\n" for part in parts) + " " * indent + last
@@ -280,7 +339,9 @@ def check_out(out: Path, force: bool, source: Path | None) -> None:
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first")
     if source is not None and out.resolve() == source.resolve():
-        raise ConfigError(f"--out {out} is the file that the experiment comes from, and would need itself; name another")
+        raise ConfigError(
+            f"--out {out} is the file that the experiment comes from, and would need itself; name another"
+        )
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists; name another file, or overwrite it with --force")
 

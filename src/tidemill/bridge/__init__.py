@@ -1,8 +1,18 @@
-"""The simulator bridge: engines in any language join over shared memory (docs/simulators.md)."""
+"""The simulator bridge: engines in any language join over shared memory
+(docs/simulators.md)."""
 
 from tidemill.bridge.bridge import Bridge
 from tidemill.bridge.simulator import Simulator
-from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, DecisionStep, DecisionSteps, ObservationSpec, TerminalStep, TerminalSteps
+from tidemill.bridge.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DecisionStep,
+    DecisionSteps,
+    ObservationSpec,
+    TerminalStep,
+    TerminalSteps,
+)
 from tidemill.bridge.world import ActionEvent, Request, World
 
 __all__ = [

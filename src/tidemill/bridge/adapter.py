@@ -1,6 +1,8 @@
-"""What the adapters to other libraries share: simulators played an exchange at a time, with observations and actions as those libraries have them.
+"""What the adapters to other libraries share: simulators played an exchange at a time,
+with observations and actions as those libraries have them.
 
-Action masks are in the infos there, ``action_mask``, int8, 1: allowed; of several branches a tuple, as `action_space.sample(mask=…)` takes it.
+Action masks are in the infos there, ``action_mask``, int8, 1: allowed; of several
+branches a tuple, as `action_space.sample(mask=…)` takes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,11 +50,14 @@ def nested(space: Space, arrays: Arrays, name: str, row: Any) -> Any:
 
 
 def observed(spaces: Spaces) -> tuple[Space, str]:
-    """Return what an agent sees besides its action mask, and the name of that in flat arrays."""
+    """Return what an agent sees besides its action mask, and the name of that in flat
+    arrays."""
     if not isinstance(spaces.observation, Dict):
         return spaces.observation, "obs"
     parts = {name: part for name, part in spaces.observation.spaces.items() if name != "action_mask"}
-    return (parts["observation"], "obs.observation") if list(parts) == ["observation"] else (Dict(parts), "obs")
+    return (
+        (parts["observation"], "obs.observation") if list(parts) == ["observation"] else (Dict(parts), "obs")
+    )
 
 
 def masks(spaces: Spaces, arrays: Arrays, row: Any) -> dict[str, Any]:
@@ -67,7 +72,8 @@ def masks(spaces: Spaces, arrays: Arrays, row: Any) -> dict[str, Any]:
 
 
 def flatten(space: Space, value: Any, arrays: Arrays, name: str, row: Any) -> None:
-    """Write an action, nested as `space` is, into these rows (an index) of flat arrays. Raises `SchemaError` where it is none of that space."""
+    """Write an action, nested as `space` is, into these rows (an index) of flat arrays.
+    Raises `SchemaError` where it is none of that space."""
     if isinstance(space, Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
             given = sorted(value) if isinstance(value, Mapping) else type(value).__name__
@@ -82,7 +88,9 @@ def _checked(space: Space, value: Any, name: str, shape: tuple[int, ...]) -> NDA
     array, floats = as_array(name, value), isinstance(space, Box)
     if array.shape != shape or array.dtype.kind not in ("fiu" if floats else "iu"):
         wanted = f"{'numbers' if floats else 'integers'} of shape {list(shape)}"
-        raise SchemaError(f"{name} must be {wanted}, and was {array.dtype} of shape {list(array.shape)}: {value!r:.80}")
+        raise SchemaError(
+            f"{name} must be {wanted}, and was {array.dtype} of shape {list(array.shape)}: {value!r:.80}"
+        )
     if isinstance(space, (Discrete, MultiDiscrete)):
         sizes = space.n if isinstance(space, Discrete) else space.nvec
         fits, wanted = (array >= 0) & (array < sizes), f"at least 0 and below {sizes}"
@@ -96,11 +104,13 @@ def _checked(space: Space, value: Any, name: str, shape: tuple[int, ...]) -> NDA
 class Played:
     """Simulators whose exchanges are asked for one by one.
 
-    groups   names of the groups that are played; agents of others act by zeros
-    actions  per group, by leaf: what is sent with the next exchange
+    groups: names of the groups that are played; agents of others act by zeros
+    actions: per group, by leaf: what is sent with the next exchange
     """
 
-    def __init__(self, config: SimulatorEnvironment, groups: Sequence[str] | None, lanes: int, seed: int) -> None:
+    def __init__(
+        self, config: SimulatorEnvironment, groups: Sequence[str] | None, lanes: int, seed: int
+    ) -> None:
         self.lanes = config.build(lanes, seed)
         self._last_seed: int | None = None
         try:
@@ -124,7 +134,10 @@ class Played:
             for spaces, names in zip(self.spaces, self.names, strict=True)
         ]
         self.actions: list[Arrays] = [
-            {name: np.zeros((lanes * len(names), *field_of(leaf).shape), field_of(leaf).dtype) for name, leaf in leaves(s.action, "action").items()}
+            {
+                name: np.zeros((lanes * len(names), *field_of(leaf).shape), field_of(leaf).dtype)
+                for name, leaf in leaves(s.action, "action").items()
+            }
             for s, names in zip(self.spaces, self.names, strict=True)
         ]
         self._none: NDArray[np.bool_] = np.zeros(lanes, np.bool_)
@@ -136,7 +149,8 @@ class Played:
         return self.ticks
 
     def reset(self, seed: int | None, options: Mapping[str, Any] | None) -> list[Tick]:
-        """Begin all over; `seed` goes to the environment parameter ``seed``, `options` to those of their names."""
+        """Begin all over; `seed` goes to the environment parameter ``seed``, `options` to
+        those of their names."""
         for name, value in (options or {}).items():
             parameter(name, value)
         self.lanes.enter_stage(options or {})

@@ -1,4 +1,5 @@
-"""The simulator's end in Python: the bridge, which exchanges the requests of all worlds for actions."""
+"""The simulator's end in Python: the bridge, which exchanges the requests of all worlds
+for actions."""
 
 import os
 import sys
@@ -7,7 +8,17 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.files import SIMULATOR_SUFFIX, TRAINER_SUFFIX, Lock, Watch, editor_path, owner_of, remove_dead, remove_memory, shared_folder
+from tidemill.bridge.files import (
+    SIMULATOR_SUFFIX,
+    TRAINER_SUFFIX,
+    Lock,
+    Watch,
+    editor_path,
+    owner_of,
+    remove_dead,
+    remove_memory,
+    shared_folder,
+)
 from tidemill.bridge.join import join_memory
 from tidemill.bridge.memory import SharedMemory
 from tidemill.bridge.requests import read_actions
@@ -28,10 +39,12 @@ class Bridge:
             for event in world.actions(): ...
             world.request_decision(0).set_reward(1.0).set_observation(0, [1, 2, 3, 4])
 
-    memory_path  the file at which the two meet; None: what follows `--memory-path` on the command line, else the editor's file if a trainer waits
-                 there, else there is no trainer and heuristics act. Its layout is seen from it
-    channels     stands for this end's side channels
-    on_reset     called when the trainer resets; pending requests of all worlds were dropped then
+    memory_path: the file at which the two meet; None: what follows `--memory-path` on the
+        command line, else the editor's file if a trainer waits there, else there is no
+        trainer and heuristics act. Its layout is seen from it
+    channels: stands for this end's side channels
+    on_reset: called when the trainer resets; pending requests of all worlds were dropped
+        then
     """
 
     def __init__(
@@ -60,7 +73,11 @@ class Bridge:
             raise
         self._path = path
         self._watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
-        if memory_path is None and not path.exists() and (self._watch is None or owner_of(Path(f"{path}{SIMULATOR_SUFFIX}")) is None):
+        if (
+            memory_path is None
+            and not path.exists()
+            and (self._watch is None or owner_of(Path(f"{path}{SIMULATOR_SUFFIX}")) is None)
+        ):
             if self._watch is not None:
                 self._watch.close()
                 self._watch = None
@@ -70,7 +87,9 @@ class Bridge:
             self._watch.close()
             if memory_path is None:
                 return
-            raise SimulatorError(f"the trainer of {path} (process {owner}) is dead; a living one has to start this simulator")
+            raise SimulatorError(
+                f"the trainer of {path} (process {owner}) is dead; a living one has to start this simulator"
+            )
         try:
             self._join(path)
         except BaseException:
@@ -79,7 +98,8 @@ class Bridge:
             raise
 
     def _join(self, path: Path) -> None:
-        """Join the memory; first see that nobody has, since whoever did may have left this file for a larger one."""
+        """Join the memory; first see that nobody has, since whoever did may have left
+        this file for a larger one."""
         mark = Path(f"{path}{SIMULATOR_SUFFIX}")
         if self._watch is not None:
             try:
@@ -99,7 +119,8 @@ class Bridge:
 
     def _taken(self, who: str) -> ConfigError:
         return ConfigError(
-            f"another simulator{who} has joined the trainer at {self._path}, and a trainer takes one; end that one, or start a trainer of its own "
+            f"another simulator{who} has joined the trainer at {self._path}, and a trainer takes one; end "
+            "that one, or start a trainer of its own "
             "for this one"
         )
 
@@ -123,11 +144,14 @@ class Bridge:
         return self._worlds[name]
 
     def exchange(self) -> bool:
-        """Hand all requests over and wait for the actions. Without any request it returns at once, and the trainer goes on waiting.
+        """Hand all requests over and wait for the actions. Without any request it returns
+        at once, and the trainer goes on waiting.
 
-        Only a trainer's very first step is answered without requests, too, by worlds without agents, so that its reset can come.
-        Returns False once a trainer has closed or died, with the cause in `reason`; heuristics act from then on, as they do where there was none.
-        Errors: SimulatorError where a new world cannot be added to the shared memory (it is named), or where what the trainer wrote cannot be.
+        Only a trainer's very first step is answered without requests, too, by worlds
+        without agents, so that its reset can come. Returns False once a trainer has
+        closed or died, with the cause in `reason`; heuristics act from then on, as they
+        do where there was none. Errors: SimulatorError where a new world cannot be added
+        to the shared memory (it is named), or where what the trainer wrote cannot be.
         """
         worlds = list(self._worlds.values())
         if not any(len(world.requests) for world in worlds):
@@ -146,7 +170,8 @@ class Bridge:
         return not self._lost
 
     def close(self) -> None:
-        """Tell the trainer that this simulator ends; the memory's files are then the trainer's to delete."""
+        """Tell the trainer that this simulator ends; the memory's files are then the
+        trainer's to delete."""
         if self._memory is not None:
             self._memory.hand_over(CLOSE)
             self._lose("this simulator closed the bridge", closed=True)
@@ -156,7 +181,8 @@ class Bridge:
         return self._memory is None and self._begun
 
     def _exchange(self, memory: SharedMemory, worlds: Sequence[World]) -> None:
-        if not self._ours and self._receive(memory) == RESET:  # the trainer's first command; what was asked before a reset is dropped
+        # the trainer's first command; what was asked before a reset is dropped
+        if not self._ours and self._receive(memory) == RESET:
             return self._reset(worlds)
         if memory.peer_closed():
             raise PeerLost("the trainer closed the bridge")
@@ -169,16 +195,22 @@ class Bridge:
             world.answer(agents, *read_actions(memory.data, memory.named[world.name], len(agents)))
 
     def _answer(self, memory: SharedMemory, worlds: Sequence[World]) -> tuple[list[Ints], int]:
-        """Hand over what is asked. Return who asks, by world, and the memory's generation."""
-        memory.put(self._outgoing(), [(world.name, world.spec) for world in worlds if world.name not in memory.named])
-        asking = [world.requests.write(memory.layout, memory.data, memory.named[world.name]) for world in worlds]
+        """Hand over what is asked. Return who asks, by world, and the memory's
+        generation."""
+        memory.put(
+            self._outgoing(), [(world.name, world.spec) for world in worlds if world.name not in memory.named]
+        )
+        asking = [
+            world.requests.write(memory.layout, memory.data, memory.named[world.name]) for world in worlds
+        ]
         generation = memory.generation
         self._ours = False
         memory.hand_over(STEP)
         return asking, generation
 
     def _receive(self, memory: SharedMemory, seconds: float = inf) -> int | None:
-        """Wait for the trainer's command, STEP or RESET, or None after so many seconds; queries are answered at once."""
+        """Wait for the trainer's command, STEP or RESET, or None after so many seconds;
+        queries are answered at once."""
         while True:
             command = memory.receive(self._look, seconds)
             if command is None:
@@ -206,7 +238,8 @@ class Bridge:
             self._on_reset()
 
     def _idle(self, worlds: Sequence[World]) -> None:
-        """Without requests: take a first command that has come, and see now and then whether the trainer is still there."""
+        """Without requests: take a first command that has come, and see now and then
+        whether the trainer is still there."""
         if self._memory is None:
             return
         try:
@@ -221,7 +254,8 @@ class Bridge:
             self._lose(str(error))
 
     def _begin(self, memory: SharedMemory, worlds: Sequence[World]) -> None:
-        """Take the command that has come while nobody asks: a reset, or a step, of which the very first is answered with no agents."""
+        """Take the command that has come while nobody asks: a reset, or a step, of which
+        the very first is answered with no agents."""
         first, command = not self._begun, self._receive(memory, 0.0)
         if command == RESET:
             self._reset(worlds)
@@ -230,7 +264,9 @@ class Bridge:
 
     def _look(self) -> None:
         if not self._lives():
-            raise PeerLost(f"the trainer (process {self._parent if self._watch is None else self._watch.owner}) died")
+            raise PeerLost(
+                f"the trainer (process {self._parent if self._watch is None else self._watch.owner}) died"
+            )
 
     def _lives(self) -> bool:
         """Whether the trainer lives, as far as that can be known."""
@@ -239,7 +275,8 @@ class Bridge:
         return self._parent is None or os.getppid() == self._parent
 
     def _lose(self, reason: str, closed: bool = False) -> None:
-        """Go on without a trainer. Of another make's the side that has not `closed` deletes the files; one of ours deletes them while it lives."""
+        """Go on without a trainer. Of another make's the side that has not `closed`
+        deletes the files; one of ours deletes them while it lives."""
         memory, self._memory = self._memory, None
         assert memory is not None
         self._begun, self.reason = True, reason

@@ -1,14 +1,16 @@
-"""Side channels: what trainer and simulator tell each other besides observations and actions. Both ends, and both framings.
+"""Side channels: what trainer and simulator tell each other besides observations and
+actions. Both ends, and both framings.
 
-The bytes that one side hands over with its turn are messages in a row, each a key, an i32 length and so many bytes. The key is the channel's UUID
-in .NET's byte order (framing "uuid"), or an i32 type in an older framing ("type").
+The bytes that one side hands over with its turn are messages in a row, each a key, an i32
+length and so many bytes. The key is the channel's UUID in .NET's byte order (framing
+"uuid"), or an i32 type in an older framing ("type").
 
-    trainer                                           simulator
-    engine = EngineSettings()                         EngineSettings(on_change=apply)
+    trainer                                        simulator
+    engine = EngineSettings()                      EngineSettings(on_change=apply)
     engine.set(time_scale=20.0)
-    parameters = EnvironmentParameters()              parameters.get("gravity", 9.81)
+    parameters = EnvironmentParameters()           parameters.get("gravity", 9.81)
     parameters.set("gravity", Uniform(1.0, 10.0))
-    statistics.tally.take()                           Statistics().add("score", 3.0, "sum")
+    statistics.tally.take()                        Statistics().add("score", 3.0, "sum")
 """
 
 import random
@@ -25,20 +27,23 @@ from tidemill.core.tally import HOWS, How, Tally
 
 Framing = Literal["uuid", "type"]
 
-ENGINE, PARAMETERS, STATISTICS, PROPERTIES = 2, 3, 4, 1  # older types; those of parameters and statistics are ours, the older ones had neither
+# older types; those of parameters and statistics are ours, the older ones had neither
+ENGINE, PARAMETERS, STATISTICS, PROPERTIES = 2, 3, 4, 1
 RAW_TYPES, CUSTOM_TYPES = 1000, 2000  # where the types of raw bytes, and of channels of one's own, begin
 
 
 class SideChannel:
-    """One channel. A custom one is a subclass with a UUID (framing "uuid") or a type from `CUSTOM_TYPES` on (framing "type") of its own that
-    overrides `receive`.
+    """One channel. A custom one is a subclass with a UUID (framing "uuid") or a type from
+    `CUSTOM_TYPES` on (framing "type") of its own that overrides `receive`.
     """
 
     def __init__(self, uuid: UUID | str | None = None, type: int | None = None) -> None:
         try:
             self.uuid = UUID(uuid) if isinstance(uuid, str) else uuid
         except ValueError:
-            raise ConfigError(f'"{uuid}" is no UUID; write one such as "621f0a70-4f87-11ea-a6bf-784f4387d1f7"') from None
+            raise ConfigError(
+                f'"{uuid}" is no UUID; write one such as "621f0a70-4f87-11ea-a6bf-784f4387d1f7"'
+            ) from None
         self.type = type
         self.queue: list[bytes] = []
 
@@ -48,13 +53,16 @@ class SideChannel:
 
     def receive(self, data: bytes) -> None:
         """Called once per message that came, in their order."""
-        raise ChannelError(f"{type(self).__name__}: a message of {len(data)} bytes came from the side that should only read")
+        raise ChannelError(
+            f"{type(self).__name__}: a message of {len(data)} bytes came from the side that should only read"
+        )
 
     def _reader(self, data: bytes) -> Reader:
         return Reader(data, type(self).__name__)
 
     def _older(self) -> bytes | None:
-        """Return the messages that are queued as the older framing has them, or None where that makes no difference."""
+        """Return the messages that are queued as the older framing has them, or None
+        where that makes no difference."""
         return None
 
 
@@ -67,7 +75,8 @@ def framing_of(name: str) -> Framing:
 
 
 class Channels:
-    """The channels of one bridge. Messages for a channel that is not among them are skipped; `unknown` counts them by key."""
+    """The channels of one bridge. Messages for a channel that is not among them are
+    skipped; `unknown` counts them by key."""
 
     def __init__(self, channels: Iterable[SideChannel] = (), framing: Framing = "uuid") -> None:
         self.framing = framing_of(framing)
@@ -77,10 +86,13 @@ class Channels:
             self.register(channel)
 
     def register(self, channel: SideChannel) -> None:
-        """Add a channel. Raises `ConfigError` when it has no key of this framing, or another has the same."""
+        """Add a channel. Raises `ConfigError` when it has no key of this framing, or
+        another has the same."""
         key = self._key(channel)
         if key in self._by_key:
-            raise ConfigError(f"two side channels have one key ({channel.uuid or channel.type}); give each its own")
+            raise ConfigError(
+                f"two side channels have one key ({channel.uuid or channel.type}); give each its own"
+            )
         self._by_key[key] = channel
 
     def __iter__(self) -> Any:
@@ -89,10 +101,16 @@ class Channels:
     def _key(self, channel: SideChannel) -> bytes:
         if self.framing == "uuid":
             if channel.uuid is None:
-                raise ConfigError(f'a {type(channel).__name__} without a UUID cannot be told from others in framing "uuid"; give it one')
+                raise ConfigError(
+                    f"a {type(channel).__name__} without a UUID cannot be told from others in framing "
+                    '"uuid"; give it one'
+                )
             return channel.uuid.bytes_le
         if channel.type is None:
-            raise ConfigError(f'a {type(channel).__name__} without a type cannot be told from others in framing "type"; give it one')
+            raise ConfigError(
+                f'a {type(channel).__name__} without a type cannot be told from others in framing "type"; '
+                "give it one"
+            )
         return struct.pack("<i", channel.type)
 
     @property
@@ -112,10 +130,12 @@ class Channels:
         return b"".join(parts)
 
     def incoming(self, data: bytes) -> None:
-        """Deliver what the other side sent. Raises `ChannelError` for torn bytes; what came before them was delivered."""
+        """Deliver what the other side sent. Raises `ChannelError` for torn bytes; what
+        came before them was delivered."""
         if not data:
             return
-        reader, size = Reader(bytes(data), f'side channels (framing "{self.framing}" here)'), 16 if self.framing == "uuid" else 4
+        reader = Reader(bytes(data), f'side channels (framing "{self.framing}" here)')
+        size = 16 if self.framing == "uuid" else 4
         while reader.left:
             key = reader.take(size)
             message = reader.take(reader.integer())
@@ -127,11 +147,14 @@ class Channels:
 
 
 class RawBytes(SideChannel):
-    """Bytes as they are: `send` on one side, `take` on the other. In framing "type" its type is ``RAW_TYPES + number``."""
+    """Bytes as they are: `send` on one side, `take` on the other. In framing "type" its
+    type is ``RAW_TYPES + number``."""
 
     def __init__(self, uuid: UUID | str | None = None, number: int | None = None) -> None:
         if number is not None and not 0 <= number < CUSTOM_TYPES - RAW_TYPES:
-            raise ConfigError(f"number = {number} of a RawBytes channel must be from 0 to {CUSTOM_TYPES - RAW_TYPES - 1}")
+            raise ConfigError(
+                f"number = {number} of a RawBytes channel must be from 0 to {CUSTOM_TYPES - RAW_TYPES - 1}"
+            )
         super().__init__(uuid, None if number is None else RAW_TYPES + number)
         self._came: list[bytes] = []
 
@@ -147,7 +170,9 @@ class RawBytes(SideChannel):
 class FloatProperties(SideChannel):
     """Numbers by name that both sides set and both see."""
 
-    def __init__(self, uuid: UUID | str = "60ccf7d0-4f7e-11ea-b238-784f4387d1f7", type: int = PROPERTIES) -> None:
+    def __init__(
+        self, uuid: UUID | str = "60ccf7d0-4f7e-11ea-b238-784f4387d1f7", type: int = PROPERTIES
+    ) -> None:
         super().__init__(uuid, type)
         self.values: dict[str, float] = {}
 
@@ -171,11 +196,11 @@ class FloatProperties(SideChannel):
 class Engine:
     """Settings of an engine; None leaves one as it is.
 
-    width, height       of its window, pixels; both or neither
-    quality_level       index of its quality settings
-    time_scale          game seconds per second
-    target_frame_rate   frames per second it tries to draw; -1: as it likes
-    capture_frame_rate  frames per game second, whatever a frame takes; 0: off
+    width, height: of its window, pixels; both or neither
+    quality_level: index of its quality settings
+    time_scale: game seconds per second
+    target_frame_rate: frames per second it tries to draw; -1: as it likes
+    capture_frame_rate: frames per game second, whatever a frame takes; 0: off
     """
 
     width: int | None = None
@@ -187,7 +212,8 @@ class Engine:
 
 
 class EngineSettings(SideChannel):
-    """Settings of the engine, from trainer to simulator. There `settings` holds what came, and `on_change(settings)` is called with each message."""
+    """Settings of the engine, from trainer to simulator. There `settings` holds what
+    came, and `on_change(settings)` is called with each message."""
 
     _ONE = ("quality_level", "time_scale", "target_frame_rate", "capture_frame_rate")
 
@@ -199,11 +225,17 @@ class EngineSettings(SideChannel):
         """Change settings (fields of `Engine`) with the next turn."""
         for name in settings:
             if name not in Engine.__dataclass_fields__:
-                raise ConfigError(f'an engine has no setting "{name}"; {did_you_mean(name, Engine.__dataclass_fields__)}')
+                raise ConfigError(
+                    f'an engine has no setting "{name}"; {did_you_mean(name, Engine.__dataclass_fields__)}'
+                )
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float) if name == "time_scale" else int):
-                raise ConfigError(f"{name} = {value!r} must be {'a number' if name == 'time_scale' else 'an integer'}")
+            if isinstance(value, bool) or not isinstance(
+                value, (int, float) if name == "time_scale" else int
+            ):
+                raise ConfigError(
+                    f"{name} = {value!r} must be {'a number' if name == 'time_scale' else 'an integer'}"
+                )
         if ("width" in given) != ("height" in given):
             raise ConfigError("width and height of the window are set together; give both")
         if not given.get("time_scale", 1.0) >= 0:
@@ -213,7 +245,9 @@ class EngineSettings(SideChannel):
         for number, name in enumerate(self._ONE, 1):
             if name in given:
                 writer = Writer().integer(number)
-                self.send((writer.number(given[name]) if name == "time_scale" else writer.integer(given[name])).data)
+                self.send(
+                    (writer.number(given[name]) if name == "time_scale" else writer.integer(given[name])).data
+                )
         self.settings = Engine(**{**vars(self.settings), **given})
 
     def repeat(self) -> None:
@@ -224,7 +258,14 @@ class EngineSettings(SideChannel):
     def _older(self) -> bytes:
         """One message holds everything but the capture frame rate."""
         known = {name: value for name, value in vars(self.settings).items() if value is not None}
-        known = {"width": 80, "height": 80, "quality_level": 1, "time_scale": 1.0, "target_frame_rate": -1, **known}
+        known = {
+            "width": 80,
+            "height": 80,
+            "quality_level": 1,
+            "time_scale": 1.0,
+            "target_frame_rate": -1,
+            **known,
+        }
         writer = Writer().integer(known["width"]).integer(known["height"]).integer(known["quality_level"])
         return writer.number(known["time_scale"]).integer(known["target_frame_rate"]).data
 
@@ -232,7 +273,10 @@ class EngineSettings(SideChannel):
         reader = self._reader(data)
         changed: dict[str, float]
         if len(data) == 20:  # the older framing's; the longest of the others has 12 bytes
-            changed = {name: reader.number() if name == "time_scale" else reader.integer() for name in list(Engine.__dataclass_fields__)[:5]}
+            changed = {
+                name: reader.number() if name == "time_scale" else reader.integer()
+                for name in list(Engine.__dataclass_fields__)[:5]
+            }
         elif (what := reader.integer()) == 0:
             changed = {"width": reader.integer(), "height": reader.integer()}
         elif 1 <= what <= len(self._ONE):
@@ -247,7 +291,8 @@ class EngineSettings(SideChannel):
 
 
 class EnvironmentParameters(SideChannel):
-    """Parameters of the environment by name, from trainer to simulator: numbers, or samplers that the simulator draws from."""
+    """Parameters of the environment by name, from trainer to simulator: numbers, or
+    samplers that the simulator draws from."""
 
     def __init__(self) -> None:
         super().__init__("534c891e-810f-11ea-a9d0-822485860400", PARAMETERS)
@@ -256,7 +301,8 @@ class EnvironmentParameters(SideChannel):
         self._streams: dict[str, random.Random] = {}
 
     def set(self, name: str, value: float | Sampler, seed: int = 0) -> None:
-        """Set a parameter with the next turn; `seed` is that of a sampler's random stream."""
+        """Set a parameter with the next turn; `seed` is that of a sampler's random
+        stream."""
         self.send(self._encoded(name, value, seed))
         self._put(name, value, seed)
 
@@ -265,7 +311,8 @@ class EnvironmentParameters(SideChannel):
         self.queue = [self._encoded(name, value, self._seeds[name]) for name, value in self.values.items()]
 
     def get(self, name: str, default: float) -> float:
-        """Return a parameter, drawn anew where it is a sampler; `default` when it was not set."""
+        """Return a parameter, drawn anew where it is a sampler; `default` when it was not
+        set."""
         value = self.values.get(name, default)
         return value if isinstance(value, (int, float)) else draw(value, self._streams[name])
 
@@ -285,12 +332,19 @@ class EnvironmentParameters(SideChannel):
                 elif sampler == 2:
                     numbers = reader.numbers()
                     if len(numbers) % 2:
-                        raise ChannelError(f'EnvironmentParameters: the ranges of "{name}" are {len(numbers)} numbers; they must come in pairs')
+                        raise ChannelError(
+                            f'EnvironmentParameters: the ranges of "{name}" are {len(numbers)} numbers; they '
+                            "must come in pairs"
+                        )
                     value = MultiRange(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
                 else:
-                    raise ChannelError(f"EnvironmentParameters: there is no sampler {sampler}; 0 to 2 are known")
+                    raise ChannelError(
+                        f"EnvironmentParameters: there is no sampler {sampler}; 0 to 2 are known"
+                    )
             else:
-                raise ChannelError(f"EnvironmentParameters: there is no kind {kind} of parameters; 0 and 1 are known")
+                raise ChannelError(
+                    f"EnvironmentParameters: there is no kind {kind} of parameters; 0 and 1 are known"
+                )
         except ConfigError as error:
             raise ChannelError(f'EnvironmentParameters: "{name}": {error}') from None
         reader.end()
@@ -308,14 +362,24 @@ class EnvironmentParameters(SideChannel):
             case Gaussian(mean, deviation):
                 return writer.integer(1).integer(seed).integer(1).number(mean).number(deviation).data
             case MultiRange(ranges):
-                return writer.integer(1).integer(seed).integer(2).numbers([number for pair in ranges for number in pair]).data
+                return (
+                    writer.integer(1)
+                    .integer(seed)
+                    .integer(2)
+                    .numbers([number for pair in ranges for number in pair])
+                    .data
+                )
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f'parameter "{name}" = {value!r} must be a number or a sampler (Uniform, Gaussian, MultiRange)')
+            raise ConfigError(
+                f'parameter "{name}" = {value!r} must be a number or a sampler (Uniform, Gaussian, '
+                "MultiRange)"
+            )
         return writer.integer(0).number(value).data
 
 
 class Statistics(SideChannel):
-    """Numbers by name, from simulator to trainer, where they become metrics of the run."""
+    """Numbers by name, from simulator to trainer, where they become metrics of the
+    run."""
 
     def __init__(self) -> None:
         super().__init__("a1d8f7b7-cec8-50f9-b78b-d3e165a78520", STATISTICS)
@@ -332,6 +396,8 @@ class Statistics(SideChannel):
         reader = self._reader(data)
         name, value, number = reader.text(), reader.number(), reader.integer()
         if not 0 <= number < len(HOWS):
-            raise ChannelError(f'Statistics: "{name}" is to be summed up in way {number}; 0 to {len(HOWS) - 1} are known')
+            raise ChannelError(
+                f'Statistics: "{name}" is to be summed up in way {number}; 0 to {len(HOWS) - 1} are known'
+            )
         reader.end()
         self.tally.add(name, value, HOWS[number])

@@ -1,4 +1,5 @@
-"""The conformance kit: plays a simulator, whoever made it, and says point by point whether it does its part of the bridge."""
+"""The conformance kit: plays a simulator, whoever made it, and says point by point
+whether it does its part of the bridge."""
 
 from collections.abc import Sequence
 
@@ -9,11 +10,14 @@ from tidemill.bridge.scenes import SCENES
 from tidemill.core.errors import ConfigError, did_you_mean
 
 
-def check_simulator(program: Program, seconds: float = 5.0, framing: Framing = "uuid", only: Sequence[str] = ()) -> list[Point]:
+def check_simulator(
+    program: Program, seconds: float = 5.0, framing: Framing = "uuid", only: Sequence[str] = ()
+) -> list[Point]:
     """Play a simulator and return all points, or those named in `only`.
 
-    seconds  of plain play, in which late groups, ends, masks and so on are waited for; what does not happen then is "not seen"
-    framing  of the side channels' messages
+    seconds: of plain play, in which late groups, ends, masks and so on are waited for;
+        what does not happen then is "not seen"
+    framing: of the side channels' messages
     """
     for name in only:
         if name not in POINTS:

@@ -1,4 +1,5 @@
-"""Playing a recording into a simulator, to see whether it answers as it, or another, did."""
+"""Playing a recording into a simulator, to see whether it answers as it, or another,
+did."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,15 @@ from tidemill.bridge.specs import ActionTuple, DecisionSteps, TerminalSteps
 from tidemill.bridge.tables import QUERY
 
 
-def compare(recording: Recording, program: Program, tolerance: float = 0.0, tell: Callable[[str], None] = print) -> int:
-    """Play a recording into a simulator: its commands, side-channel data and actions. Return how many exchanges were answered as recorded.
+def compare(
+    recording: Recording, program: Program, tolerance: float = 0.0, tell: Callable[[str], None] = print
+) -> int:
+    """Play a recording into a simulator: its commands, side-channel data and actions.
+    Return how many exchanges were answered as recorded.
 
-    It ends with the first answer that is another; `tell` is called with what differs there. The order of rows does not count, nor do side channels.
-    Numbers may differ by `tolerance`.
+    It ends with the first answer that is another; `tell` is called with what differs
+    there. The order of rows does not count, nor do side channels. Numbers may differ by
+    `tolerance`.
     """
     path, first = command_of(program.path)
     given = Given()
@@ -48,7 +53,8 @@ def compare(recording: Recording, program: Program, tolerance: float = 0.0, tell
 
 
 def _act(recording: Recording, last: Exchange, exchange: Exchange, simulator: Simulator) -> None:
-    """Set the recorded actions, for the same agents in the order in which they ask now."""
+    """Set the recorded actions, for the same agents in the order in which they ask
+    now."""
     for name in exchange.actions:
         recorded, now = recording.steps(last, name)[0], simulator.get_steps(name)[0]
         order = np.empty(len(now), np.intp)
@@ -58,35 +64,48 @@ def _act(recording: Recording, last: Exchange, exchange: Exchange, simulator: Si
         simulator.set_actions(name, ActionTuple(action.continuous[order], action.discrete[order]))
 
 
-def _differences(recording: Recording, exchange: Exchange, simulator: Simulator, tolerance: float) -> list[str]:
+def _differences(
+    recording: Recording, exchange: Exchange, simulator: Simulator, tolerance: float
+) -> list[str]:
     found = []
     specs = simulator.behavior_specs
     for name in exchange.steps:
         spec = recording.specs[name]
         if name not in specs:
             found.append(f'there is no group "{name}"')
-        elif group_spec(name, spec) != group_spec(name, specs[name]) and _bare(name, spec) != _bare(name, specs[name]):
+        elif group_spec(name, spec) != group_spec(name, specs[name]) and _bare(name, spec) != _bare(
+            name, specs[name]
+        ):
             found.append(f'group "{name}" is another: it was {spec}, and is {specs[name]}')
         else:
             (asked, ended), (asks, ends) = recording.steps(exchange, name), simulator.get_steps(name)
             texts = (_difference(asked, asks, "ask", tolerance), _difference(ended, ends, "end", tolerance))
             found += [f'group "{name}": {text}' for text in texts if text]
-    found += [f'there is a group "{name}", which was not there' for name in specs if name not in exchange.steps]
+    found += [
+        f'there is a group "{name}", which was not there' for name in specs if name not in exchange.steps
+    ]
     return found
 
 
 def _bare(name: str, spec: Any) -> tuple[Any, ...]:
-    """What a group is in every layout: without the properties of observations, which only layout 0.3.2 has."""
+    """What a group is in every layout: without the properties of observations, which only
+    layout 0.3.2 has."""
     return name, spec.max_agents, spec.action_spec, [one.shape for one in spec.observation_specs]
 
 
-def _difference(old: DecisionSteps | TerminalSteps, new: DecisionSteps | TerminalSteps, what: str, tolerance: float) -> str:
+def _difference(
+    old: DecisionSteps | TerminalSteps, new: DecisionSteps | TerminalSteps, what: str, tolerance: float
+) -> str:
     """Return how two sets of rows differ, in whatever order; "" where they do not."""
     was, now = np.argsort(old.agent_id, kind="stable"), np.argsort(new.agent_id, kind="stable")
     if not np.array_equal(old.agent_id[was], new.agent_id[now]):
-        return f"the agents that {what} were {old.agent_id[was].tolist()}, and are {new.agent_id[now].tolist()}"
+        return (
+            f"the agents that {what} were {old.agent_id[was].tolist()}, and are {new.agent_id[now].tolist()}"
+        )
     fields: list[tuple[str, Any, Any]] = [("reward", old.reward, new.reward)]
-    fields += [(f"observation {k}", one, other) for k, (one, other) in enumerate(zip(old.obs, new.obs, strict=True))]
+    fields += [
+        (f"observation {k}", one, other) for k, (one, other) in enumerate(zip(old.obs, new.obs, strict=True))
+    ]
     if isinstance(old, TerminalSteps) and isinstance(new, TerminalSteps):
         fields.append(("interrupted", old.interrupted, new.interrupted))
     elif isinstance(old, DecisionSteps) and isinstance(new, DecisionSteps) and old.forbidden is not None:
@@ -94,5 +113,8 @@ def _difference(old: DecisionSteps | TerminalSteps, new: DecisionSteps | Termina
     for field, one, other in fields:
         one, other = one[was].astype(np.float64), other[now].astype(np.float64)
         for row in np.flatnonzero((np.abs(one - other) > tolerance).any(axis=tuple(range(1, one.ndim)))):
-            return f"{field} of agent {old.agent_id[was[row]]} was {np.ravel(one[row])[:8].tolist()}, and is {np.ravel(other[row])[:8].tolist()}"
+            return (
+                f"{field} of agent {old.agent_id[was[row]]} was {np.ravel(one[row])[:8].tolist()}, and is "
+                f"{np.ravel(other[row])[:8].tolist()}"
+            )
     return ""

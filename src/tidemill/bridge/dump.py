@@ -1,4 +1,5 @@
-"""A look inside: what lies in memory files, as plain data. Nothing here writes, and no file needs to be left alone meanwhile."""
+"""A look inside: what lies in memory files, as plain data. Nothing here writes, and no
+file needs to be left alone meanwhile."""
 
 import json
 import os
@@ -24,10 +25,12 @@ _WIDTH = 150
 
 
 def dump(file: Path, header: Path | None = None) -> Plain:
-    """Return what `file` holds: a file of layout 0, or a body of layout 0.3.0 or 0.3.2 with its `header`; the layout is seen from the file.
+    """Return what `file` holds: a file of layout 0, or a body of layout 0.3.0 or 0.3.2
+    with its `header`; the layout is seen from the file.
 
-    Where `file` is itself such a header, its body is looked for beside it. Numbers that are not finite are None, so that all is valid JSON.
-    ImageError where it cannot be read, or is no image.
+    Where `file` is itself such a header, its body is looked for beside it. Numbers that
+    are not finite are None, so that all is valid JSON. ImageError where it cannot be
+    read, or is no image.
     """
     first = _read(file if header is None else header)
     layout = LAYOUTS[_layout_of(first, file, header)]
@@ -35,7 +38,9 @@ def dump(file: Path, header: Path | None = None) -> Plain:
     if header is None and layout.files == 2:
         number = read_header(layout, first)["body"]
         if number > LONGEST_FILE_NAME:
-            raise ImageError(f"{file}: the header says that its body is number {number}, a name that no file has")
+            raise ImageError(
+                f"{file}: the header says that its body is number {number}, a name that no file has"
+            )
         header, body_path = file, file.with_name(file.name + "_" * number)
     first, body = _settled(body_path if header is None else header, None if header is None else body_path)
     image = read_image(layout, first, body)
@@ -55,7 +60,9 @@ def dump(file: Path, header: Path | None = None) -> Plain:
 def text_of(value: Any, indent: int = 0) -> str:
     """Return plain data as JSON: short lists on a line each."""
     line = json.dumps(value, allow_nan=False)
-    deep = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    deep = isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, dict) for item in value)
+    )
     if not value or not isinstance(value, dict | list) or (not deep and indent + len(line) <= _WIDTH):
         return line
     space = " " * (indent + 2)
@@ -86,7 +93,8 @@ def _read(path: Path) -> bytes:
 
 
 def _settled(first: Path, body: Path | None) -> tuple[bytes, bytes | None]:
-    """Read the files as they were at one moment: again where a simulator that runs has changed them meanwhile, but not for ever."""
+    """Read the files as they were at one moment: again where a simulator that runs has
+    changed them meanwhile, but not for ever."""
     end = time.monotonic() + _SETTLE
     before, seen = None, (_read(first), None if body is None else _read(body))
     while seen != before and time.monotonic() < end:
@@ -99,18 +107,24 @@ def _layout_of(first: bytes, file: Path, header: Path | None) -> str:
         try:
             return layout_of(first)
         except ImageError as error:
-            raise ImageError(f"{file}: {error}. If it is a body of layout 0.3.0 or 0.3.2, name its header, too (--header FILE)") from None
+            raise ImageError(
+                f"{file}: {error}. If it is a body of layout 0.3.0 or 0.3.2, name its header, too (--header "
+                "FILE)"
+            ) from None
     try:
         name = layout_of(first)
     except ImageError as error:
         raise ImageError(f"{header} is no header: {error}") from None
     if LAYOUTS[name].files == 1:
-        raise ImageError(f"{header} is a file of layout {name}, which has no header of its own; dump it alone")
+        raise ImageError(
+            f"{header} is a file of layout {name}, which has no header of its own; dump it alone"
+        )
     return name
 
 
 def _turn(layout: Layout, header: Mapping[str, int]) -> tuple[int | None, int]:
-    """Return whose turn it is, and the command, in the numbers of layout 0; None where both sides wait, which they do for an instant."""
+    """Return whose turn it is, and the command, in the numbers of layout 0; None where
+    both sides wait, which they do for an instant."""
     if layout.files == 1:
         return header["turn"], header["command"]
     turn = None
@@ -118,7 +132,9 @@ def _turn(layout: Layout, header: Mapping[str, int]) -> tuple[int | None, int]:
         turn = TRAINER
     elif not header["simulator_blocked"]:
         turn = SIMULATOR
-    command = CLOSE if header["closed"] else RESET if header["reset"] else QUERY if header.get("query") else STEP
+    command = (
+        CLOSE if header["closed"] else RESET if header["reset"] else QUERY if header.get("query") else STEP
+    )
     return turn, command
 
 
@@ -134,7 +150,11 @@ def _group(layout: Layout, memory: bytes, group: Group) -> Plain:
     }
     rows = _rows(memory, group, "agents", "", "agent_id")
     action = _actions(memory, group, rows["n_agents"])
-    masks = _block(memory, group.places["masks"], np.uint8, rows["n_agents"], sum(actions.branches)) if actions.branches else None
+    masks = (
+        _block(memory, group.places["masks"], np.uint8, rows["n_agents"], sum(actions.branches))
+        if actions.branches
+        else None
+    )
     if layout.files == 1:
         flags = {name: _flags(memory, group, name, rows["n_agents"]) for name in ("done", "max_step")}
         return about | _ordered(rows, **flags, masks=masks, action=action)
@@ -143,14 +163,19 @@ def _group(layout: Layout, memory: bytes, group: Group) -> Plain:
     cut = _flags(memory, group, "interrupted", ended["n_agents"])
     return about | {
         "decisions": _ordered(rows, done=none, max_step=none, masks=masks, action=action),
-        "terminations": _ordered(ended, done=[True] * ended["n_agents"], max_step=cut, masks=None, action=None),
+        "terminations": _ordered(
+            ended, done=[True] * ended["n_agents"], max_step=cut, masks=None, action=None
+        ),
         "action": action,
     }
 
 
 def _ordered(rows: Plain, **more: Any) -> Plain:
     every = rows | more
-    return {name: every[name] for name in ("n_agents", "obs", "reward", "done", "max_step", "agent_id", "masks", "action")}
+    return {
+        name: every[name]
+        for name in ("n_agents", "obs", "reward", "done", "max_step", "agent_id", "masks", "action")
+    }
 
 
 def _rows(memory: bytes, group: Group, counter: str, prefix: str, agent_id: str) -> Plain:
@@ -174,8 +199,13 @@ def _actions(memory: bytes, group: Group, rows: int) -> list[list[Any]]:
     """A row per agent: its continuous actions, then a choice per branch."""
     actions, places = group.spec.action_spec, group.places
     sizes = actions.continuous_size, len(actions.branches)
-    starts = [places.get(name, places.get("actions", 0)) for name in ("continuous_actions", "discrete_actions")]
-    parts = [_block(memory, start, kind, rows, size) for start, kind, size in zip(starts, (np.float32, np.int32), sizes, strict=True)]
+    starts = [
+        places.get(name, places.get("actions", 0)) for name in ("continuous_actions", "discrete_actions")
+    ]
+    parts = [
+        _block(memory, start, kind, rows, size)
+        for start, kind, size in zip(starts, (np.float32, np.int32), sizes, strict=True)
+    ]
     return [floats + choices for floats, choices in zip(*parts, strict=True)]
 
 

@@ -1,4 +1,5 @@
-"""`SimulatorEnvironment`: any engine that has joined the bridge, as an environment to train on."""
+"""`SimulatorEnvironment`: any engine that has joined the bridge, as an environment to
+train on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,22 +20,33 @@ from tidemill.core.source import is_expected, load_attribute
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorEnvironment(EnvironmentConfig):
-    """A simulator, started anew for each lane; or one that is open already (an editor), in one lane. docs/simulators.md tells how an engine joins.
+    """A simulator, started anew for each lane; or one that is open already (an editor),
+    in one lane. docs/simulators.md tells how an engine joins.
 
-    path           the executable; a FILE.py is run by this Python, a FILE.exe by Mono. None: an editor joins at the usual file
-    arguments      its further arguments; {lane} and {seed} stand for the lane's number and seed
-    layout         of the memory: "0", "0.3.0" or "0.3.2"
-    framing        of side channels: "uuid", or "type" in older ones
-    parameters     environment parameters by name: numbers, or samplers such as {"uniform": [0.5, 2.0]}
-    engine         engine settings: width, height, quality_level, time_scale, target_frame_rate, capture_frame_rate
-    channels       side channels of one's own: "module:NAME" or "FILE.py:NAME" of callables that return a `SideChannel`, called for each lane
-    groups         groups that may appear late; those that are there after the first reset need not be declared
-    seats          by group: how many agents may be alive at a time, where that is not the rows that it may have in an exchange
-    same_step      an agent may begin an episode in the exchange that ends one. False, where that never happens, takes less memory
-    restarts       how often a simulator that died, or exceeded its deadline, is started again; its open episodes are cut. 0: the run ends
-    start_seconds  how long a simulator may take until its groups are there
-    deadline       seconds that it may take over a step; None: any time
-    max_episode_steps  a promise, where one is needed: no agent's episode has more steps; 0: not known
+    path: the executable; a FILE.py is run by this Python, a FILE.exe by Mono. None: an
+        editor joins at the usual file
+    arguments: its further arguments; {lane} and {seed} stand for the lane's number and
+        seed
+    layout: of the memory: "0", "0.3.0" or "0.3.2"
+    framing: of side channels: "uuid", or "type" in older ones
+    parameters: environment parameters by name: numbers, or samplers such as {"uniform":
+        [0.5, 2.0]}
+    engine: engine settings: width, height, quality_level, time_scale, target_frame_rate,
+        capture_frame_rate
+    channels: side channels of one's own: "module:NAME" or "FILE.py:NAME" of callables
+        that return a `SideChannel`, called for each lane
+    groups: groups that may appear late; those that are there after the first reset need
+        not be declared
+    seats: by group: how many agents may be alive at a time, where that is not the rows
+        that it may have in an exchange
+    same_step: an agent may begin an episode in the exchange that ends one. False, where
+        that never happens, takes less memory
+    restarts: how often a simulator that died, or exceeded its deadline, is started again;
+        its open episodes are cut. 0: the run ends
+    start_seconds: how long a simulator may take until its groups are there
+    deadline: seconds that it may take over a step; None: any time
+    max_episode_steps: a promise, where one is needed: no agent's episode has more steps;
+        0: not known
     """
 
     path: str | None = None
@@ -58,9 +70,14 @@ class SimulatorEnvironment(EnvironmentConfig):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 0")
         if not self.start_seconds > 0 or (self.deadline is not None and not self.deadline > 0):
-            raise ConfigError(f"start_seconds = {self.start_seconds} and deadline = {self.deadline} must be above 0")
+            raise ConfigError(
+                f"start_seconds = {self.start_seconds} and deadline = {self.deadline} must be above 0"
+            )
         if self.path is None and (self.restarts or self.arguments):
-            raise ConfigError("restarts and arguments are for simulators that are started here; name one by path, or leave them out")
+            raise ConfigError(
+                "restarts and arguments are for simulators that are started here; name one by path, or leave "
+                "them out"
+            )
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):
             raise ConfigError(f"groups declares a group twice ({', '.join(names)})")
@@ -78,22 +95,39 @@ class SimulatorEnvironment(EnvironmentConfig):
     @property
     def one_row(self) -> str:
         return (
-            "say that this simulator never does so, if that is true, by same_step=False (--env-arg same_step=false): its agents begin their next "
+            "say that this simulator never does so, if that is true, by same_step=False (--env-arg "
+            "same_step=false): its agents begin their next "
             "episodes in a later exchange than the one that ends one"
         )
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         path, arguments, channels = settings.get("path"), settings.get("arguments"), settings.get("channels")
-        started = [] if path is None else [Outside(f"starts {quoted(path)}" + (f" with {quoted(arguments)}" if arguments else ""), program=str(path))]
-        return [*started, *(called(channel, None) for channel in (channels if isinstance(channels, list) else ()))]
+        started = (
+            []
+            if path is None
+            else [
+                Outside(
+                    f"starts {quoted(path)}" + (f" with {quoted(arguments)}" if arguments else ""),
+                    program=str(path),
+                )
+            ]
+        )
+        return [
+            *started,
+            *(called(channel, None) for channel in (channels if isinstance(channels, list) else ())),
+        ]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
-        """Start `lanes` simulators and return them as an environment. Lane i is told ``seed + i`` as the environment parameter ``seed``."""
+        """Start `lanes` simulators and return them as an environment. Lane i is told
+        ``seed + i`` as the environment parameter ``seed``."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         if self.path is None and lanes > 1:
-            raise ConfigError(f"lanes = {lanes}, but an editor is one simulator; take lanes = 1, or name an executable by path")
+            raise ConfigError(
+                f"lanes = {lanes}, but an editor is one simulator; take lanes = 1, or name an executable by "
+                "path"
+            )
         made = [self._lane(number, seed) for number in range(lanes)]
         try:
             specs = dict(start_all(made, self.start_seconds, bool(self.groups)))
@@ -104,7 +138,9 @@ class SimulatorEnvironment(EnvironmentConfig):
                     raise ConfigError(f'seats names group "{name}"; {did_you_mean(name, specs)}')
                 if count < 1:
                     raise ConfigError(f'seats: group "{name}" needs at least 1 seat, not {count}')
-            environment = SimulatorLanes(made, specs, [group.name for group in self.groups], self.seats, self.same_step)
+            environment = SimulatorLanes(
+                made, specs, [group.name for group in self.groups], self.seats, self.same_step
+            )
             environment.max_episode_steps = self.max_episode_steps
             return environment
         except BaseException:
@@ -124,10 +160,18 @@ class SimulatorEnvironment(EnvironmentConfig):
                 channels=channels,
                 start_seconds=self.start_seconds,
                 deadline=self.deadline,
-                environment={"MONO_DISABLE_SHARED_AREA": "1"},  # Mono's file in /dev/shm stays behind where it is killed
+                # Mono's file in /dev/shm stays behind where it is killed
+                environment={"MONO_DISABLE_SHARED_AREA": "1"},
             )
 
-        lane = Lane(number, name, start, [self._channel(channel) for channel in self.channels], self.framing, self.restarts)
+        lane = Lane(
+            number,
+            name,
+            start,
+            [self._channel(channel) for channel in self.channels],
+            self.framing,
+            self.restarts,
+        )
         lane.engine.set(**self.engine)
         lane.parameters.set("seed", own)
         for key, value in self.parameters.items():
@@ -136,12 +180,17 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _command(self, lane: int, seed: int) -> tuple[str | None, Sequence[str]]:
         """Return the executable and its arguments."""
-        arguments = [text.replace("{lane}", str(lane)).replace("{seed}", str(seed)) for text in reveal(self.arguments)]
+        arguments = [
+            text.replace("{lane}", str(lane)).replace("{seed}", str(seed)) for text in reveal(self.arguments)
+        ]
         if self.path is None:
             return None, ()
         path, script = command_of(self.path)
         if not is_expected(Path(self.path)):
-            raise SimulatorError(f"{self.path} is not what it was when it was allowed to run; see what has changed it, and start again")
+            raise SimulatorError(
+                f"{self.path} is not what it was when it was allowed to run; see what has changed it, and "
+                "start again"
+            )
         return path, (*script, *arguments)
 
     def _channel(self, name: str) -> SideChannel:

@@ -1,8 +1,9 @@
 """The files of a bridge: where they lie, who owns them, and that none stays behind.
 
-Beside the first memory file PATH lie two small ones that only peers of this kind know: `PATH.trainer` and `PATH.simulator`. Each holds its owner's
-process id, and its owner holds a lock (flock) on it, which the kernel gives back however the owner ends. So whoever gets the lock knows that the
-other side is dead.
+Beside the first memory file PATH lie two small ones that only peers of this kind know:
+`PATH.trainer` and `PATH.simulator`. Each holds its owner's process id, and its owner
+holds a lock (flock) on it, which the kernel gives back however the owner ends. So whoever
+gets the lock knows that the other side is dead.
 """
 
 import contextlib
@@ -29,8 +30,9 @@ _MEMORY = Path("/dev/shm")  # memory that no disk is behind
 
 
 def shared_folder() -> Path:
-    """Return the folder in which simulators of other makes look, `ml-agents` in the temporary directory. Errors: ConfigError where that is none in
-    which files can be made: Python would take another one, and a simulator would look in vain."""
+    """Return the folder in which simulators of other makes look, `ml-agents` in the
+    temporary directory. Errors: ConfigError where that is none in which files can be
+    made: Python would take another one, and a simulator would look in vain."""
     given = os.environ.get("TMPDIR")
     try:
         if given and not Path(tempfile.gettempdir()).samefile(given):
@@ -39,7 +41,8 @@ def shared_folder() -> Path:
     except OSError as error:
         where = f"TMPDIR = {given}" if given else "the temporary directory"
         raise ConfigError(
-            f"no memory file can be made in {where}: {error.strerror or error}. Let the environment variable TMPDIR name a folder in which there is "
+            f"no memory file can be made in {where}: {error.strerror or error}. Let the environment variable "
+            "TMPDIR name a folder in which there is "
             "room and in which you may write, for the trainer and for the simulator alike"
         ) from None
 
@@ -47,9 +50,14 @@ def shared_folder() -> Path:
 def _told(folder: Path, error: OSError) -> str:
     """Return why nothing can be made in a folder, and what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        cure = "let the environment variable TMPDIR name a folder in which you may write, or take another path (memory_path)"
+        cure = (
+            "let the environment variable TMPDIR name a folder in which you may write, or take another path "
+            "(memory_path)"
+        )
         return f"{error.strerror}; {cure}"
-    larger = ", make it larger (mount -o remount,size=1G /dev/shm; of a container: --shm-size=1g)" * (_MEMORY in (folder, *folder.parents))
+    larger = ", make it larger (mount -o remount,size=1G /dev/shm; of a container: --shm-size=1g)" * (
+        _MEMORY in (folder, *folder.parents)
+    )
     return f"{error.strerror}; remove what is not needed in {folder.parent}{larger}, or lower max_agents"
 
 
@@ -59,7 +67,8 @@ def editor_path() -> Path:
 
 
 def create_file(path: Path, size: int) -> mmap.mmap:
-    """Make a file of zeros that only its owner may read, and map it. What has that name is removed, never followed."""
+    """Make a file of zeros that only its owner may read, and map it. What has that name
+    is removed, never followed."""
     try:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, _NEW, 0o600)
@@ -67,13 +76,16 @@ def create_file(path: Path, size: int) -> mmap.mmap:
         raise SimulatorError(f"the memory file {path} cannot be made: {_told(path.parent, error)}") from None
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)  # where memory is short, an error here and not a crash at the first write
+            # where memory is short, an error here and not a crash at the first write
+            os.posix_fallocate(descriptor, 0, size)
         else:
             os.truncate(descriptor, size)
         return mmap.mmap(descriptor, size)
     except OSError as error:
         path.unlink()
-        raise SimulatorError(f"no room for {size} bytes in {path.parent}: {_told(path.parent, error)}") from None
+        raise SimulatorError(
+            f"no room for {size} bytes in {path.parent}: {_told(path.parent, error)}"
+        ) from None
     finally:
         os.close(descriptor)
 
@@ -90,16 +102,20 @@ def open_file(path: Path) -> mmap.mmap:
             raise ImageError(f"the memory file {path} is empty, or no plain file")
         return mmap.mmap(descriptor, about.st_size)
     except OSError as error:
-        raise ImageError(f"the memory file {path} of {about.st_size} bytes cannot be mapped: {error.strerror}") from None
+        raise ImageError(
+            f"the memory file {path} of {about.st_size} bytes cannot be mapped: {error.strerror}"
+        ) from None
     finally:
         os.close(descriptor)
 
 
 class Lock:
-    """A companion file that its owner holds: it is there, and locked, for as long as the owner lives."""
+    """A companion file that its owner holds: it is there, and locked, for as long as the
+    owner lives."""
 
     def __init__(self, path: Path) -> None:
-        """Make it, in place of one whose owner is dead; BlockingIOError where a living one holds it, SimulatorError where it cannot be made."""
+        """Make it, in place of one whose owner is dead; BlockingIOError where a living
+        one holds it, SimulatorError where it cannot be made."""
         self.path = path
         self._descriptor = -1
         try:
@@ -120,7 +136,8 @@ class Lock:
         try:
             _take(descriptor)
             with contextlib.suppress(FileNotFoundError):
-                ours = os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(descriptor))  # nobody removed it in between
+                # nobody removed it in between
+                ours = os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(descriptor))
                 if ours and new:
                     self._descriptor = os.dup(descriptor)  # the lock is the copy's, too
                     return True
@@ -186,7 +203,8 @@ class Watch:
 
 
 class Meeting:
-    """Where a trainer and its simulator meet: the first memory file's `path`, held by this trainer until `leave`."""
+    """Where a trainer and its simulator meet: the first memory file's `path`, held by
+    this trainer until `leave`."""
 
     def __init__(self, path: Path, folder: Path | None) -> None:
         self.path = path
@@ -196,17 +214,24 @@ class Meeting:
         except BlockingIOError:
             owner = owner_of(Path(f"{path}{TRAINER_SUFFIX}")) or "?"
             raise ConfigError(
-                f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its simulator at another file (memory_path)"
+                f"another trainer (process {owner}) holds {path}; close it, or let one of the two meet its "
+                "simulator at another file (memory_path)"
             ) from None
         if folder is None and not _replaceable(path):
             self._lock.release()
-            raise ConfigError(f"{path} is no memory file, and would be replaced by one; meet at another one (memory_path), or remove it")
+            raise ConfigError(
+                f"{path} is no memory file, and would be replaced by one; meet at another one (memory_path), "
+                "or remove it"
+            )
         remove_memory(self.path)  # of a dead owner
 
     @classmethod
     def own(cls, layout_files: int) -> "Meeting":
-        """Make a folder of our own for a simulator that this trainer starts; those of dead owners are removed."""
-        root = _MEMORY if layout_files == 1 and os.access(_MEMORY, os.W_OK | os.X_OK) else shared_folder().parent
+        """Make a folder of our own for a simulator that this trainer starts; those of
+        dead owners are removed."""
+        root = (
+            _MEMORY if layout_files == 1 and os.access(_MEMORY, os.W_OK | os.X_OK) else shared_folder().parent
+        )
         if layout_files == 2:  # it looks in its own folder for a name
             root = shared_folder()
         prefix = f"{_FOLDER}{os.getuid()}-"
@@ -217,14 +242,18 @@ class Meeting:
                 root.mkdir(exist_ok=True)
                 folder.mkdir(0o700)
             except OSError as error:
-                raise ConfigError(f"no folder for memory files can be made in {root}: {_told(root, error)}") from None
+                raise ConfigError(
+                    f"no folder for memory files can be made in {root}: {_told(root, error)}"
+                ) from None
             try:
                 return cls(folder / "memory", folder)
             except SimulatorError:
                 folder.rmdir()
                 raise
             except (ConfigError, FileNotFoundError):
-                continue  # another trainer, which looked for what the dead left, was quicker: it has removed it
+                # another trainer, which looked for what the dead left, was quicker: it
+                # has removed it
+                continue
 
     @classmethod
     def at(cls, path: Path) -> "Meeting":
@@ -257,7 +286,8 @@ def _replaceable(path: Path) -> bool:
 
 
 def owner_of(path: Path) -> str | None:
-    """Return the process id of a companion's owner, as text; None where there is none that lives."""
+    """Return the process id of a companion's owner, as text; None where there is none
+    that lives."""
     watch = Watch.find(path)
     if watch is None:
         return None
@@ -267,17 +297,21 @@ def owner_of(path: Path) -> str | None:
 
 
 def remove_memory(path: Path) -> None:
-    """Remove the memory files that began at `path`, whatever they grew to or were going to be, and the simulator's companion. What a simulator has
-    put in their place that is neither a file nor an empty folder stays."""
+    """Remove the memory files that began at `path`, whatever they grew to or were going
+    to be, and the simulator's companion. What a simulator has put in their place that is
+    neither a file nor an empty folder stays."""
     for entry in path.parent.iterdir():
         rest = entry.name.removeprefix(path.name)
-        if entry.name.startswith(path.name) and (not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)):
+        if entry.name.startswith(path.name) and (
+            not rest.strip("_") or rest in (SIMULATOR_SUFFIX, NEW_SUFFIX)
+        ):
             with contextlib.suppress(OSError):
                 entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def remove_dead(path: Path) -> None:
-    """Remove the files of a trainer that died, as its simulator; where others may meet as well that is left to the next trainer."""
+    """Remove the files of a trainer that died, as its simulator; where others may meet as
+    well that is left to the next trainer."""
     if path.parent.name.startswith(_FOLDER):
         with contextlib.suppress(OSError):
             remove_memory(path)
@@ -286,7 +320,8 @@ def remove_dead(path: Path) -> None:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    """Remove the folders of trainers that died. One without a lock is just being made, or was not made to the end."""
+    """Remove the folders of trainers that died. One without a lock is just being made, or
+    was not made to the end."""
     for folder in root.glob(prefix + "*"):
         with contextlib.suppress(OSError, ConfigError, SimulatorError):  # ConfigError: it lives
             about = folder.lstat()

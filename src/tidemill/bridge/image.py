@@ -1,4 +1,5 @@
-"""Memory images read and written by the tables. Every length, count and offset in them is checked before it is used."""
+"""Memory images read and written by the tables. Every length, count and offset in them is
+checked before it is used."""
 
 import mmap
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ LONGEST_NAME = NAME_BYTES - 1
 
 @dataclass(frozen=True)
 class Group:
-    """A group as it lies in memory: `places` has the offset of each field, `end` is the offset behind it."""
+    """A group as it lies in memory: `places` has the offset of each field, `end` is the
+    offset behind it."""
 
     name: str
     spec: BehaviorSpec
@@ -33,18 +35,31 @@ def check_spec(layout: Layout, name: str, spec: BehaviorSpec) -> None:
     actions = spec.action_spec
     what = f'world "{name}"'
     if not 0 < len(name) <= LONGEST_NAME or not name.isascii() or not name.isprintable():
-        raise ConfigError(f"{what}: a name has 1 to {LONGEST_NAME} printable ASCII characters, this one has {len(name)}")
+        raise ConfigError(
+            f"{what}: a name has 1 to {LONGEST_NAME} printable ASCII characters, this one has {len(name)}"
+        )
     if spec.max_agents < 1:
         raise ConfigError(f"{what}: max_agents = {spec.max_agents} must be at least 1")
     for observation in spec.observation_specs:
         if not 1 <= len(observation.shape) <= SHAPE_NUMBERS or min(observation.shape) < 1:
-            raise ConfigError(f"{what}: an observation's shape has one to three numbers from 1 up, not {observation.shape}")
+            raise ConfigError(
+                f"{what}: an observation's shape has one to three numbers from 1 up, not {observation.shape}"
+            )
     if actions.continuous_size < 0 or any(size < 1 for size in actions.branches):
-        raise ConfigError(f"{what}: {actions.continuous_size} continuous actions and branches of {actions.branches} actions cannot be")
+        raise ConfigError(
+            f"{what}: {actions.continuous_size} continuous actions and branches of {actions.branches} "
+            "actions cannot be"
+        )
     if actions.continuous_size and actions.branches and not layout.hybrid:
-        raise ConfigError(f"{what} has continuous actions and branches; layout {layout.name} takes one of them only, 0.3.2 takes both")
+        raise ConfigError(
+            f"{what} has continuous actions and branches; layout {layout.name} takes one of them only, 0.3.2 "
+            "takes both"
+        )
     if group_bytes(layout, name, spec) > LARGEST:
-        raise ConfigError(f"{what}: {spec.max_agents} agents do not fit a file of {LARGEST} bytes; lower max_agents, or make observations smaller")
+        raise ConfigError(
+            f"{what}: {spec.max_agents} agents do not fit a file of {LARGEST} bytes; lower max_agents, or "
+            "make observations smaller"
+        )
 
 
 def symbols_of(name: str, spec: BehaviorSpec) -> dict[str, int]:
@@ -68,7 +83,9 @@ def group_bytes(layout: Layout, name: str, spec: BehaviorSpec) -> int:
     return sum(field.bytes(symbols) for field in layout.group)
 
 
-def write_group(layout: Layout, memory: bytearray | mmap.mmap, start: int, name: str, spec: BehaviorSpec) -> Group:
+def write_group(
+    layout: Layout, memory: bytearray | mmap.mmap, start: int, name: str, spec: BehaviorSpec
+) -> Group:
     """Write what a group is at `start`, where all is zero as yet."""
     check_spec(layout, name, spec)
     actions, observations = spec.action_spec, spec.observation_specs
@@ -85,7 +102,9 @@ def write_group(layout: Layout, memory: bytearray | mmap.mmap, start: int, name:
         "branches": list(actions.branches),
         "observations": len(observations),
         "shapes": [number for shape in shapes for number in shape],
-        "observation_specs": [number for pair in zip(shapes, properties, strict=True) for part in pair for number in part],
+        "observation_specs": [
+            number for pair in zip(shapes, properties, strict=True) for part in pair for number in part
+        ],
         "continuous_size": actions.continuous_size,
         "branch_count": len(actions.branches),
     }
@@ -103,7 +122,8 @@ def write_group(layout: Layout, memory: bytearray | mmap.mmap, start: int, name:
 
 
 def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
-    """Read the group at `start`, which must end at or before `limit`; ImageError where it cannot be one."""
+    """Read the group at `start`, which must end at or before `limit`; ImageError where it
+    cannot be one."""
     symbols: dict[str, int] = {}
     values: dict[str, tuple[int, ...]] = {}
     places: dict[str, int] = {}
@@ -112,7 +132,8 @@ def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
         size = field.bytes(symbols)
         if size > limit - place:
             raise ImageError(
-                f'the group at byte {start} cannot be read by layout {layout.name}: its "{field.name}" would be {size} bytes from byte {place} on, '
+                f'the group at byte {start} cannot be read by layout {layout.name}: its "{field.name}" would '
+                f"be {size} bytes from byte {place} on, "
                 f"and the memory ends at {limit}. Do both sides use the same layout?"
             )
         places[field.name] = place
@@ -123,7 +144,8 @@ def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
                 _learn(field.name, values, symbols)
             except ValueError as error:
                 raise ImageError(
-                    f"the group at byte {start} cannot be read by layout {layout.name}: {error}. Do both sides use the same layout?"
+                    f"the group at byte {start} cannot be read by layout {layout.name}: {error}. Do both "
+                    "sides use the same layout?"
                 ) from None
         place += size
     observations = _observations(values)
@@ -132,7 +154,8 @@ def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
 
 
 def _learn(name: str, values: Mapping[str, tuple[int, ...]], symbols: dict[str, int]) -> None:
-    """Take from the field just read what the sizes of later ones depend on; ValueError where it cannot be."""
+    """Take from the field just read what the sizes of later ones depend on; ValueError
+    where it cannot be."""
     value = values[name][0] if values[name] else 0
     match name:
         case "name_bytes":
@@ -164,8 +187,16 @@ def _at_least(least: int, name: str, value: int) -> int:
 def _name(raw: tuple[int, ...], layout: Layout) -> str:
     text = bytes(raw) if layout.files == 2 else bytes(raw[1 : 1 + raw[0]])
     whole = layout.files == 2 or raw[0] == len(text)
-    if not whole or not 0 < len(text) <= LONGEST_NAME or not text.isascii() or not text.decode("ascii").isprintable():
-        raise ImageError(f"a group's name {text[:80]!r} has not 1 to {LONGEST_NAME} printable ASCII characters. Do both sides use the same layout?")
+    if (
+        not whole
+        or not 0 < len(text) <= LONGEST_NAME
+        or not text.isascii()
+        or not text.decode("ascii").isprintable()
+    ):
+        raise ImageError(
+            f"a group's name {text[:80]!r} has not 1 to {LONGEST_NAME} printable ASCII characters. Do both "
+            "sides use the same layout?"
+        )
     return text.decode("ascii")
 
 
@@ -188,9 +219,10 @@ def _observations(values: Mapping[str, tuple[int, ...]]) -> tuple[ObservationSpe
 class Image:
     """What memory holds at one moment.
 
-    header, body  the fields of the header and of the side channel; `side_channel` are the data themselves
-    groups        in their order
-    end           offset behind the last group, in the file that holds them
+    header, body: the fields of the header and of the side channel; `side_channel` are the
+        data themselves
+    groups: in their order
+    end: offset behind the last group, in the file that holds them
     """
 
     layout: Layout
@@ -203,22 +235,41 @@ class Image:
 def read_header(layout: Layout, memory: Memory) -> dict[str, int]:
     """Read the header and check that it is one of this layout; ImageError otherwise."""
     if len(memory) < layout.header_bytes:
-        raise ImageError(f"{len(memory)} bytes are too few for a header of layout {layout.name}, which has {layout.header_bytes}")
+        raise ImageError(
+            f"{len(memory)} bytes are too few for a header of layout {layout.name}, which has "
+            f"{layout.header_bytes}"
+        )
     header, place = {}, 0
     for field in layout.header:
         header[field.name] = memory[place] if field.kind == "u8" else int(read_int(memory, place)[0])
         place += field.bytes({})
-    version = tuple(header[name] for name in (("version",) if layout.files == 1 else ("major", "minor", "patch")))
+    version = tuple(
+        header[name] for name in (("version",) if layout.files == 1 else ("major", "minor", "patch"))
+    )
     if version != layout.version:
-        raise ImageError(f"the memory is of version {_dotted(version)}, and layout {layout.name} was chosen; choose the layout that both sides know")
+        raise ImageError(
+            f"the memory is of version {_dotted(version)}, and layout {layout.name} was chosen; choose the "
+            "layout that both sides know"
+        )
     if layout.files == 2 and not header["capacity"] and not header["groups_bytes"]:
-        header["capacity"] = 4  # as the original trainer begins: its body has these four bytes, of which its header does not tell
+        # as the original trainer begins: its body has these four bytes, of which its
+        # header does not tell
+        header["capacity"] = 4
     if header["capacity"] < 4:
-        raise ImageError(f"the side channel's capacity is {header['capacity']}, and 4 bytes of it are its length")
-    if layout.files == 1 and not layout.header_bytes + header["capacity"] + 4 <= header["file_bytes"] <= len(memory):
-        raise ImageError(f"the header says {header['file_bytes']} bytes with a side channel of {header['capacity']}; the file has {len(memory)}")
+        raise ImageError(
+            f"the side channel's capacity is {header['capacity']}, and 4 bytes of it are its length"
+        )
+    if layout.files == 1 and not layout.header_bytes + header["capacity"] + 4 <= header["file_bytes"] <= len(
+        memory
+    ):
+        raise ImageError(
+            f"the header says {header['file_bytes']} bytes with a side channel of {header['capacity']}; the "
+            f"file has {len(memory)}"
+        )
     if layout.files == 2 and (header["groups_bytes"] < 0 or header["body"] < 1):
-        raise ImageError(f"the header says that body {header['body']} has groups of {header['groups_bytes']} bytes")
+        raise ImageError(
+            f"the header says that body {header['body']} has groups of {header['groups_bytes']} bytes"
+        )
     return header
 
 
@@ -227,13 +278,18 @@ def layout_of(memory: Memory) -> str:
     for layout in LAYOUTS.values():
         place = layout.offset("version" if layout.files == 1 else "major")
         numbers = memory[place : place + 4 * len(layout.version)]
-        same = len(memory) >= layout.header_bytes and unpack(f"<{len(layout.version)}i", numbers) == layout.version
-        if same and (layout.files == 2 or read_int(memory, 0)[0]):  # a file of two begins with 0, the file of one with its length
+        same = (
+            len(memory) >= layout.header_bytes
+            and unpack(f"<{len(layout.version)}i", numbers) == layout.version
+        )
+        # a file of two begins with 0, the file of one with its length
+        if same and (layout.files == 2 or read_int(memory, 0)[0]):
             return layout.name
     begin = bytes(memory[: min(len(memory), 12) & ~3])
     starts = ", ".join(map(str, unpack(f"<{len(begin) // 4}i", begin)))
     raise ImageError(
-        f"the memory is of none of the layouts {', '.join(LAYOUTS)}: it has {len(memory)} bytes and begins with {starts or 'nothing'}. Trainer and "
+        f"the memory is of none of the layouts {', '.join(LAYOUTS)}: it has {len(memory)} bytes and begins "
+        f"with {starts or 'nothing'}. Trainer and "
         "simulator must know one layout, of versions of Tidemill that fit"
     )
 
@@ -258,7 +314,9 @@ def read_groups(layout: Layout, header: Mapping[str, int], body: Memory) -> tupl
     else:
         limit, count = place + header["groups_bytes"], None
         if limit > len(body):
-            raise ImageError(f"the header says {limit} bytes of side channel and groups, and the body file has {len(body)}")
+            raise ImageError(
+                f"the header says {limit} bytes of side channel and groups, and the body file has {len(body)}"
+            )
     while place < limit if count is None else len(groups) < count:
         group = read_group(layout, body, place, limit)
         if group.name in groups:
@@ -286,4 +344,10 @@ def read_image(layout: Layout, first: Memory, body: Memory | None = None) -> Ima
     if rest is None:
         raise ImageError(f"layout {layout.name} has two files: the header, and a body")
     groups = read_groups(layout, header, rest)
-    return Image(layout, header, read_side_channel(layout, header, rest), groups, groups[-1].end if groups else groups_place(layout, header))
+    return Image(
+        layout,
+        header,
+        read_side_channel(layout, header, rest),
+        groups,
+        groups[-1].end if groups else groups_place(layout, header),
+    )

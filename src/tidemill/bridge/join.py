@@ -16,7 +16,8 @@ def create_memory(layout: Layout, path: Path, side: int) -> SharedMemory:
 
 
 def join_memory(path: Path, side: int = SIMULATOR) -> SharedMemory:
-    """Join a memory that is there, as the simulator unless another side is given, whatever layout it is of."""
+    """Join a memory that is there, as the simulator unless another side is given,
+    whatever layout it is of."""
     first = open_file(path)
     layout = LAYOUTS[layout_of(first)]
     first.close()

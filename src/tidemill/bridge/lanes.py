@@ -1,4 +1,5 @@
-"""Simulators as a Tidemill environment: a lane is a simulator, a group of its agents is seats, a tick is an exchange with all of them at once."""
+"""Simulators as a Tidemill environment: a lane is a simulator, a group of its agents is
+seats, a tick is an exchange with all of them at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +12,14 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.bridge.channels import Channels, EngineSettings, EnvironmentParameters, Framing, SideChannel, Statistics
+from tidemill.bridge.channels import (
+    Channels,
+    EngineSettings,
+    EnvironmentParameters,
+    Framing,
+    SideChannel,
+    Statistics,
+)
 from tidemill.bridge.messages import ChannelError
 from tidemill.bridge.samplers import Gaussian, MultiRange, Sampler, Uniform
 from tidemill.bridge.seats import Index, Seats
@@ -21,13 +29,24 @@ from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, Term
 from tidemill.bridge.tables import RESET, STEP
 from tidemill.bridge.waiter import Waiter
 from tidemill.core.clock import awake
-from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ImageError, SimulatorError, TidemillError
+from tidemill.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    ImageError,
+    SimulatorError,
+    TidemillError,
+)
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Tally, Told, summary
 
-PATIENCE = 0.002  # seconds that `ready` waits for an answer before a thread does: most come sooner, and a wait by thread costs more than they do
+# seconds that `ready` waits for an answer before a thread does: most come sooner, and a
+# wait by thread costs more than they do
+PATIENCE = 0.002
 CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
-MOST_EMPTY = 10_000  # exchanges in a row in which no agent of a lane asks for a decision, at the begin of its episodes
+# exchanges in a row in which no agent of a lane asks for a decision, at the begin of its
+# episodes
+MOST_EMPTY = 10_000
 MOST_KNOWN = 64  # arrays of seats whose rows are kept
 SEEDS = 1 << 24  # a seed travels as a float32
 
@@ -36,12 +55,13 @@ Start = Callable[[int, Channels], Simulator]
 
 
 class Place:
-    """Where the seats of one group of agents (as the simulator has them) lie in one group of the tick (as agent specs have them).
+    """Where the seats of one group of agents (as the simulator has them) lie in one group
+    of the tick (as agent specs have them).
 
-    tick      which tick
-    width     seats of a lane in that tick
-    position  int [seats]: where each seat lies among them; -1: in another tick
-    whole     all seats lie in this tick
+    tick: which tick
+    width: seats of a lane in that tick
+    position: int [seats]: where each seat lies among them; -1: in another tick
+    whole: all seats lie in this tick
     """
 
     def __init__(self, tick: int, width: int, position: Index) -> None:
@@ -74,14 +94,18 @@ class Crowd:
         self.seats = Seats(name, seats)
         self.asking: Index = np.zeros(0, np.intp)  # the seats of those that asked last, in their order
         self._rows: Rows = []
-        self._known: dict[int, tuple[Index, Rows]] = {}  # by the array of seats: what was found, while `Seats` gives the same again
+        # by the array of seats: what was found, while `Seats` gives the same again
+        self._known: dict[int, tuple[Index, Rows]] = {}
 
     def _rows_of(self, seats: Index) -> Rows:
         known = self._known.get(id(seats))
         if known is None:
             if len(self._known) == MOST_KNOWN:
                 self._known.clear()
-            known = self._known[id(seats)] = seats, [(place, *place.rows(self.lane, seats)) for place in self.places]
+            known = self._known[id(seats)] = (
+                seats,
+                [(place, *place.rows(self.lane, seats)) for place in self.places],
+            )
         return known[1]
 
     def act(self, actions: Sequence[Arrays], simulator: Simulator) -> None:
@@ -93,7 +117,9 @@ class Crowd:
             self.form.act(actions[place.tick], rows, which, out)
         simulator.set_actions(self.name, out)
 
-    def observe(self, decisions: DecisionSteps, terminals: TerminalSteps, ticks: Sequence[Tick], same_step: bool) -> None:
+    def observe(
+        self, decisions: DecisionSteps, terminals: TerminalSteps, ticks: Sequence[Tick], same_step: bool
+    ) -> None:
         """Write what came."""
         ended: Index = np.zeros(0, np.intp)
         if len(terminals):
@@ -102,8 +128,13 @@ class Crowd:
                 known = (ended >= 0).nonzero()[0]
                 ended = ended[known]
             if len(set(ended.tolist())) < len(ended):
-                agents, times = np.unique(terminals.agent_id if known is None else terminals.agent_id[known], return_counts=True)
-                raise EnvironmentFault(f'group "{self.name}": agent {agents[times > 1][0]} ends two episodes in one exchange; exchange in between')
+                agents, times = np.unique(
+                    terminals.agent_id if known is None else terminals.agent_id[known], return_counts=True
+                )
+                raise EnvironmentFault(
+                    f'group "{self.name}": agent {agents[times > 1][0]} ends two episodes in one exchange; '
+                    "exchange in between"
+                )
             for place, which, rows in self._rows_of(ended):
                 tick, those = ticks[place.tick], which if known is None else known[which]
                 interrupted = terminals.interrupted[those]
@@ -122,14 +153,19 @@ class Crowd:
         for place, which, rows in self._rows:
             tick = ticks[place.tick]
             tick.present[rows] = True
-            tick.reward[rows] = np.where(new[which], tick.reward[rows], decisions.reward[which]) if fresh else decisions.reward[which]
+            tick.reward[rows] = (
+                np.where(new[which], tick.reward[rows], decisions.reward[which])
+                if fresh
+                else decisions.reward[which]
+            )
             self.form.observe(decisions, which, tick.observation, rows)
 
     def _restart(self, seats: Index, ticks: Sequence[Tick], same_step: bool) -> None:
         """These seats ended an episode in this exchange and have another one already."""
         if not same_step:
             raise EnvironmentFault(
-                f'group "{self.name}": {len(seats)} agents ended an episode and others took their seats in one exchange, although same_step = False '
+                f'group "{self.name}": {len(seats)} agents ended an episode and others took their seats in '
+                "one exchange, although same_step = False "
                 "says that this never happens; leave it out"
             )
         for place, _, rows in self._rows_of(seats):
@@ -152,17 +188,27 @@ class Crowd:
 class Lane:
     """One simulator, and what is between it and the environment.
 
-    number     which lane it is; `name` is what messages call it
-    gone       it died in this tick, when episodes were open, and another one is being started
-    resetting  the exchange under way begins episodes
-    empty      exchanges in a row in which nobody asked for a decision
-    known      how many groups it had when they were last looked at
-    said       the statistics that came with its last answer
+    number: which lane it is; `name` is what messages call it
+    gone: it died in this tick, when episodes were open, and another one is being started
+    resetting: the exchange under way begins episodes
+    empty: exchanges in a row in which nobody asked for a decision
+    known: how many groups it had when they were last looked at
+    said: the statistics that came with its last answer
     """
 
-    def __init__(self, number: int, name: str, start: Start, channels: Sequence[SideChannel], framing: Framing, restarts: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        start: Start,
+        channels: Sequence[SideChannel],
+        framing: Framing,
+        restarts: int,
+    ) -> None:
         self.number, self.name, self._start, self._restarts = number, name, start, restarts
-        self.engine, self.parameters, self.statistics = EngineSettings(), EnvironmentParameters(), Statistics()
+        self.engine = EngineSettings()
+        self.parameters = EnvironmentParameters()
+        self.statistics = Statistics()
         self._own, self._framing = channels, framing
         self.tally, self.said = Tally(), dict[str, Told]()
         self.crowds: list[Crowd] = []
@@ -178,7 +224,8 @@ class Lane:
         return self._simulator
 
     def start(self) -> Simulator:
-        """Start the simulator, and wait until it is there. What was set of engine and parameters is told to it with the first exchange."""
+        """Start the simulator, and wait until it is there. What was set of engine and
+        parameters is told to it with the first exchange."""
         channels = Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing)
         self._simulator = self._start(self.number, channels)
         return self._simulator
@@ -192,7 +239,8 @@ class Lane:
         return self.simulator.wait(seconds)
 
     def begin(self, command: int) -> None:
-        """Hand over the turn. One that is being started is going to be reset, whatever the command."""
+        """Hand over the turn. One that is being started is going to be reset, whatever
+        the command."""
         if self._starting is None:
             try:
                 self.simulator.begin(command)
@@ -200,7 +248,8 @@ class Lane:
                 self.revive(error)
 
     def finish(self) -> bool:
-        """Take the answer. False when the simulator died, and another one is being started."""
+        """Take the answer. False when the simulator died, and another one is being
+        started."""
         try:
             if self._starting is not None:
                 starting, self._starting = self._starting, None
@@ -228,11 +277,16 @@ class Lane:
         self.engine.repeat()
         self.parameters.repeat()
         self._starting = Future()
-        Thread(target=self._start_again, args=(self._starting,), name=f"start of {self.name}", daemon=True).start()
+        Thread(
+            target=self._start_again, args=(self._starting,), name=f"start of {self.name}", daemon=True
+        ).start()
 
     def _start_again(self, starting: "Future[Simulator]") -> None:
         try:
-            simulator = self._start(self.number, Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing))
+            simulator = self._start(
+                self.number,
+                Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing),
+            )
             if self._closed:
                 simulator.close()
             else:
@@ -252,21 +306,34 @@ class Lane:
 
 
 class SimulatorLanes(Environment):
-    """See the module's text. A lane whose agents have all finished is not reset by us: its simulator begins episodes when it likes.
+    """See the module's text. A lane whose agents have all finished is not reset by us:
+    its simulator begins episodes when it likes.
 
-    An agent that asks for a decision is present; one that has begun an episode and asks for none is absent. What ends together with the exchange
-    that begins the next episode in its seat is `restarted`.
+    An agent that asks for a decision is present; one that has begun an episode and asks
+    for none is absent. What ends together with the exchange that begins the next episode
+    in its seat is `restarted`.
     """
 
     resets_any = False
     independent = True
 
-    def __init__(self, lanes: Sequence[Lane], specs: Mapping[str, BehaviorSpec], declared: Sequence[str], seats: Mapping[str, int], same_step: bool):
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        specs: Mapping[str, BehaviorSpec],
+        declared: Sequence[str],
+        seats: Mapping[str, int],
+        same_step: bool,
+    ):
         self.lanes, self.same_step, self.max_episode_steps = len(lanes), same_step, 0
         self._lanes, self._specs, self._declared = list(lanes), dict(specs), set(declared)
         self._forms = {name: form_of(spec) for name, spec in specs.items()}
         self._seats = {name: seats.get(name, spec.max_agents) for name, spec in specs.items()}
-        self.agents = tuple(AgentInfo(f"{name}_{seat}", self._forms[name].spaces) for name in specs for seat in range(self._seats[name]))
+        self.agents = tuple(
+            AgentInfo(f"{name}_{seat}", self._forms[name].spaces)
+            for name in specs
+            for seat in range(self._seats[name])
+        )
         self.groups = {name: self._seats[name] for name in specs}
         """Groups by name, with their seats."""
         self._pending: list[Lane] = []
@@ -279,19 +346,29 @@ class SimulatorLanes(Environment):
         for number, group in enumerate(groups):
             for position, agent in enumerate(group):
                 if self.agents[agent].spaces != self.agents[group[0]].spaces:
-                    raise ConfigError(f'agents "{self.agents[group[0]].name}" and "{self.agents[agent].name}" have different spaces')
+                    raise ConfigError(
+                        f'agents "{self.agents[group[0]].name}" and "{self.agents[agent].name}" have '
+                        "different spaces"
+                    )
                 home[:, agent] = number, position
         for lane in self._lanes:
             first, lane.crowds = 0, []
             for name, count in self._seats.items():
                 which, position = home[:, first : first + count]
-                places = [Place(n, len(groups[n]), np.where(which == n, position, -1)) for n in np.unique(which[which >= 0]).tolist()]
+                places = [
+                    Place(n, len(groups[n]), np.where(which == n, position, -1))
+                    for n in np.unique(which[which >= 0]).tolist()
+                ]
                 lane.crowds.append(Crowd(name, self._forms[name], count, places, lane.number))
                 first += count
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         for lane, anew in zip(self._lanes, reset.tolist(), strict=True):
-            begins = not self._started or lane.gone or (anew and any(crowd.seats.taken.any() for crowd in lane.crowds))
+            begins = (
+                not self._started
+                or lane.gone
+                or (anew and any(crowd.seats.taken.any() for crowd in lane.crowds))
+            )
             lane.gone, lane.resetting, lane.empty = False, begins or anew, 0
             if begins:
                 for crowd in lane.crowds:
@@ -334,17 +411,23 @@ class SimulatorLanes(Environment):
                         raise EnvironmentFault(f"{lane.name}: {error}") from None
 
     def _take(self, lane: Lane) -> bool:
-        """Take the answer of a lane. False when it needs another exchange before there is something to tell."""
+        """Take the answer of a lane. False when it needs another exchange before there is
+        something to tell."""
         if lane.gone:
             return True
         if not lane.finish():
             return lane.gone
         self._compare(lane)
-        if not lane.resetting or any(len(lane.simulator.get_steps(name)[0]) for name in lane.simulator.behavior_specs):
+        if not lane.resetting or any(
+            len(lane.simulator.get_steps(name)[0]) for name in lane.simulator.behavior_specs
+        ):
             return True
         lane.empty += 1
         if lane.empty >= MOST_EMPTY:
-            raise EnvironmentFault(f"{lane.name}: no agent asked for a decision in {MOST_EMPTY:,} exchanges; let one begin an episode")
+            raise EnvironmentFault(
+                f"{lane.name}: no agent asked for a decision in {MOST_EMPTY:,} exchanges; let one begin an "
+                "episode"
+            )
         lane.begin(STEP)
         return False
 
@@ -357,18 +440,26 @@ class SimulatorLanes(Environment):
             known = self._specs.get(name)
             if known is None:
                 raise EnvironmentFault(
-                    f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot change under way; '
+                    f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot '
+                    "change under way; "
                     f"declare it: groups=({describe([(name, spec)])},), and give it an agent spec"
                 )
-            if Group.of(name, known) != Group.of(name, spec):  # layout 0.3.2 tells more, which is no part of a declaration
+            # layout 0.3.2 tells more, which is no part of a declaration
+            if Group.of(name, known) != Group.of(name, spec):
                 raise EnvironmentFault(
-                    f'{lane.name}: group "{name}" is {describe([(name, spec)])}, but {describe([(name, known)])} was '
-                    f"{'declared' if name in self._declared else 'what another simulator has, or it had at the start'}"
+                    f'{lane.name}: group "{name}" is {describe([(name, spec)])}, but '
+                    f"{describe([(name, known)])} was "
+                    + (
+                        "declared"
+                        if name in self._declared
+                        else "what another simulator has, or it had at the start"
+                    )
                 )
         lane.known = len(specs)
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        """Return the statistics that the seats' simulators told in the exchange that ended these episodes."""
+        """Return the statistics that the seats' simulators told in the exchange that
+        ended these episodes."""
         return [summary(self._lanes[seat // self._widths[group]].said) for seat in seats]
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
@@ -400,8 +491,9 @@ class SimulatorLanes(Environment):
 
 
 def parameter(name: str, value: Any) -> float | Sampler:
-    """Return an environment parameter from plain data: a number, or one of {"uniform": [low, high]}, {"gaussian": [mean, deviation]} and
-    {"multi_range": [[low, high], …]}."""
+    """Return an environment parameter from plain data: a number, or one of {"uniform":
+    [low, high]}, {"gaussian": [mean, deviation]} and {"multi_range": [[low, high], …]}.
+    """
     try:
         match value:
             case bool() | str():
@@ -417,18 +509,23 @@ def parameter(name: str, value: Any) -> float | Sampler:
     except (TypeError, ValueError):
         pass
     raise ConfigError(
-        f'parameter "{name}" = {value!r} must be a number, or a sampler: {{"uniform": [low, high]}}, {{"gaussian": [mean, deviation]}} or '
+        f'parameter "{name}" = {value!r} must be a number, or a sampler: {{"uniform": [low, high]}}, '
+        f'{{"gaussian": [mean, deviation]}} or '
         '{"multi_range": [[low, high], …]}'
     )
 
 
 def start_all(lanes: Sequence[Lane], seconds: float, declared: bool) -> Mapping[str, BehaviorSpec]:
-    """Start the simulators at once, and step each until it has a group (not where some were `declared`). Return the groups."""
+    """Start the simulators at once, and step each until it has a group (not where some
+    were `declared`). Return the groups."""
     with ThreadPoolExecutor(len(lanes)) as pool:
         found = list(pool.map(lambda lane: _start(lane, seconds, declared), lanes))
     for lane, specs in zip(lanes, found, strict=True):
         if specs != found[0]:
-            raise ConfigError(f"{lane.name} has other groups than {lanes[0].name}: {describe([*specs.items()])} and {describe([*found[0].items()])}")
+            raise ConfigError(
+                f"{lane.name} has other groups than {lanes[0].name}: {describe([*specs.items()])} and "
+                f"{describe([*found[0].items()])}"
+            )
     return found[0]
 
 
@@ -440,7 +537,8 @@ def _start(lane: Lane, seconds: float, declared: bool) -> dict[str, BehaviorSpec
         while not simulator.behavior_specs and not declared:
             if awake() > deadline:
                 raise DeadlineError(
-                    f"no group of agents appeared within {seconds:g} s (start_seconds); let it register its worlds, or declare them by groups=(…)"
+                    f"no group of agents appeared within {seconds:g} s (start_seconds); let it register its "
+                    "worlds, or declare them by groups=(…)"
                 )
             simulator.step()
     except (SimulatorError, DeadlineError) as error:

@@ -1,4 +1,5 @@
-"""The shared memory as one side holds it: side-channel data, groups, hand-overs, and growth by changing files."""
+"""The shared memory as one side holds it: side-channel data, groups, hand-overs, and
+growth by changing files."""
 
 import mmap
 import os
@@ -7,7 +8,17 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.image import LARGEST, Group, check_spec, group_bytes, groups_place, read_int, read_side_channel, write_group, write_int
+from tidemill.bridge.image import (
+    LARGEST,
+    Group,
+    check_spec,
+    group_bytes,
+    groups_place,
+    read_int,
+    read_side_channel,
+    write_group,
+    write_int,
+)
 from tidemill.bridge.specs import BehaviorSpec
 from tidemill.bridge.tables import Layout
 from tidemill.bridge.turns import Turns
@@ -22,11 +33,12 @@ def next_capacity(length: int) -> int:
 
 
 class SharedMemory(ABC):
-    """One side's hold of the memory whose first file is at `path`. All but `hand_over(CLOSE)` is for the side whose turn it is.
+    """One side's hold of the memory whose first file is at `path`. All but
+    `hand_over(CLOSE)` is for the side whose turn it is.
 
-    groups      what groups there are, by name in `named`
-    data        the mapping in which they lie
-    generation  counts the changes of these
+    groups: what groups there are, by name in `named`
+    data: the mapping in which they lie
+    generation: counts the changes of these
     """
 
     data: mmap.mmap
@@ -38,15 +50,18 @@ class SharedMemory(ABC):
         self.groups: tuple[Group, ...] = ()
         self.named: dict[str, Group] = {}
         self.generation = 0
-        self._channel = layout.header_bytes if layout.files == 1 else 0  # where the side channel begins in `data`
+        # where the side channel begins in `data`
+        self._channel = layout.header_bytes if layout.files == 1 else 0
 
     @abstractmethod
     def hand_over(self, command: int) -> None:
-        """Give the turn to the other side with a command: STEP, RESET, QUERY, or CLOSE, which may be said at any time."""
+        """Give the turn to the other side with a command: STEP, RESET, QUERY, or CLOSE,
+        which may be said at any time."""
 
     @abstractmethod
     def receive(self, look: Look, seconds: float = inf) -> int | None:
-        """Wait for the turn and return the command that came with it: STEP, RESET, QUERY or CLOSE; None after so many seconds.
+        """Wait for the turn and return the command that came with it: STEP, RESET, QUERY
+        or CLOSE; None after so many seconds.
 
         `look` is called while it waits, see `Turns.wait`.
         """
@@ -58,7 +73,8 @@ class SharedMemory(ABC):
 
     @abstractmethod
     def _grow(self, capacity: int, more: int, groups: int, what: str) -> None:
-        """Go over to a file with that capacity and `more` bytes for so many new groups; SimulatorError, naming `what`, where none can be made."""
+        """Go over to a file with that capacity and `more` bytes for so many new groups;
+        SimulatorError, naming `what`, where none can be made."""
 
     @property
     @abstractmethod
@@ -68,7 +84,8 @@ class SharedMemory(ABC):
     @property
     @abstractmethod
     def changes(self) -> int:
-        """How often its file (layouts 0.3: its body) was left for a larger one, by either side."""
+        """How often its file (layouts 0.3: its body) was left for a larger one, by either
+        side."""
 
     @abstractmethod
     def peer_closed(self) -> bool:
@@ -87,9 +104,11 @@ class SharedMemory(ABC):
         return data
 
     def put(self, data: bytes, new: Sequence[tuple[str, BehaviorSpec]] = ()) -> None:
-        """Write the side-channel data that go with the next hand-over, and add groups, which the other side sees after it. Once in a turn.
+        """Write the side-channel data that go with the next hand-over, and add groups,
+        which the other side sees after it. Once in a turn.
 
-        What needs room gets it by one change of the body (layouts 0.3): the original trainer bears no second one. In layout 0 each group is a change.
+        What needs room gets it by one change of the body (layouts 0.3): the original
+        trainer bears no second one. In layout 0 each group is a change.
         """
         for name, spec in new:
             check_spec(self.layout, name, spec)
@@ -131,18 +150,25 @@ def write_header(layout: Layout, memory: mmap.mmap) -> None:
 
 
 def next_path(path: Path, changes: int, what: str) -> Path:
-    """Return the name of the next file, which is one underscore longer; SimulatorError where there is none."""
+    """Return the name of the next file, which is one underscore longer; SimulatorError
+    where there is none."""
     longest = os.pathconf(path.parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
     if len(os.fsencode(path.name)) >= longest:
         raise SimulatorError(
-            f"the shared memory cannot take {what}: each change makes its file's name a character longer, and after {changes} changes it has "
-            f"{longest}, all that the file system allows. Add fewer worlds, and send large side-channel data first: room for them is made once"
+            f"the shared memory cannot take {what}: each change makes its file's name a character longer, "
+            f"and after {changes} changes it has "
+            f"{longest}, all that the file system allows. Add fewer worlds, and send large side-channel data "
+            "first: room for them is made once"
         )
     return path.with_name(path.name + "_")
 
 
 def check_size(size: int, what: str) -> int:
-    """Return the size of a file that is to be made; SimulatorError where the layout cannot count it."""
+    """Return the size of a file that is to be made; SimulatorError where the layout
+    cannot count it."""
     if size > LARGEST:
-        raise SimulatorError(f"the shared memory cannot take {what}: it would have {size} bytes, and a file has at most {LARGEST}")
+        raise SimulatorError(
+            f"the shared memory cannot take {what}: it would have {size} bytes, and a file has at most "
+            f"{LARGEST}"
+        )
     return size

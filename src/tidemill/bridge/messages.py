@@ -1,4 +1,5 @@
-"""Messages of side channels piece by piece. All numbers are little-endian; a string is an i32 count and so many ASCII characters."""
+"""Messages of side channels piece by piece. All numbers are little-endian; a string is an
+i32 count and so many ASCII characters."""
 
 import math
 import struct
@@ -15,7 +16,8 @@ class ChannelError(SimulatorError):
 
 
 class Reader:
-    """Reads a message piece by piece. Every method raises `ChannelError` where the bytes do not hold what was asked for."""
+    """Reads a message piece by piece. Every method raises `ChannelError` where the bytes
+    do not hold what was asked for."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data, self._at, self._what = data, 0, what
@@ -36,7 +38,10 @@ class Reader:
     def take(self, size: int) -> bytes:
         """Return the next `size` bytes."""
         if not 0 <= size <= self.left:
-            raise ChannelError(f"{self._what}: {size} bytes are announced where {self.left} are left; the other side writes another format")
+            raise ChannelError(
+                f"{self._what}: {size} bytes are announced where {self.left} are left; the other side writes "
+                "another format"
+            )
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -78,11 +83,15 @@ class Reader:
     def end(self) -> None:
         """Say that the message is over."""
         if self.left:
-            raise ChannelError(f"{self._what}: {self.left} bytes more than its format has; the other side writes another format")
+            raise ChannelError(
+                f"{self._what}: {self.left} bytes more than its format has; the other side writes another "
+                "format"
+            )
 
 
 class Writer:
-    """Makes a message piece by piece: ``Writer().text("gravity").integer(0).number(9.81).data``."""
+    """Makes a message piece by piece:
+    ``Writer().text("gravity").integer(0).number(9.81).data``."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -117,5 +126,7 @@ class Writer:
     def text(self, value: str) -> "Writer":
         """Add a string, which must be ASCII."""
         if not value.isascii():
-            raise ConfigError(f'"{value}" is not ASCII; names of parameters, properties and statistics must be')
+            raise ConfigError(
+                f'"{value}" is not ASCII; names of parameters, properties and statistics must be'
+            )
         return self.integer(len(value))._add(value.encode("ascii"))

@@ -1,4 +1,5 @@
-"""Layout 0 as one side holds it: everything in one file, which is left for a larger one where room is short."""
+"""Layout 0 as one side holds it: everything in one file, which is left for a larger one
+where room is short."""
 
 import mmap
 from math import inf
@@ -13,7 +14,8 @@ from tidemill.core.errors import ImageError
 
 
 class OneFile(SharedMemory):
-    """Layout 0. `side` is TRAINER or SIMULATOR; the one that creates the memory has the first turn."""
+    """Layout 0. `side` is TRAINER or SIMULATOR; the one that creates the memory has the
+    first turn."""
 
     def __init__(self, layout: Layout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
@@ -31,7 +33,8 @@ class OneFile(SharedMemory):
         self._stale = not create
 
     def _use(self, path: Path, data: mmap.mmap) -> None:
-        """Take turns in this file from now on. Its groups are read once it is our turn."""
+        """Take turns in this file from now on. Its groups are read once it is our
+        turn."""
         self._header = read_header(self.layout, data)
         self.path, self.data = path, data
         self.turns.attach(data)
@@ -55,7 +58,10 @@ class OneFile(SharedMemory):
             data = self.data
             if data.size() < len(data) or self._fixed() != self._still:
                 read_header(self.layout, data)  # says more where it cannot be
-                raise ImageError(f"the other side changed the header of {self.path}, or cut the file, where it has to make a new one")
+                raise ImageError(
+                    f"the other side changed the header of {self.path}, or cut the file, where it has to "
+                    "make a new one"
+                )
             command = data[self._command]
             if command == CHANGE_FILE:
                 self._follow()
@@ -64,7 +70,8 @@ class OneFile(SharedMemory):
                 return CLOSE
             if command >= len(COMMANDS):
                 raise ImageError(
-                    f"the other side gave the command {command}; there are {', '.join(f'{i} {name}' for i, name in enumerate(COMMANDS))}"
+                    f"the other side gave the command {command}; there are "
+                    f"{', '.join(f'{i} {name}' for i, name in enumerate(COMMANDS))}"
                 )
             if self._stale or read_int(data, self._count_place)[0] != len(self.groups):
                 self._know_groups()

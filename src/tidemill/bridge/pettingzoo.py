@@ -17,10 +17,12 @@ from tidemill.core.errors import SchemaError, did_you_mean
 
 
 class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published without types
-    """An agent is called as its group and its seat, ``reach_3``. It is among `agents` from its first observation to the end of its episode.
+    """An agent is called as its group and its seat, ``reach_3``. It is among `agents`
+    from its first observation to the end of its episode.
 
-    PettingZoo's agents live once per episode: who takes the seat of one that has ended is left alone, acting by zeros, until `reset`. Agents that
-    ask for no action for a while keep their last observation.
+    PettingZoo's agents live once per episode: who takes the seat of one that has ended is
+    left alone, acting by zeros, until `reset`. Agents that ask for no action for a while
+    keep their last observation.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "name": "simulator", "is_parallelizable": True}  # noqa: RUF012  as PettingZoo has it
@@ -29,13 +31,19 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         self._played = played = Played(SimulatorEnvironment(path=path, **settings), None, 1, seed)
         self.possible_agents = [name for names in played.names for name in names]
         self.agents: list[str] = []
-        self._where = {name: (group, seat) for group, names in enumerate(played.names) for seat, name in enumerate(names)}
+        self._where = {
+            name: (group, seat) for group, names in enumerate(played.names) for seat, name in enumerate(names)
+        }
         self._last: dict[str, Any] = {}
         self._ended: set[str] = set()
         self._seen = [observed(spaces) for spaces in played.spaces]
         self._infos: dict[str, dict[str, Any]] = {}
-        self.observation_spaces = {name: gymnasium_space(self._seen[group][0]) for name, (group, _) in self._where.items()}
-        self.action_spaces = {name: gymnasium_space(played.spaces[group].action) for name, (group, _) in self._where.items()}
+        self.observation_spaces = {
+            name: gymnasium_space(self._seen[group][0]) for name, (group, _) in self._where.items()
+        }
+        self.action_spaces = {
+            name: gymnasium_space(played.spaces[group].action) for name, (group, _) in self._where.items()
+        }
 
     def observation_space(self, agent: str) -> "gymnasium.Space[Any]":
         """Return the agent's; the same object each time."""
@@ -45,14 +53,18 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         """Return the agent's; the same object each time."""
         return self.action_spaces[agent]
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Reset the simulator; options are environment parameters."""
         self._played.reset(seed, options)
         self._ended, self.agents = set(), []
         self._see()
         return dict(self._last), dict(self._infos)
 
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Act with every agent."""
         played = self._played
         for arrays in played.actions:
@@ -60,10 +72,15 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
                 array.fill(0)
         for agent in actions:
             if agent not in self._where:
-                raise SchemaError(f'there is no agent "{agent}"; {did_you_mean(str(agent), self.possible_agents)}')
+                raise SchemaError(
+                    f'there is no agent "{agent}"; {did_you_mean(str(agent), self.possible_agents)}'
+                )
         for agent in self.agents:
             if agent not in actions:
-                raise SchemaError(f'actions lacks agent "{agent}", which lives; it has {", ".join(map(str, actions)) or "none"}')
+                raise SchemaError(
+                    f'actions lacks agent "{agent}", which lives; it has '
+                    f"{', '.join(map(str, actions)) or 'none'}"
+                )
             group, seat = self._where[agent]
             flatten(played.spaces[group].action, actions[agent], played.actions[group], "action", seat)
         played.exchange()
@@ -71,7 +88,11 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         for agent in self.agents:
             group, seat = self._where[agent]
             tick = played.ticks[group]
-            rewards[agent], done[agent], truncated[agent] = float(tick.reward[seat]), bool(tick.done[seat]), bool(tick.truncated[seat])
+            rewards[agent], done[agent], truncated[agent] = (
+                float(tick.reward[seat]),
+                bool(tick.done[seat]),
+                bool(tick.truncated[seat]),
+            )
         acted = self.agents
         observations = self._see()
         for agent in self.agents:
@@ -80,7 +101,8 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         return observations, rewards, done, truncated, dict(self._infos)
 
     def _see(self) -> dict[str, Any]:
-        """Take in what came: who sees what, whose episode is over, who is new. Return all observations."""
+        """Take in what came: who sees what, whose episode is over, who is new. Return all
+        observations."""
         played, seen, infos = self._played, {}, {}
         living: list[str] = []
         for agent, (group, seat) in self._where.items():
@@ -90,7 +112,10 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
             over = bool(tick.done[seat] or tick.truncated[seat])
             if tick.present[seat]:
                 source = tick.final if tick.restarted[seat] else tick.observation
-                seen[agent], infos[agent] = nested(space, source, name, seat), masks(played.spaces[group], source, seat)
+                seen[agent], infos[agent] = (
+                    nested(space, source, name, seat),
+                    masks(played.spaces[group], source, seat),
+                )
             elif agent in self.agents:
                 seen[agent], infos[agent] = self._last[agent], self._infos[agent]
             else:

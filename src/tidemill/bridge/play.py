@@ -1,4 +1,5 @@
-"""A trainer for trying simulators out: it sees the memory itself, acts at random within what is allowed, and can be made to misbehave."""
+"""A trainer for trying simulators out: it sees the memory itself, acts at random within
+what is allowed, and can be made to misbehave."""
 
 import contextlib
 import os
@@ -22,14 +23,18 @@ from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, Simulator
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
 _LAST_WORDS = 1.0
-_CRASHES = {128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}  # as a shell reports them
+# as a shell reports them
+_CRASHES = {
+    128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
+}
 
 
 @dataclass(frozen=True)
 class Program:
-    """A simulator as it is started: the executable (FILE.py and FILE.exe as well) with its arguments, in a layout.
+    """A simulator as it is started: the executable (FILE.py and FILE.exe as well) with
+    its arguments, in a layout.
 
-    deadline  seconds that it may take for an answer
+    deadline: seconds that it may take for an answer
     """
 
     path: str
@@ -45,10 +50,13 @@ class Program:
 
 
 class Play:
-    """One start of a simulator. A context manager; at its end the simulator is ended, and no file stays.
+    """One start of a simulator. A context manager; at its end the simulator is ended, and
+    no file stays.
 
-    other    play a trainer of another make: one without a companion file, whose side channel begins as such trainers' may
-    changed  how often the simulator changed the file (layouts 0.3: the body) in its last turn
+    other: play a trainer of another make: one without a companion file, whose side
+        channel begins as such trainers' may
+    changed: how often the simulator changed the file (layouts 0.3: the body) in its last
+        turn
     """
 
     def __init__(self, program: Program, other: bool = False) -> None:
@@ -62,14 +70,19 @@ class Play:
             if other:
                 self._become_another()
             self.memory.hand_over(STEP)
-            name = str(self._meeting.path if self.layout.files == 1 else self._meeting.path.relative_to(shared_folder()))
+            name = str(
+                self._meeting.path
+                if self.layout.files == 1
+                else self._meeting.path.relative_to(shared_folder())
+            )
             self.process = SimulatorProcess(Path(path), [*first, *program.arguments, "--memory-path", name])
         except BaseException:
             self.close()
             raise
 
     def _become_another(self) -> None:
-        """Have no companion file, and another capacity of the side channel: 24; in layouts 0.3 a body of 4 bytes, and a header that says 0."""
+        """Have no companion file, and another capacity of the side channel: 24; in
+        layouts 0.3 a body of 4 bytes, and a header that says 0."""
         path, place = self._meeting.path, self.layout.offset("capacity")
         Path(f"{path}{TRAINER_SUFFIX}").unlink()
         self.memory.close()
@@ -85,7 +98,8 @@ class Play:
         self.memory = join_memory(path, TRAINER)
 
     def answer(self, seconds: float | None = None) -> bytes:
-        """Wait for the simulator and return the side-channel data that came; PeerLost, DeadlineError or ImageError where it does not do its part."""
+        """Wait for the simulator and return the side-channel data that came; PeerLost,
+        DeadlineError or ImageError where it does not do its part."""
         self._still = self._fixed()
         self._end = time.monotonic() + (seconds or self._program.deadline)
         before = self.memory.changes
@@ -107,14 +121,18 @@ class Play:
         if how := self.process.ended():
             raise PeerLost(f"it {how}{self.process.output()}")
         if time.monotonic() > self._end:
-            raise DeadlineError(f"it has not answered within {self._program.deadline:g} s, and still runs{self.process.output()}")
+            raise DeadlineError(
+                f"it has not answered within {self._program.deadline:g} s, and still "
+                f"runs{self.process.output()}"
+            )
 
     def _fixed(self) -> tuple[Path, bytes]:
         return self.memory.path, self.memory.data[:8] + self.memory.data[10:14]
 
     @property
     def changed_in_place(self) -> bool:
-        """Whether numbers in the header of layout 0 are others than at the hand-over, in the same file."""
+        """Whether numbers in the header of layout 0 are others than at the hand-over, in
+        the same file."""
         path, before = self._still
         return self.layout.files == 1 and path == self.memory.path and self._fixed()[1] != before
 
@@ -126,18 +144,27 @@ class Play:
         """Return all that lies in memory now."""
         return self.memory.path.read_bytes() + self.memory.data[:]
 
-    def act(self, group: Group, decisions: DecisionSteps, asks: NDArray[np.intp] | None, rows: int, rng: np.random.Generator) -> ActionTuple:
+    def act(
+        self,
+        group: Group,
+        decisions: DecisionSteps,
+        asks: NDArray[np.intp] | None,
+        rows: int,
+        rng: np.random.Generator,
+    ) -> ActionTuple:
         """Write allowed actions drawn at random, and return them."""
         action = draw_actions(decisions, group.spec.action_spec.continuous_size, rng)
         write_actions(self.memory.data, group, complete(group, len(decisions), action), asks, rows)
         return action
 
     def leaves(self) -> str | None:
-        """Say CLOSE, and return how the simulator ended; None where it did not by itself."""
+        """Say CLOSE, and return how the simulator ended; None where it did not by
+        itself."""
         assert self.process is not None
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
-            self.memory.hand_over(CLOSE)  # once more: where it was not our turn the simulator may have written over it
+            # once more: where it was not our turn the simulator may have written over it
+            self.memory.hand_over(CLOSE)
             if how := self.process.ended(0.1):
                 return how
         return None
@@ -152,7 +179,9 @@ class Play:
     def left(self) -> list[str]:
         """Return the names of the memory's files that are there still."""
         path = self._meeting.path
-        return sorted(entry.name for entry in path.parent.iterdir() if not entry.name.removeprefix(path.name).strip("_"))
+        return sorted(
+            entry.name for entry in path.parent.iterdir() if not entry.name.removeprefix(path.name).strip("_")
+        )
 
     def close(self) -> None:
         """End the simulator and remove all files."""
@@ -177,7 +206,11 @@ class Play:
 
 
 def draw_actions(decisions: DecisionSteps, continuous_size: int, rng: np.random.Generator) -> ActionTuple:
-    """Return random actions for those who ask: floats in [-1, 1], and choices that are not forbidden (0 where all are)."""
+    """Return random actions for those who ask: floats in [-1, 1], and choices that are
+    not forbidden (0 where all are)."""
     continuous = rng.uniform(-1, 1, (len(decisions), continuous_size)).astype(np.float32)
-    chosen = [np.argmax(rng.random(forbidden.shape) * ~forbidden, axis=1) for forbidden in decisions.action_mask or ()]
+    chosen = [
+        np.argmax(rng.random(forbidden.shape) * ~forbidden, axis=1)
+        for forbidden in decisions.action_mask or ()
+    ]
     return ActionTuple(continuous, np.stack(chosen, axis=1).astype(np.int32) if chosen else None)

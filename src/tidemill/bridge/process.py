@@ -14,17 +14,22 @@ from pathlib import Path
 from tidemill.core.errors import ConfigError, SimulatorError
 
 _LINES, _LINE_BYTES = 30, 2000  # of its output are kept
-# Waits for the end of its input, which nobody writes to: it comes when the process that holds the other end is gone, however it went. What ends by
-# itself then has time for it. (A signal at the parent's death, PR_SET_PDEATHSIG, comes when the thread ends that started a simulator.)
+# Waits for the end of its input, which nobody writes to: it comes when the process that
+# holds the other end is gone, however it went. What ends by itself then has time for it.
+# (A signal at the parent's death, PR_SET_PDEATHSIG, comes when the thread ends that
+# started a simulator.)
 _GUARD = 'read _; sleep 2; kill -TERM "-$1" && sleep 2 && kill -KILL "-$1"'
 
 
 class SimulatorProcess:
-    """An executable that was started; its output goes nowhere, but its end is kept for errors. Where this process is killed it is ended, too, and
-    what it started itself: a small shell beside it sees to that.
+    """An executable that was started; its output goes nowhere, but its end is kept for
+    errors. Where this process is killed it is ended, too, and what it started itself: a
+    small shell beside it sees to that.
     """
 
-    def __init__(self, path: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.path = path
         check_executable(path)
         try:
@@ -37,7 +42,10 @@ class SimulatorProcess:
                 start_new_session=True,  # Ctrl-C is ours to handle, and what it starts itself ends with it
             )
         except OSError as error:
-            raise SimulatorError(f"{path} cannot be run: {error.strerror}. Does a script name its interpreter in its first line (#!)?") from None
+            raise SimulatorError(
+                f"{path} cannot be run: {error.strerror}. Does a script name its interpreter in its first "
+                "line (#!)?"
+            ) from None
         self._lines: deque[bytes] = deque(maxlen=_LINES)
         self._reader = threading.Thread(target=self._read, name=f"output of {path.name}", daemon=True)
         self._reader.start()
@@ -52,7 +60,9 @@ class SimulatorProcess:
             )
         except OSError as error:
             self.end()
-            raise SimulatorError(f"a process that looks after {path} cannot be started: {error.strerror}") from None
+            raise SimulatorError(
+                f"a process that looks after {path} cannot be started: {error.strerror}"
+            ) from None
 
     def _read(self) -> None:
         stream = self._process.stdout
@@ -71,7 +81,8 @@ class SimulatorProcess:
         return self._process.poll()
 
     def ended(self, seconds: float = 0.0) -> str | None:
-        """Return how it ended, as part of a sentence; None where it still runs after so many seconds."""
+        """Return how it ended, as part of a sentence; None where it still runs after so
+        many seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         code = self._process.poll()
@@ -83,7 +94,8 @@ class SimulatorProcess:
         return f"ended with exit code {code}"
 
     def output(self, seconds: float = 0.0) -> str:
-        """Return the end of its output, as the last part of an error; all of it that there is once it has ended, for which this waits so long."""
+        """Return the end of its output, as the last part of an error; all of it that
+        there is once it has ended, for which this waits so long."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         if self._process.poll() is not None:
@@ -116,7 +128,8 @@ class SimulatorProcess:
 
 
 def command_of(path: str) -> tuple[str, tuple[str, ...]]:
-    """Return the executable, and its first arguments, that a simulator's path stands for: FILE.py is run by this Python, FILE.exe by Mono."""
+    """Return the executable, and its first arguments, that a simulator's path stands for:
+    FILE.py is run by this Python, FILE.exe by Mono."""
     if not path.endswith((".py", ".exe")):
         return path, ()
     if not Path(path).is_file():

@@ -20,7 +20,8 @@ from tidemill.core.errors import PeerLost, SimulatorError
 
 
 class _Tap:
-    """Side channels of which a copy is kept of what went through since the last `take`."""
+    """Side channels of which a copy is kept of what went through since the last
+    `take`."""
 
     def __init__(self, channels: RawChannels | None) -> None:
         self._channels = channels
@@ -41,13 +42,22 @@ class _Tap:
 
 
 class RecordedSimulator(Simulator):
-    """A `Simulator` whose exchanges are recorded; the file `out` appears when it is closed, or the simulator is gone.
+    """A `Simulator` whose exchanges are recorded; the file `out` appears when it is
+    closed, or the simulator is gone.
 
-    Rows with numbers that are not finite are not recorded: they are an error here as they are there.
+    Rows with numbers that are not finite are not recorded: they are an error here as they
+    are there.
     """
 
     def __init__(
-        self, path: str | Path | None = None, arguments: Sequence[str] = (), *, out: str | Path, replace: bool = False, layout: str = "0", **more: Any
+        self,
+        path: str | Path | None = None,
+        arguments: Sequence[str] = (),
+        *,
+        out: str | Path,
+        replace: bool = False,
+        layout: str = "0",
+        **more: Any,
     ) -> None:
         self._tap = _Tap(more.pop("channels", None))
         self._actions: dict[str, ActionTuple] = {}
@@ -94,7 +104,9 @@ class RecordedSimulator(Simulator):
         new = tuple(group_spec(name, spec) for name, spec in specs.items() if name not in self._seen)
         self._seen |= specs.keys()
         steps = {} if self._said == QUERY else {name: self.get_steps(name) for name in specs}
-        rows = {name: (rows_of(decisions), rows_of(terminals)) for name, (decisions, terminals) in steps.items()}
+        rows = {
+            name: (rows_of(decisions), rows_of(terminals)) for name, (decisions, terminals) in steps.items()
+        }
         self._writer.add(Exchange(self._said, sent, actions, came, new, rows))
 
     def close(self, *arguments: Any) -> None:
@@ -109,20 +121,29 @@ def _packed(action: ActionTuple) -> Actions:
 
 
 def record(program: Program, out: Path, steps: int = 1000, seed: int = 0, replace: bool = False) -> int:
-    """Play a simulator with allowed actions drawn at random, record so many steps after a reset, and return how many exchanges there were.
+    """Play a simulator with allowed actions drawn at random, record so many steps after a
+    reset, and return how many exchanges there were.
 
     A simulator that breaks off is an error, but what came before is recorded.
     """
     path, first = command_of(program.path)
     rng = np.random.default_rng(seed)
     simulator = RecordedSimulator(
-        path, (*first, *program.arguments), out=out, replace=replace, layout=program.layout, start_seconds=program.deadline, deadline=program.deadline
+        path,
+        (*first, *program.arguments),
+        out=out,
+        replace=replace,
+        layout=program.layout,
+        start_seconds=program.deadline,
+        deadline=program.deadline,
     )
     with simulator:
         simulator.reset()
         for _ in range(steps):
             for name, spec in simulator.behavior_specs.items():
-                simulator.set_actions(name, draw_actions(simulator.get_steps(name)[0], spec.action_spec.continuous_size, rng))
+                simulator.set_actions(
+                    name, draw_actions(simulator.get_steps(name)[0], spec.action_spec.continuous_size, rng)
+                )
             simulator.step()
     return simulator.exchanges
 
@@ -131,9 +152,9 @@ def record(program: Program, out: Path, steps: int = 1000, seed: int = 0, replac
 class Played:
     """How a recording was played back.
 
-    exchanges, recorded  how many were played, of how many
-    differing            steps whose actions were others than the recorded ones
-    reason               why it ended
+    exchanges, recorded: how many were played, of how many
+    differing: steps whose actions were others than the recorded ones
+    reason: why it ended
     """
 
     exchanges: int
@@ -157,16 +178,20 @@ class Given:
 
 
 class Replay(Bridge):
-    """A recording in the place of the simulator: the recorded answers, whatever the trainer does. Any layout will do.
+    """A recording in the place of the simulator: the recorded answers, whatever the
+    trainer does. Any layout will do.
 
-    A reset goes on at the next recorded one, after the last at the first. The bridge is closed where the recording ends, or the
-    recorded trainer reset and this one steps on.
+    A reset goes on at the next recorded one, after the last at the first. The bridge is
+    closed where the recording ends, or the recorded trainer reset and this one steps on.
     """
 
     def __init__(self, recording: Recording, memory_path: str | Path | None = None) -> None:
         super().__init__(memory_path)
         if self._memory is None:
-            raise SimulatorError("no trainer waits for this recording; let one start `tidemill simulator replay FILE` in the place of the simulator")
+            raise SimulatorError(
+                "no trainer waits for this recording; let one start `tidemill simulator replay FILE` in the "
+                "place of the simulator"
+            )
         self._recording = recording
         self._numbers = [number for number, command in enumerate(recording.commands) if command != QUERY]
         self._commands = [recording.commands[number] for number in self._numbers]
@@ -201,9 +226,12 @@ class Replay(Bridge):
         return self.played
 
     def _after(self, at: int, command: int | None) -> int | None:
-        """Return the place of the exchange that answers a command after the one at `at`."""
+        """Return the place of the exchange that answers a command after the one at
+        `at`."""
         if command == RESET:
-            return next((place for place in self._resets if place > at), self._resets[0] if self._resets else None)
+            return next(
+                (place for place in self._resets if place > at), self._resets[0] if self._resets else None
+            )
         return at + 1 if at + 1 < len(self._commands) and (self._commands[at + 1] == STEP or at < 0) else None
 
     def _show(self, exchange: Exchange) -> dict[str, DecisionSteps]:
@@ -211,7 +239,11 @@ class Replay(Bridge):
         memory, recording = self._memory, self._recording
         assert memory is not None
         asked = {}
-        memory.put(exchange.came, [(name, recording.specs[name]) for name in exchange.steps if name not in memory.named])  # in their order
+        # in their order
+        memory.put(
+            exchange.came,
+            [(name, recording.specs[name]) for name in exchange.steps if name not in memory.named],
+        )
         for group in memory.groups:
             decisions, terminals = recording.steps(exchange, group.name)
             _filled(group.name, recording, decisions, terminals).write(memory.layout, memory.data, group)
@@ -230,7 +262,9 @@ class Replay(Bridge):
             continuous, discrete = read_actions(memory.data, group, n)
             expected = self._recording.actions(following, group.name, n)
             assert expected.continuous is not None and expected.discrete is not None
-            if not np.array_equal(continuous, expected.continuous) or not np.array_equal(discrete, expected.discrete):
+            if not np.array_equal(continuous, expected.continuous) or not np.array_equal(
+                discrete, expected.discrete
+            ):
                 self.played.differing += 1
                 return
 
@@ -251,6 +285,7 @@ def _filled(name: str, recording: Recording, decisions: DecisionSteps, terminals
 
 
 def replay(file: Path, memory_path: str | None = None) -> Played:
-    """Play a recording in the place of a simulator; RecordingError where it cannot be read, or not be played in the trainer's layout."""
+    """Play a recording in the place of a simulator; RecordingError where it cannot be
+    read, or not be played in the trainer's layout."""
     with Recording(file) as recording:
         return Replay(recording, memory_path).play()

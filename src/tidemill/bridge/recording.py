@@ -1,7 +1,9 @@
-"""Recordings: files that hold an exchange between a trainer and a simulator, to be played again (docs/simulators.md has the format).
+"""Recordings: files that hold an exchange between a trainer and a simulator, to be played
+again (docs/simulators.md has the format).
 
-A file is 16 bytes that say what it is, then records: the length of what follows (i32), its CRC-32 (u32), and MessagePack. The first record is a
-`Head`, the last an `End`, those between are `Exchange`s. Numbers in rows are little-endian bytes, as they lie in memory.
+A file is 16 bytes that say what it is, then records: the length of what follows (i32),
+its CRC-32 (u32), and MessagePack. The first record is a `Head`, the last an `End`, those
+between are `Exchange`s. Numbers in rows are little-endian bytes, as they lie in memory.
 """
 
 import os
@@ -17,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bridge.image import LARGEST, check_spec
-from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, DecisionSteps, ObservationSpec, TerminalSteps
+from tidemill.bridge.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DecisionSteps,
+    ObservationSpec,
+    TerminalSteps,
+)
 from tidemill.bridge.tables import LAYOUTS, QUERY, RESET, SHAPE_NUMBERS, STEP
 from tidemill.core.errors import ConfigError, RecordingError, TidemillError
 
@@ -27,7 +36,8 @@ _FRAME = struct.Struct("<iI")
 
 
 class Head(msgspec.Struct, tag="head", frozen=True, forbid_unknown_fields=True):
-    """version: of the format; layout: in which it was recorded; program: the simulator's file name."""
+    """version: of the format; layout: in which it was recorded; program: the simulator's
+    file name."""
 
     version: int
     layout: str
@@ -53,7 +63,8 @@ class GroupSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Agents that ask or end: agent_id i32 [n], reward f32 [n], obs f32 [n, *shape] each, flags u8: masks [n, B], or interrupted [n]."""
+    """Agents that ask or end: agent_id i32 [n], reward f32 [n], obs f32 [n, *shape] each,
+    flags u8: masks [n, B], or interrupted [n]."""
 
     agent_id: bytes
     reward: bytes
@@ -62,7 +73,8 @@ class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Actions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of those who asked, in their order: continuous f32 [n, continuous_size], discrete i32 [n, branches]."""
+    """Of those who asked, in their order: continuous f32 [n, continuous_size], discrete
+    i32 [n, branches]."""
 
     continuous: bytes
     discrete: bytes
@@ -71,12 +83,12 @@ class Actions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Exchange(msgspec.Struct, tag="exchange", frozen=True, forbid_unknown_fields=True):
     """What the trainer handed over, and what came back.
 
-    command  0 step, 1 reset, 4 query
-    sent     side-channel data of the trainer
-    actions  by group; a group without any was given zeros
-    came     side-channel data of the simulator
-    groups   that appeared
-    steps    by group: those who ask, those whose episode is over
+    command: 0 step, 1 reset, 4 query
+    sent: side-channel data of the trainer
+    actions: by group; a group without any was given zeros
+    came: side-channel data of the simulator
+    groups: that appeared
+    steps: by group: those who ask, those whose episode is over
     """
 
     command: int
@@ -97,14 +109,19 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Head | E
 
 
 class Writer:
-    """Writes a recording beside `path`, under which it appears, whole, with `close`. ConfigError where there is a file, unless it may be replaced."""
+    """Writes a recording beside `path`, under which it appears, whole, with `close`.
+    ConfigError where there is a file, unless it may be replaced."""
 
     def __init__(self, path: Path, layout: str, program: str, replace: bool = False) -> None:
         if path.exists() and not replace:
-            raise ConfigError(f"there is a file {path} already; choose another name, or let it be replaced (--force)")
+            raise ConfigError(
+                f"there is a file {path} already; choose another name, or let it be replaced (--force)"
+            )
         self._path, self._aside = path, path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            descriptor = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                self._aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
             raise ConfigError(f"no recording can be written in {path.parent}: {error.strerror}") from None
         self._file = os.fdopen(descriptor, "wb")
@@ -122,7 +139,8 @@ class Writer:
         self._file.write(_FRAME.pack(len(data), zlib.crc32(data)) + data)
 
     def close(self) -> None:
-        """Let the file appear; where nothing was recorded there is none. Does nothing the second time."""
+        """Let the file appear; where nothing was recorded there is none. Does nothing the
+        second time."""
         if self._file.closed:
             return
         try:
@@ -140,8 +158,8 @@ class Writer:
 class Recording:
     """A recording that was read through once and found whole. RecordingError otherwise.
 
-    specs     of all groups, in the order in which they appeared
-    commands  of all exchanges
+    specs: of all groups, in the order in which they appeared
+    commands: of all exchanges
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +187,10 @@ class Recording:
         if not isinstance(head, Head):
             raise RecordingError(f"{self.path} begins with no head")
         if head.version != VERSION or head.layout not in LAYOUTS:
-            raise RecordingError(f"{self.path} is of version {head.version} in layout {head.layout!r}; version {VERSION} can be read")
+            raise RecordingError(
+                f"{self.path} is of version {head.version} in layout {head.layout!r}; version {VERSION} can "
+                "be read"
+            )
         self.head = head
         asked: dict[str, int] = {}
         while True:
@@ -183,7 +204,10 @@ class Recording:
             self._places.append(place)
             self.commands.append(record.command)
         if record.exchanges != len(self._places) or not self._places or self._file.read(1):
-            raise RecordingError(f"{self.path} has {len(self._places)} exchanges, and its end says {record.exchanges}; or more follows it")
+            raise RecordingError(
+                f"{self.path} has {len(self._places)} exchanges, and its end says {record.exchanges}; or "
+                "more follows it"
+            )
 
     def _next(self) -> Head | Exchange | End:
         place = self._file.tell()
@@ -201,20 +225,29 @@ class Recording:
         return record
 
     def _check(self, exchange: Exchange, asked: Mapping[str, int]) -> dict[str, int]:
-        """Check an exchange against what came before it; return how many agents ask for decisions now, by group."""
+        """Check an exchange against what came before it; return how many agents ask for
+        decisions now, by group."""
         what = f"{self.path}, exchange {len(self._places)}"
         if exchange.command not in (STEP, RESET, QUERY):
             raise RecordingError(f"{what}: there is no command {exchange.command} from a trainer")
         for group in exchange.groups:
-            observations = tuple(ObservationSpec(one.shape, one.properties, one.kind) for one in group.observations)
-            spec = BehaviorSpec(observations, ActionSpec(group.continuous_size, group.branches), group.max_agents)
+            observations = tuple(
+                ObservationSpec(one.shape, one.properties, one.kind) for one in group.observations
+            )
+            spec = BehaviorSpec(
+                observations, ActionSpec(group.continuous_size, group.branches), group.max_agents
+            )
             try:
                 check_spec(LAYOUTS["0.3.2"], group.name, spec)
             except TidemillError as error:
                 raise RecordingError(f"{what}: {error}") from None
             numbers = [number for one in observations for number in (*one.properties, one.kind)]
-            if any(len(one.properties) > SHAPE_NUMBERS for one in observations) or any(abs(number) > LARGEST for number in numbers):
-                raise RecordingError(f'{what}: group "{group.name}" has an observation whose properties cannot be')
+            if any(len(one.properties) > SHAPE_NUMBERS for one in observations) or any(
+                abs(number) > LARGEST for number in numbers
+            ):
+                raise RecordingError(
+                    f'{what}: group "{group.name}" has an observation whose properties cannot be'
+                )
             if self.specs.setdefault(group.name, spec) is not spec:
                 raise RecordingError(f'{what}: group "{group.name}" appears twice')
         if unknown := (exchange.steps.keys() | exchange.actions.keys()) - self.specs.keys():
@@ -226,7 +259,10 @@ class Recording:
             decisions, terminals = self._steps(what, name, pair)
             most = self.specs[name].max_agents
             if len(decisions) > most or len(terminals) > most:
-                raise RecordingError(f'{what}: group "{name}" has {len(decisions)} + {len(terminals)} rows, and room for {most}')
+                raise RecordingError(
+                    f'{what}: group "{name}" has {len(decisions)} + {len(terminals)} rows, and room for '
+                    f"{most}"
+                )
             found[name] = len(decisions)
         return found
 
@@ -244,7 +280,8 @@ class Recording:
         return (self[number] for number in range(len(self)))
 
     def steps(self, exchange: Exchange, name: str) -> tuple[DecisionSteps, TerminalSteps]:
-        """Return a group's steps in an exchange; nobody where the group was not there yet."""
+        """Return a group's steps in an exchange; nobody where the group was not there
+        yet."""
         none = Rows(b"", b"", (b"",) * len(self.specs[name].observation_specs), b"")
         return self._steps(str(self.path), name, exchange.steps.get(name, (none, none)))
 
@@ -272,21 +309,38 @@ class Recording:
         forbidden = _array(what, "masks", asks.flags, np.uint8, len(ids), sum(branches)) != 0
         decisions = DecisionSteps(obs, reward, ids, forbidden if branches else None, branches)
         ids, reward, obs = _block(what, ends, spec)
-        return decisions, TerminalSteps(obs, reward, ids, _array(what, "flags", ends.flags, np.uint8, len(ids)) != 0)
+        return decisions, TerminalSteps(
+            obs, reward, ids, _array(what, "flags", ends.flags, np.uint8, len(ids)) != 0
+        )
 
     def _actions(self, what: str, name: str, actions: Actions, agents: int) -> ActionTuple:
         spec = self.specs[name].action_spec
         what = f'{what}, group "{name}"'
-        continuous = _array(what, "continuous actions", actions.continuous, np.float32, agents, spec.continuous_size)
-        return ActionTuple(continuous, _array(what, "choices", actions.discrete, np.int32, agents, len(spec.branches)))
+        continuous = _array(
+            what, "continuous actions", actions.continuous, np.float32, agents, spec.continuous_size
+        )
+        return ActionTuple(
+            continuous, _array(what, "choices", actions.discrete, np.int32, agents, len(spec.branches))
+        )
 
 
-def _block(what: str, rows: Rows, spec: BehaviorSpec) -> tuple[NDArray[np.int32], NDArray[np.float32], list[NDArray[np.float32]]]:
+def _block(
+    what: str, rows: Rows, spec: BehaviorSpec
+) -> tuple[NDArray[np.int32], NDArray[np.float32], list[NDArray[np.float32]]]:
     n = len(rows.agent_id) // 4
     if len(rows.obs) != len(spec.observation_specs):
-        raise RecordingError(f"{what} has {len(rows.obs)} observations where {len(spec.observation_specs)} are declared")
-    obs = [_array(what, "an observation", data, np.float32, n, *one.shape) for data, one in zip(rows.obs, spec.observation_specs, strict=True)]
-    return _array(what, "agent ids", rows.agent_id, np.int32, n), _array(what, "rewards", rows.reward, np.float32, n), obs
+        raise RecordingError(
+            f"{what} has {len(rows.obs)} observations where {len(spec.observation_specs)} are declared"
+        )
+    obs = [
+        _array(what, "an observation", data, np.float32, n, *one.shape)
+        for data, one in zip(rows.obs, spec.observation_specs, strict=True)
+    ]
+    return (
+        _array(what, "agent ids", rows.agent_id, np.int32, n),
+        _array(what, "rewards", rows.reward, np.float32, n),
+        obs,
+    )
 
 
 def _array(what: str, name: str, data: bytes, kind: Any, *shape: int) -> NDArray[Any]:
@@ -304,11 +358,15 @@ def _array(what: str, name: str, data: bytes, kind: Any, *shape: int) -> NDArray
 def group_spec(name: str, spec: BehaviorSpec) -> GroupSpec:
     """Return a group as recordings have it."""
     observations = tuple(Observation(one.shape, one.properties, one.kind) for one in spec.observation_specs)
-    return GroupSpec(name, spec.max_agents, observations, spec.action_spec.continuous_size, spec.action_spec.branches)
+    return GroupSpec(
+        name, spec.max_agents, observations, spec.action_spec.continuous_size, spec.action_spec.branches
+    )
 
 
 def rows_of(steps: DecisionSteps | TerminalSteps) -> Rows:
     """Return steps as recordings have them."""
     marks = steps.interrupted if isinstance(steps, TerminalSteps) else steps.forbidden
     flags = b"" if marks is None else marks.astype(np.uint8).tobytes()
-    return Rows(steps.agent_id.tobytes(), steps.reward.tobytes(), tuple(array.tobytes() for array in steps.obs), flags)
+    return Rows(
+        steps.agent_id.tobytes(), steps.reward.tobytes(), tuple(array.tobytes() for array in steps.obs), flags
+    )

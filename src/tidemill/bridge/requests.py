@@ -1,4 +1,5 @@
-"""The rows of a world: filled by requests, written into the shared memory at an exchange, answered by actions."""
+"""The rows of a world: filled by requests, written into the shared memory at an exchange,
+answered by actions."""
 
 import mmap
 from itertools import accumulate, count
@@ -16,18 +17,27 @@ _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
 
 
 class Rows:
-    """The rows of agents that ask, or of agents that end. Rows 0 to n − 1 are of this exchange; all others are zero, so that whoever fills a row
-    leaves nothing of the one before.
+    """The rows of agents that ask, or of agents that end. Rows 0 to n − 1 are of this
+    exchange; all others are zero, so that whoever fills a row leaves nothing of the one
+    before.
 
-    All of it lies as it does in the memory of layout 0, so that many rows in order are written, and cleared, at once.
+    All of it lies as it does in the memory of layout 0, so that many rows in order are
+    written, and cleared, at once.
 
-    Threads take rows at once: the counter's `next` is one step of Python's. Everything else is for when they are done.
+    Threads take rows at once: the counter's `next` is one step of Python's. Everything
+    else is for when they are done.
     """
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
         self.most, symbols = spec.max_agents, symbols_of(name, spec)
         fields = LAYOUTS["0"].agents[1:]
-        starts = dict(zip((field.name for field in fields), accumulate((field.bytes(symbols) for field in fields), initial=0), strict=False))
+        starts = dict(
+            zip(
+                (field.name for field in fields),
+                accumulate((field.bytes(symbols) for field in fields), initial=0),
+                strict=False,
+            )
+        )
         self.block = np.zeros(sum(field.bytes(symbols) for field in fields), np.uint8)
 
         self.parts: list[tuple[int, NDArray[Any]]] = []  # where each array begins in the block, and the array
@@ -38,7 +48,9 @@ class Rows:
             starts[name] += made.nbytes
             return made
 
-        self.obs: list[Floats] = [rows("obs", np.float32, *observation.shape) for observation in spec.observation_specs]
+        self.obs: list[Floats] = [
+            rows("obs", np.float32, *observation.shape) for observation in spec.observation_specs
+        ]
         self.reward: Floats = rows("reward", np.float32)
         self.done, self.cut = rows("done", np.uint8), rows("max_step", np.uint8)
         self.agent_id: Ints = rows("agent_id", np.int32)
@@ -79,9 +91,11 @@ class Rows:
 
 
 class Requests:
-    """What a world tells in an exchange: `asks`, the rows of agents that ask, and `ends`, of those whose episode is over.
+    """What a world tells in an exchange: `asks`, the rows of agents that ask, and `ends`,
+    of those whose episode is over.
 
-    shared  both have room for max_agents together, as in layout 0, and not each for as many
+    shared: both have room for max_agents together, as in layout 0, and not each for as
+        many
     """
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
@@ -112,7 +126,10 @@ class Requests:
         """Return agent ids as an array, checked."""
         ids = np.asarray(agent_ids)
         if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-            raise SchemaError(f'world "{self._name}": agent ids are integers, one for each agent, and not {list(ids.shape)} of {ids.dtype}')
+            raise SchemaError(
+                f'world "{self._name}": agent ids are integers, one for each agent, and not '
+                f"{list(ids.shape)} of {ids.dtype}"
+            )
         if ids.dtype != np.int32 and np.count_nonzero(ids.astype(np.int32) == ids) < len(ids):
             raise self._no_id(ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)][0])
         return ids
@@ -133,16 +150,26 @@ class Requests:
         return len(self.asks) + len(self.ends)
 
     def _no_id(self, agent_id: Any) -> SchemaError:
-        return SchemaError(f'world "{self._name}": {agent_id} cannot be an agent\'s id, which has 32 bits: {_LOWEST_ID} to {_HIGHEST_ID}')
+        return SchemaError(
+            f'world "{self._name}": {agent_id} cannot be an agent\'s id, which has 32 bits: {_LOWEST_ID} to '
+            f"{_HIGHEST_ID}"
+        )
 
     def _full(self, more: int, rows: Rows) -> SchemaError:
         what = "requests" if rows is self.asks else "ends of episodes"
-        full = f'world "{self._name}": {more} more {what} in this exchange than max_agents = {self._most} leaves room for'
+        full = (
+            f'world "{self._name}": {more} more {what} in this exchange than max_agents = {self._most} '
+            "leaves room for"
+        )
         if not self.shared:
-            return SchemaError(f"{full}; make the world with a larger max_agents, or tell of each agent once in an exchange")
+            return SchemaError(
+                f"{full}; make the world with a larger max_agents, or tell of each agent once in an exchange"
+            )
         return SchemaError(
-            f"{full}: in layout 0 those that ask and those that end share it. Make the world with a larger max_agents, and tell the trainer how many "
-            f'agents live at a time, seats={{"{self._name}": …}}; or choose layout 0.3.2 in the trainer, where the two are counted apart'
+            f"{full}: in layout 0 those that ask and those that end share it. Make the world with a larger "
+            "max_agents, and tell the trainer how many "
+            f'agents live at a time, seats={{"{self._name}": …}}; or choose layout 0.3.2 in the trainer, '
+            "where the two are counted apart"
         )
 
     def clear(self) -> None:
@@ -152,13 +179,23 @@ class Requests:
         self._taken = count()
 
     def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> Ints:
-        """Write all rows; in layout 0 those that ask come first. Return who asks, in order. Errors: SchemaError where there are more than fit."""
+        """Write all rows; in layout 0 those that ask come first. Return who asks, in
+        order. Errors: SchemaError where there are more than fit."""
         asks, ends = self.asks, self.ends
         asking, ended = len(asks), len(ends)
         agents: Ints = asks.agent_id[:asking].copy()
         if layout.files == 2:
-            asked: dict[str, list[Any]] = {"obs": [*asks.obs], "reward": [asks.reward], "agent_id": [asks.agent_id], "masks": [asks.masks]}
-            last: dict[str, list[Any]] = {"ended_obs": [*ends.obs], "ended_reward": [ends.reward], "interrupted": [ends.cut]}
+            asked: dict[str, list[Any]] = {
+                "obs": [*asks.obs],
+                "reward": [asks.reward],
+                "agent_id": [asks.agent_id],
+                "masks": [asks.masks],
+            }
+            last: dict[str, list[Any]] = {
+                "ended_obs": [*ends.obs],
+                "ended_reward": [ends.reward],
+                "interrupted": [ends.cut],
+            }
             last["ended_id"] = [ends.agent_id]
             for counter, rows, parts in (("agents", asking, asked), ("ended", ended, last)):
                 write_int(memory, group.places[counter], rows)
@@ -189,15 +226,21 @@ def _write(memory: mmap.mmap, place: int, array: NDArray[Any]) -> None:
 
 
 def read_actions(memory: mmap.mmap, group: Group, rows: int) -> tuple[Floats, Ints]:
-    """Return copies of the first rows' actions: continuous [rows, size], discrete [rows, branches]; SimulatorError where they cannot be."""
+    """Return copies of the first rows' actions: continuous [rows, size], discrete [rows,
+    branches]; SimulatorError where they cannot be."""
     spec, places = group.spec.action_spec, group.places
     continuous_place = places.get("continuous_actions", places.get("actions", 0))
     continuous: Floats = _read(memory, continuous_place, rows, spec.continuous_size, np.float32)
-    discrete: Ints = _read(memory, places.get("discrete_actions", continuous_place), rows, len(spec.branches), np.int32)
+    discrete: Ints = _read(
+        memory, places.get("discrete_actions", continuous_place), rows, len(spec.branches), np.int32
+    )
     if np.count_nonzero(np.isfinite(continuous)) < continuous.size:
         raise SimulatorError(f'world "{group.name}": the trainer sent a continuous action that is not finite')
     if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
-        raise SimulatorError(f'world "{group.name}": the trainer sent a discrete action outside branches of {spec.branches} actions')
+        raise SimulatorError(
+            f'world "{group.name}": the trainer sent a discrete action outside branches of {spec.branches} '
+            "actions"
+        )
     return continuous, discrete
 
 

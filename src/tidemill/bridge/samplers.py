@@ -1,4 +1,5 @@
-"""Samplers: environment parameters that a simulator draws anew each time it asks for them."""
+"""Samplers: environment parameters that a simulator draws anew each time it asks for
+them."""
 
 import random
 from dataclasses import dataclass
@@ -32,13 +33,17 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class MultiRange:
-    """A sampler: drawn evenly from several ranges [low, high), each with a chance in proportion to its width."""
+    """A sampler: drawn evenly from several ranges [low, high), each with a chance in
+    proportion to its width."""
 
     ranges: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
         if not self.ranges or not all(len(pair) == 2 and pair[0] <= pair[1] for pair in self.ranges):
-            raise ConfigError(f"MultiRange({self.ranges}): needs ranges (low, high), at least one, and no low may exceed its high")
+            raise ConfigError(
+                f"MultiRange({self.ranges}): needs ranges (low, high), at least one, and no low may exceed "
+                "its high"
+            )
 
 
 Sampler = Uniform | Gaussian | MultiRange

@@ -1,4 +1,5 @@
-"""The scenes of the conformance kit: how a simulator is played so that each point of `check` can be seen."""
+"""The scenes of the conformance kit: how a simulator is played so that each point of
+`check` can be seen."""
 
 import os
 import signal
@@ -25,7 +26,9 @@ from tidemill.bridge.tables import LAYOUTS, QUERY, RESET, STEP
 from tidemill.bridge.watcher import Watcher
 from tidemill.core.errors import PeerLost, TidemillError
 
-_SOON = 3.0  # seconds in which a simulator is to end where its trainer has died: one for noticing, and for its own end
+# seconds in which a simulator is to end where its trainer has died: one for noticing, and
+# for its own end
+_SOON = 3.0
 _IMPORTS = 60.0  # seconds that a process of ours may take to start
 _NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobody has
 _TRIES = 300  # exchanges in which agents are to ask after a reset
@@ -63,7 +66,7 @@ def _await_agents(watcher: Watcher) -> None:
     raise Over
 
 
-# ---- plain play -----------------------------------------------------------------------------------------------------------------------------------
+# ---- plain play ------------------------------------------------------------------------
 
 
 def plays(program: Program, found: Found, seconds: float, framing: Framing) -> None:
@@ -78,7 +81,11 @@ def plays(program: Program, found: Found, seconds: float, framing: Framing) -> N
             watcher.act()
             watcher.exchange("steps")
             slowest = max(slowest, time.monotonic() - now)
-        found.good("steps", f"{steps - 1} steps, {(steps - 1) / (now - begun):,.0f} a second, the slowest after {slowest * 1e3:.1f} ms")
+        found.good(
+            "steps",
+            f"{steps - 1} steps, {(steps - 1) / (now - begun):,.0f} a second, the slowest after "
+            f"{slowest * 1e3:.1f} ms",
+        )
         _thinks(watcher, min(2.0, max(0.2, seconds / 5)))
         _grows(watcher, framing)
         _resets(watcher)
@@ -89,7 +96,8 @@ def plays(program: Program, found: Found, seconds: float, framing: Framing) -> N
 
 
 def _thinks(watcher: Watcher, pause: float) -> None:
-    """Think for a while: the simulator writes nothing meanwhile, burns nothing, and is still there."""
+    """Think for a while: the simulator writes nothing meanwhile, burns nothing, and is
+    still there."""
     play, found = watcher.play, watcher.found
     before = play.snapshot()
     time.sleep(0.1)
@@ -99,11 +107,16 @@ def _thinks(watcher: Watcher, pause: float) -> None:
     if before == (after := play.snapshot()):
         found.good("turns", f"nothing changed within {pause:.1f} s")
     else:
-        place = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(before))
+        place = next(
+            (i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other),
+            len(before),
+        )
         found.bad("turns", f"byte {place} of the memory changed while it was the trainer's turn")
     shares = [ran[task].share(was, took) for task, was in running.items() if task in ran]
     if shares:
-        (found.bad if max(shares) > 0.5 else found.good)("sleep", f"it ran for {max(shares):.0%} of the {pause:.1f} s that the trainer thought")
+        (found.bad if max(shares) > 0.5 else found.good)(
+            "sleep", f"it ran for {max(shares):.0%} of the {pause:.1f} s that the trainer thought"
+        )
     watcher.act()
     watcher.exchange("patience")
     found.good("patience", f"it waited for {pause:.1f} s")
@@ -111,7 +124,8 @@ def _thinks(watcher: Watcher, pause: float) -> None:
 
 @dataclass(frozen=True)
 class _Ran:
-    """A thread: seconds that it ran and that it waited for a core, how often it went to sleep, and whether it is runnable."""
+    """A thread: seconds that it ran and that it waited for a core, how often it went to
+    sleep, and whether it is runnable."""
 
     run: float
     wait: float
@@ -119,14 +133,18 @@ class _Ran:
     runnable: bool
 
     def share(self, was: "_Ran", seconds: float) -> float:
-        """Return the share of its time that it ran, of `seconds` since it was so, but for those in which it waited for a core."""
+        """Return the share of its time that it ran, of `seconds` since it was so, but for
+        those in which it waited for a core."""
         if was.runnable and self.runnable and was.sleeps == self.sleeps:
-            return 1.0  # it never slept; what it waits now is not counted yet, so that the quotient would say less
+            # it never slept; what it waits now is not counted yet, so that the quotient
+            # would say less
+            return 1.0
         return (self.run - was.run) / max(seconds - (self.wait - was.wait), 1e-3)
 
 
 def _running(play: Play) -> dict[str, _Ran]:
-    """Return how each thread of the simulator ran until now; nothing where that cannot be known."""
+    """Return how each thread of the simulator ran until now; nothing where that cannot be
+    known."""
     assert play.process is not None
     found = {}
     try:
@@ -134,15 +152,25 @@ def _running(play: Play) -> dict[str, _Ran]:
         for number in [process.pid, *(child.pid for child in process.children(recursive=True))]:
             for task in Path(f"/proc/{number}/task").iterdir():
                 run, wait, _ = (task / "schedstat").read_text().split()
-                status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
-                found[task.name] = _Ran(int(run) / 1e9, int(wait) / 1e9, int(status["voluntary_ctxt_switches"]), status["State"].startswith("R"))
+                status = dict(
+                    line.split(":\t", 1)
+                    for line in (task / "status").read_text().splitlines()
+                    if ":\t" in line
+                )
+                found[task.name] = _Ran(
+                    int(run) / 1e9,
+                    int(wait) / 1e9,
+                    int(status["voluntary_ctxt_switches"]),
+                    status["State"].startswith("R"),
+                )
     except (psutil.Error, OSError, ValueError, KeyError):
         return {}
     return found
 
 
 def _grows(watcher: Watcher, framing: Framing) -> None:
-    """Send more and more by a side channel that all may know, then by one that nobody knows."""
+    """Send more and more by a side channel that all may know, then by one that nobody
+    knows."""
     for number in (4, 40, 400):
         parameters = EnvironmentParameters()
         for i in range(number):
@@ -214,7 +242,8 @@ def _values(group: Group) -> list[tuple[int, int]]:
 
 
 def _whole(watcher: Watcher, group: Group) -> int:
-    """Complain of values that were left as they had been spoilt; return how many rows there are."""
+    """Complain of values that were left as they had been spoilt; return how many rows
+    there are."""
     data, spec = watcher.play.memory.data, group.spec
     rows = 0
     for counter, prefix in (("agents", ""), ("ended", "ended_")):
@@ -222,14 +251,20 @@ def _whole(watcher: Watcher, group: Group) -> int:
             continue
         n = count(data, group, counter)
         rows += n
-        parts = [(f"observation {k}", observation.size) for k, observation in enumerate(spec.observation_specs)]
+        parts = [
+            (f"observation {k}", observation.size) for k, observation in enumerate(spec.observation_specs)
+        ]
         place = group.places[prefix + "obs"]
         for what, width in [*parts, ("the reward", 1)]:
             start = group.places[prefix + "reward"] if what == "the reward" else place
             place += 0 if what == "the reward" else 4 * spec.max_agents * width
-            left = (np.frombuffer(data[start : start + 4 * n * width], np.uint32).reshape(n, width) == 0xFFFFFFFF).any(axis=1)
+            left = (
+                np.frombuffer(data[start : start + 4 * n * width], np.uint32).reshape(n, width) == 0xFFFFFFFF
+            ).any(axis=1)
             if left.any():
-                watcher.found.bad("whole rows", f'group "{group.name}": {what} of row {int(left.argmax())} was not written')
+                watcher.found.bad(
+                    "whole rows", f'group "{group.name}": {what} of row {int(left.argmax())} was not written'
+                )
                 data[start : start + 4 * n * width] = bytes(4 * n * width)
     width = group.symbols.get("B", 0)
     n = count(data, group, "agents")
@@ -251,7 +286,8 @@ def _closes(watcher: Watcher) -> None:
 
 
 def differs(program: Program, found: Found, seconds: float, framing: Framing) -> None:
-    """A trainer of another make: its side channel begins otherwise, and it leaves deleting to the side that has not closed."""
+    """A trainer of another make: its side channel begins otherwise, and it leaves
+    deleting to the side that has not closed."""
     with found.during("start capacity"):
         play = Play(program, other=True)
     watcher = Watcher(play, Found(), framing)
@@ -264,10 +300,12 @@ def differs(program: Program, found: Found, seconds: float, framing: Framing) ->
         found.good("start capacity", f"it answered {watcher.exchanges} times")
         if play.leaves() is not None:
             left = play.left()
-            (found.bad if left else found.good)("deleting", f"it left {', '.join(left)}" if left else "nothing is left")
+            (found.bad if left else found.good)(
+                "deleting", f"it left {', '.join(left)}" if left else "nothing is left"
+            )
 
 
-# ---- bad moves ------------------------------------------------------------------------------------------------------------------------------------
+# ---- bad moves -------------------------------------------------------------------------
 
 
 def dies(program: Program, found: Found, seconds: float, framing: Framing) -> None:
@@ -276,7 +314,9 @@ def dies(program: Program, found: Found, seconds: float, framing: Framing) -> No
     code = "from tidemill.bridge.scenes import doomed; doomed()"
     limit = _IMPORTS + 3 * program.deadline  # for a start, a reset and a step
     try:
-        done = subprocess.run([sys.executable, "-c", code, settings], capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            [sys.executable, "-c", code, settings], capture_output=True, text=True, timeout=limit
+        )
     except subprocess.TimeoutExpired:
         raise Over from None
     if done.returncode != -signal.SIGKILL:
@@ -285,15 +325,20 @@ def dies(program: Program, found: Found, seconds: float, framing: Framing) -> No
     while _lives(number) and time.monotonic() - begun < _SOON + 0.1 * program.deadline:
         time.sleep(0.02)
     if _lives(number):
-        found.bad("trainer's death", f"it still runs {time.monotonic() - begun:.0f} s after its trainer was killed")
+        found.bad(
+            "trainer's death", f"it still runs {time.monotonic() - begun:.0f} s after its trainer was killed"
+        )
         os.killpg(number, signal.SIGKILL)
     else:
-        found.good("trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed")
+        found.good(
+            "trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed"
+        )
     Meeting.own(LAYOUTS[program.layout].files).leave()  # removes what the dead left
 
 
 def doomed() -> None:
-    """Be the trainer that is killed, with its simulator's settings on the command line; tell the simulator's process."""
+    """Be the trainer that is killed, with its simulator's settings on the command line;
+    tell the simulator's process."""
     play = Play(msgspec.json.decode(sys.argv[1], type=Program))
     play.answer()
     play.exchange(RESET)
@@ -328,7 +373,8 @@ def hurries(program: Program, found: Found, seconds: float, framing: Framing) ->
 
 
 def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
-    """Return a scene in which the trainer does harm, and the simulator is to go on or to end with an error: neither to crash nor to hang."""
+    """Return a scene in which the trainer does harm, and the simulator is to go on or to
+    end with an error: neither to crash nor to hang."""
 
     def scene(program: Program, found: Found, seconds: float, framing: Framing) -> None:
         watcher = _begin(program, Found(), framing)
@@ -340,7 +386,9 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
                 watcher.play.answer()
                 watcher.look(b"")
                 if watcher.found.point("numbers").verdict == "fail":
-                    found.bad(point, f"what it did not check comes back: {watcher.found.point('numbers').what}")
+                    found.bad(
+                        point, f"what it did not check comes back: {watcher.found.point('numbers').what}"
+                    )
                 else:
                     found.good(point, "it went on")
             except PeerLost as error:
@@ -391,8 +439,33 @@ def _wrong_lengths(watcher: Watcher) -> bool:
 
 
 _PLAYED = (
-    *("start", "groups", "steps", "commands", "turns", "patience", "sleep", "agents", "varying agents", "whole rows", "numbers", "masks", "ends"),
-    *("interruptions", "reset", "late groups", "growth", "one change", "trainer's growth", "side channel", "unknown channel", "query", "close"),
+    *(
+        "start",
+        "groups",
+        "steps",
+        "commands",
+        "turns",
+        "patience",
+        "sleep",
+        "agents",
+        "varying agents",
+        "whole rows",
+        "numbers",
+        "masks",
+        "ends",
+    ),
+    *(
+        "interruptions",
+        "reset",
+        "late groups",
+        "growth",
+        "one change",
+        "trainer's growth",
+        "side channel",
+        "unknown channel",
+        "query",
+        "close",
+    ),
 )
 SCENES: dict[Scene, tuple[str, ...]] = {
     plays: _PLAYED,

@@ -1,4 +1,5 @@
-"""Which seat an agent has: simulators name agents by numbers that come and go; rows are of seats that stay."""
+"""Which seat an agent has: simulators name agents by numbers that come and go; rows are
+of seats that stay."""
 
 import numpy as np
 from numpy import count_nonzero
@@ -13,10 +14,12 @@ _KEPT = 64  # lists of agents whose seats are kept
 
 
 class Seats:
-    """The seats of one group in one simulator. An agent keeps its seat from its first row to its last; then the seat is free, and the agent's again
-    when it comes back before another took it.
+    """The seats of one group in one simulator. An agent keeps its seat from its first row
+    to its last; then the seat is free, and the agent's again when it comes back before
+    another took it.
 
-    `taken` is bool [seats]. Agents are looked up all at once, and what was found for a list of them is kept while everybody's seat is the same.
+    `taken` is bool [seats]. Agents are looked up all at once, and what was found for a
+    list of them is kept while everybody's seat is the same.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -26,7 +29,8 @@ class Seats:
         self._ids = np.full(count, _NEVER, np.int64)  # who has each seat, or had it last
         self._order = np.arange(count)  # of the seats, by these numbers
         self._sorted = self._ids
-        self._found: dict[bytes, Index] = {}  # by the agents' numbers: seats of agents that differ and all have, or had, one
+        # by the agents' numbers: seats of agents that differ and all have, or had, one
+        self._found: dict[bytes, Index] = {}
 
     def of(self, ids: NDArray[np.int32]) -> Index:
         """Return the seat of each agent, -1 of those that have none."""
@@ -66,9 +70,11 @@ class Seats:
     def seat(self, ids: NDArray[np.int32], freed: Index) -> tuple[Index, NDArray[np.bool_]]:
         """Return the seat of each agent, and which of them (bool) have just got it.
 
-        Those that had one before this exchange get the same again, if it is free; others, in the order of their numbers, the first free seats; those
-        that were `freed` in this exchange come last. The same array of seats is returned for the same agents while nothing changes. Raises
-        `EnvironmentFault` when an agent is in it twice, or seats are lacking.
+        Those that had one before this exchange get the same again, if it is free; others,
+        in the order of their numbers, the first free seats; those that were `freed` in
+        this exchange come last. The same array of seats is returned for the same agents
+        while nothing changes. Raises `EnvironmentFault` when an agent is in it twice, or
+        seats are lacking.
         """
         found = self._found.get(ids.tobytes())
         if found is not None:
@@ -101,8 +107,10 @@ class Seats:
         if len(strangers) > len(order):
             alive = self.count - len(order)
             raise EnvironmentFault(
-                f'group "{self.name}" has {alive + len(strangers)} agents alive, and {self.count} seats: {alive} that have begun an episode and not '
-                f"ended it hold a seat, also while they ask for no decision. End or interrupt the episode of an agent that is removed, or "
+                f'group "{self.name}" has {alive + len(strangers)} agents alive, and {self.count} seats: '
+                f"{alive} that have begun an episode and not "
+                "ended it hold a seat, also while they ask for no decision. End or interrupt the episode of "
+                "an agent that is removed, or "
                 f'give the group more seats: seats={{"{self.name}": {alive + len(strangers)}}}'
             )
         strangers = strangers[ids[strangers].argsort()]
@@ -117,7 +125,10 @@ class Seats:
         """Raise `EnvironmentFault` where an agent is among them twice."""
         known = np.sort(ids)
         if len(twice := known[1:][known[1:] == known[:-1]]):
-            raise EnvironmentFault(f'group "{self.name}": agent {twice[0]} asks for two decisions in one exchange; request one for each agent')
+            raise EnvironmentFault(
+                f'group "{self.name}": agent {twice[0]} asks for two decisions in one exchange; request one '
+                "for each agent"
+            )
 
     def clear(self) -> Index:
         """Let all go, and return the seats that were taken."""

@@ -19,7 +19,15 @@ from tidemill.bridge.specs import ActionTuple, BehaviorSpec, DecisionSteps, RawC
 from tidemill.bridge.steps import StepReader, as_rows, clear_actions, complete, write_action, write_actions
 from tidemill.bridge.tables import CLOSE, LAYOUTS, QUERY, RESET, STEP, TRAINER
 from tidemill.core.clock import awake
-from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SchemaError, SimulatorError, TidemillError, did_you_mean
+from tidemill.core.errors import (
+    ConfigError,
+    DeadlineError,
+    PeerLost,
+    SchemaError,
+    SimulatorError,
+    TidemillError,
+    did_you_mean,
+)
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
 _TIDIES = 2.0  # that one of another make may take to see our close and to delete the files
@@ -28,7 +36,8 @@ _LAST_WORDS = 0.5  # seconds that one which left has for ending, so that how and
 
 @dataclass
 class _State:
-    """A group at this step: its steps once they were read, and whether actions were set."""
+    """A group at this step: its steps once they were read, and whether actions were
+    set."""
 
     group: Group
     reader: StepReader
@@ -38,27 +47,36 @@ class _State:
 
 
 class Simulator:
-    """A simulator at the other end of the bridge. Use it as a context manager, or call `close`.
+    """A simulator at the other end of the bridge. Use it as a context manager, or call
+    `close`.
 
         with Simulator("worlds/reach") as simulator:
             simulator.reset()
             decisions, terminals = simulator.get_steps("reach")
-            simulator.set_actions("reach", ActionTuple(np.zeros((len(decisions), 2), np.float32)))
+            actions = ActionTuple(np.zeros((len(decisions), 2), np.float32))
+            simulator.set_actions("reach", actions)
             simulator.step()
 
-    path           the executable, started with `arguments` and `--memory-path PATH`; None: an editor or another process that joins by itself
-    arguments      for it
-    layout         "0", "0.3.0" or "0.3.2" (docs/simulator-memory.md)
-    channels       stands for this end's side channels. Their data go with steps, resets and queries
-    memory_path    without an executable: the file at which the two meet; None: "ml-agents/default" in the temporary directory
-    start_seconds  how long the simulator may take until it first answers, and over the first reset; None: any time
-    deadline       how long it may take over any later step, in seconds; None: any time. Its death is noticed within a second, whatever this is
-    environment    environment variables besides this process's own
+    path: the executable, started with `arguments` and `--memory-path PATH`; None: an
+        editor or another process that joins by itself
+    arguments: for it
+    layout: "0", "0.3.0" or "0.3.2" (docs/simulator-memory.md)
+    channels: stands for this end's side channels. Their data go with steps, resets and
+        queries
+    memory_path: without an executable: the file at which the two meet; None:
+        "ml-agents/default" in the temporary directory
+    start_seconds: how long the simulator may take until it first answers, and over the
+        first reset; None: any time
+    deadline: how long it may take over any later step, in seconds; None: any time. Its
+        death is noticed within a second, whatever this is
+    environment: environment variables besides this process's own
 
-    Errors: ConfigError (no such layout or executable, a second trainer at one file), PeerLost (it ended, with its output's tail, or closed),
-    ImageError (what it wrote cannot be; another version), DeadlineError; after these the simulator is closed and nothing stays behind.
-    EnvironmentFault (NaN or infinite observations or rewards) and SchemaError (wrong names, agents and actions) change nothing.
-    One thread uses it at a time.
+    Errors: ConfigError (no such layout or executable, a second trainer at one file),
+    PeerLost (it ended, with its output's tail, or closed), ImageError (what it wrote
+    cannot be; another version), DeadlineError; after these the simulator is closed and
+    nothing stays behind. EnvironmentFault (NaN or infinite observations or rewards) and
+    SchemaError (wrong names, agents and actions) change nothing. One thread uses it at a
+    time.
     """
 
     def __init__(
@@ -76,7 +94,10 @@ class Simulator:
         if layout not in LAYOUTS:
             raise ConfigError(f'layout "{layout}" is unknown, {did_you_mean(layout, LAYOUTS)}')
         if path is not None and memory_path is not None:
-            raise ConfigError(f"memory_path = {memory_path} is for simulators that are started by hand; {path} is told where to look")
+            raise ConfigError(
+                f"memory_path = {memory_path} is for simulators that are started by hand; {path} is told "
+                "where to look"
+            )
         self._what = str(path) if path is not None else "the simulator"
         self._channels, self._start_seconds, self._deadline = channels, start_seconds, deadline
         self._process: SimulatorProcess | None = None
@@ -92,14 +113,20 @@ class Simulator:
         if path is not None:
             check_executable(Path(path))
         files = LAYOUTS[layout].files
-        self._meeting = Meeting.own(files) if path is not None else Meeting.at(Path(memory_path) if memory_path else editor_path())
+        self._meeting = (
+            Meeting.own(files)
+            if path is not None
+            else Meeting.at(Path(memory_path) if memory_path else editor_path())
+        )
         self._memory: SharedMemory | None = None
         try:
             self._memory = create_memory(LAYOUTS[layout], self._meeting.path, TRAINER)
             atexit.register(self.close)
             self._hand_over(STEP)
             if path is not None:
-                name = str(self._meeting.path if files == 1 else self._meeting.path.relative_to(shared_folder()))
+                name = str(
+                    self._meeting.path if files == 1 else self._meeting.path.relative_to(shared_folder())
+                )
                 self._process = SimulatorProcess(Path(path), [*arguments, "--memory-path", name], environment)
         except BaseException:
             self.close()
@@ -108,7 +135,8 @@ class Simulator:
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Groups by name, in the order in which they appeared. Some simulators have none before the first `reset`, or more later on."""
+        """Groups by name, in the order in which they appeared. Some simulators have none
+        before the first `reset`, or more later on."""
         return self._specs
 
     @property
@@ -117,11 +145,13 @@ class Simulator:
         return self._exchanges
 
     def get_steps(self, name: str) -> tuple[DecisionSteps, TerminalSteps]:
-        """Return what a group's agents saw, as copies. An agent that ended and began again within a step is in both."""
+        """Return what a group's agents saw, as copies. An agent that ended and began
+        again within a step is in both."""
         return self._steps(self._state(name))
 
     def set_actions(self, name: str, action: ActionTuple) -> None:
-        """Set the actions of all agents of the group that ask for a decision, in the order of `DecisionSteps`. Without it they are zeros.
+        """Set the actions of all agents of the group that ask for a decision, in the
+        order of `DecisionSteps`. Without it they are zeros.
 
         Continuous actions are finite floats, discrete ones integers that count from 0.
         """
@@ -137,13 +167,18 @@ class Simulator:
         rows = np.flatnonzero(self.get_steps(name)[0].agent_id == agent_id)
         if not len(rows):
             known = self.get_steps(name)[0].agent_id.tolist()
-            raise SchemaError(f'group "{name}": agent {agent_id} asks for no decision at this step; those that do: {known[:20] or "none"}')
+            raise SchemaError(
+                f'group "{name}": agent {agent_id} asks for no decision at this step; those that do: '
+                f"{known[:20] or 'none'}"
+            )
         whole = complete(state.group, 1, as_rows(action))
         memory = self._open()
         if not state.acted:
             clear_actions(memory.data, state.group)
             state.acted = True
-        write_action(memory.data, state.group, whole, int(rows[0] if state.asks is None else state.asks[rows[0]]))
+        write_action(
+            memory.data, state.group, whole, int(rows[0] if state.asks is None else state.asks[rows[0]])
+        )
 
     def step(self) -> None:
         """Send the actions and wait for the next steps."""
@@ -156,17 +191,22 @@ class Simulator:
         self.finish()
 
     def query(self) -> None:
-        """Exchange side channels without a step (layout 0.3.2); the steps stay what they were."""
+        """Exchange side channels without a step (layout 0.3.2); the steps stay what they
+        were."""
         self.begin(QUERY)
         self.finish()
 
     def begin(self, command: int = STEP) -> None:
-        """The first half of a step (or reset, or query): hand the turn over, with the actions, and do not wait."""
+        """The first half of a step (or reset, or query): hand the turn over, with the
+        actions, and do not wait."""
         memory = self._open()
         if self._waiting:
             raise SimulatorError("a step has begun already; finish it first")
         if command == QUERY and not memory.layout.queries:
-            raise SimulatorError(f"layout {memory.layout.name} has no query; side-channel data go with the next step, or choose layout 0.3.2")
+            raise SimulatorError(
+                f"layout {memory.layout.name} has no query; side-channel data go with the next step, or "
+                "choose layout 0.3.2"
+            )
         for state in self._states.values():
             if not state.acted:
                 clear_actions(memory.data, state.group)
@@ -175,7 +215,8 @@ class Simulator:
         self._hand_over(command)
 
     def wait(self, seconds: float = inf) -> bool:
-        """Wait for the answer, at most so long; True once it is there, or the simulator is gone: `finish` takes it, or says why.
+        """Wait for the answer, at most so long; True once it is there, or the simulator
+        is gone: `finish` takes it, or says why.
 
         A thread of its own may wait here while nobody else uses the simulator.
         """
@@ -209,7 +250,8 @@ class Simulator:
             raise
 
     def close(self, grace: float = _GRACE) -> None:
-        """Tell the simulator, wait for its end (and end it after `grace` seconds), and remove the files. Does nothing the second time."""
+        """Tell the simulator, wait for its end (and end it after `grace` seconds), and
+        remove the files. Does nothing the second time."""
         memory, self._memory = self._memory, None
         if self._closed:
             return
@@ -217,12 +259,20 @@ class Simulator:
         atexit.unregister(self.close)
         if memory is not None:
             memory.hand_over(CLOSE)
-            if self._process is None and self._exchanges and self._answer != CLOSE and self._gone() is None and self._watch is None:
+            if (
+                self._process is None
+                and self._exchanges
+                and self._answer != CLOSE
+                and self._gone() is None
+                and self._watch is None
+            ):
                 self._await_deletion(memory.path, min(grace, _TIDIES))
         if self._process is not None:
             until = time.monotonic() + grace
             while memory is not None and self._process.ended(0.1) is None and time.monotonic() < until:
-                memory.hand_over(CLOSE)  # once more: where it was not our turn the simulator may have written over it
+                # once more: where it was not our turn the simulator may have written over
+                # it
+                memory.hand_over(CLOSE)
             self._process.end()
         if memory is not None:
             memory.close()
@@ -231,7 +281,8 @@ class Simulator:
         self._meeting.leave()
 
     def _await_deletion(self, path: Path, seconds: float) -> None:
-        """Leave the files to a simulator of another make, which has not closed and so deletes them; what it leaves is removed after that."""
+        """Leave the files to a simulator of another make, which has not closed and so
+        deletes them; what it leaves is removed after that."""
         until = time.monotonic() + seconds
         while path.exists() and time.monotonic() < until:
             time.sleep(1e-3)
@@ -292,7 +343,9 @@ class Simulator:
         """Look after the simulator while waiting for it."""
         gone = self._gone()
         if gone is not None:
-            raise PeerLost(f"{self._what} {gone}{'' if self._exchanges else ' before it first answered'}{self._output()}")
+            raise PeerLost(
+                f"{self._what} {gone}{'' if self._exchanges else ' before it first answered'}{self._output()}"
+            )
         waited = awake() - self._since
         starts = not self._exchanges or (self._command == RESET and not self._reset)
         limit = self._start_seconds if starts else self._deadline
@@ -300,12 +353,18 @@ class Simulator:
             did = "did not hand the turn back"
             if not self._exchanges:
                 joined = self._watch is not None
-                did = "has joined, but did not exchange" if joined else f"did not join at {self._meeting.path} and answer"
+                did = (
+                    "has joined, but did not exchange"
+                    if joined
+                    else f"did not join at {self._meeting.path} and answer"
+                )
             elif starts:
                 did = "has joined, but asked for no decision after the first reset"
             setting = "start_seconds" if starts else "deadline"
             editor = self._process is None and not self._exchanges
-            then = f"press play there while this waits, or raise {setting}" if editor else "it is still running"
+            then = (
+                f"press play there while this waits, or raise {setting}" if editor else "it is still running"
+            )
             raise DeadlineError(f"{self._what} {did} within {setting} = {limit:g} s; {then}{self._output()}")
 
     def _gone(self) -> str | None:

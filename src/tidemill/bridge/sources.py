@@ -1,4 +1,5 @@
-"""The simulator's ends in other languages, as files that a simulator's author takes along: a C header, a C# package, and example worlds of both."""
+"""The simulator's ends in other languages, as files that a simulator's author takes
+along: a C header, a C# package, and example worlds of both."""
 
 import filecmp
 import shutil
@@ -20,24 +21,31 @@ def source_files() -> Iterator[Path]:
 
 
 def sources_folder() -> Path:
-    """Return where they lie in the installed package: `native/tidemill.h` and the C examples, `csharp/` and its examples."""
+    """Return where they lie in the installed package: `native/tidemill.h` and the C
+    examples, `csharp/` and its examples."""
     return _HERE
 
 
 def copy_sources(folder: Path) -> list[Path]:
-    """Copy the files into `folder`, as folders `native` and `csharp`; see `copy_files`."""
+    """Copy the files into `folder`, as folders `native` and `csharp`; see
+    `copy_files`."""
     return copy_files(_HERE, list(source_files()), folder)
 
 
 def copy_files(root: Path, files: Sequence[Path], folder: Path) -> list[Path]:
-    """Copy `files`, paths relative to `root`, into `folder` (made if need be); return the copies' paths.
+    """Copy `files`, paths relative to `root`, into `folder` (made if need be); return the
+    copies' paths.
 
-    Files that are there already and equal stay; a ConfigError names one that differs, and then nothing was copied.
+    Files that are there already and equal stay; a ConfigError names one that differs, and
+    then nothing was copied.
     """
     for file in files:
         target = folder / file
         if target.exists() and not (target.is_file() and filecmp.cmp(root / file, target, shallow=False)):
-            raise ConfigError(f"{target} exists and differs from the file of this version; move it away, or choose another folder")
+            raise ConfigError(
+                f"{target} exists and differs from the file of this version; move it away, or choose another "
+                "folder"
+            )
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, folder / file)

@@ -1,8 +1,11 @@
-"""From what a group of agents sees and does to Tidemill's spaces, and rows from the one to the other.
+"""From what a group of agents sees and does to Tidemill's spaces, and rows from the one
+to the other.
 
-An observation is a Box; several are a Dict of ``observation_0``, ``observation_1``, …; beside an action mask one alone is called ``observation``.
-A mask is part ``action_mask``, int8, 1: allowed (the simulator's are 1: forbidden), the branches side by side. Actions are a Box of -1 … 1, a
-Discrete (one branch), a MultiDiscrete (several), or a Dict of ``continuous`` and ``discrete``.
+An observation is a Box; several are a Dict of ``observation_0``, ``observation_1``, …;
+beside an action mask one alone is called ``observation``. A mask is part ``action_mask``,
+int8, 1: allowed (the simulator's are 1: forbidden), the branches side by side. Actions
+are a Box of -1 … 1, a Discrete (one branch), a MultiDiscrete (several), or a Dict of
+``continuous`` and ``discrete``.
 """
 
 from collections.abc import Sequence
@@ -13,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Spaces
-from tidemill.bridge.specs import ActionSpec, ActionTuple, BehaviorSpec, DecisionSteps, ObservationSpec, TerminalSteps
+from tidemill.bridge.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DecisionSteps,
+    ObservationSpec,
+    TerminalSteps,
+)
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
@@ -25,11 +35,11 @@ MASK = "obs.action_mask"
 class Group(Config):
     """A group of agents that is declared beforehand, and so may appear at any later step.
 
-    name          what the simulator calls it
-    max_agents    how many rows it may have in an exchange
-    observations  the shape of each observation
-    continuous    number of continuous actions
-    branches      number of choices in each branch of the discrete actions
+    name: what the simulator calls it
+    max_agents: how many rows it may have in an exchange
+    observations: the shape of each observation
+    continuous: number of continuous actions
+    branches: number of choices in each branch of the discrete actions
     """
 
     name: str
@@ -41,7 +51,10 @@ class Group(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_agents < 1 or not self.observations:
-            raise ConfigError(f'group "{self.name}": max_agents = {self.max_agents} must be at least 1, and there must be an observation')
+            raise ConfigError(
+                f'group "{self.name}": max_agents = {self.max_agents} must be at least 1, and there must be '
+                "an observation"
+            )
 
     def spec(self) -> BehaviorSpec:
         """Return it as the bridge has it."""
@@ -56,12 +69,19 @@ class Group(Config):
         """Return what declares a group of this spec."""
         action = spec.action_spec
         shapes = tuple(tuple(seen.shape) for seen in spec.observation_specs)
-        return cls(name=name, max_agents=spec.max_agents, observations=shapes, continuous=action.continuous_size, branches=tuple(action.branches))
+        return cls(
+            name=name,
+            max_agents=spec.max_agents,
+            observations=shapes,
+            continuous=action.continuous_size,
+            branches=tuple(action.branches),
+        )
 
 
 @dataclass
 class Form:
-    """How the rows of one group are written and its actions are read. `observations` names the leaf of each observation."""
+    """How the rows of one group are written and its actions are read. `observations`
+    names the leaf of each observation."""
 
     spaces: Spaces
     observations: list[str]
@@ -72,7 +92,8 @@ class Form:
         self.hybrid = bool(self.branches) and self.continuous > 0
 
     def observe(self, steps: DecisionSteps | TerminalSteps, which: Any, target: Arrays, rows: Any) -> None:
-        """Write the observations of these rows of `steps` (an index) into `target` [rows]. What is over may do anything."""
+        """Write the observations of these rows of `steps` (an index) into `target`
+        [rows]. What is over may do anything."""
         for name, seen in zip(self.observations, steps.obs, strict=True):
             target[name][rows] = seen[which]
         if not self.branches:

@@ -17,10 +17,12 @@ Bools = NDArray[np.bool_]
 
 
 class RawChannels(Protocol):
-    """What stands at an end of the bridge for its side channels: bytes out before each hand-over, bytes in after each. See `channels` for framing."""
+    """What stands at an end of the bridge for its side channels: bytes out before each
+    hand-over, bytes in after each. See `channels` for framing."""
 
     def outgoing(self) -> bytes:
-        """Return all data to be sent with the hand-over that comes next, and forget them; b"" if there are none."""
+        """Return all data to be sent with the hand-over that comes next, and forget them;
+        b"" if there are none."""
 
     def incoming(self, data: bytes) -> None:
         """Take the data that came with a hand-over; not called where none came."""
@@ -28,10 +30,12 @@ class RawChannels(Protocol):
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """One observation: its shape, one to three numbers (a vector is (n,), an image (height, width, channels)).
+    """One observation: its shape, one to three numbers (a vector is (n,), an image
+    (height, width, channels)).
 
-    properties  a number per dimension, as layout 0.3.2 has them (0: unspecified); others have none
-    kind        0 default, 1 goal; likewise
+    properties: a number per dimension, as layout 0.3.2 has them (0: unspecified); others
+        have none
+    kind: 0 default, 1 goal; likewise
     """
 
     shape: tuple[int, ...]
@@ -46,14 +50,18 @@ class ObservationSpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """Actions of one agent: `continuous_size` floats and one choice per branch, of `branches[i]` each. Both at once need layout 0.3.2."""
+    """Actions of one agent: `continuous_size` floats and one choice per branch, of
+    `branches[i]` each. Both at once need layout 0.3.2."""
 
     continuous_size: int = 0
     branches: tuple[int, ...] = ()
 
     def zeros(self, agents: int) -> "ActionTuple":
         """Return zeros for as many agents."""
-        return ActionTuple(np.zeros((agents, self.continuous_size), np.float32), np.zeros((agents, len(self.branches)), np.int32))
+        return ActionTuple(
+            np.zeros((agents, self.continuous_size), np.float32),
+            np.zeros((agents, len(self.branches)), np.int32),
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,8 @@ class BehaviorSpec:
 
 @dataclass
 class ActionTuple:
-    """Actions of n agents. continuous: float32 [n, continuous_size]; discrete: int32 [n, branches]. None where a group has none, or for zeros."""
+    """Actions of n agents. continuous: float32 [n, continuous_size]; discrete: int32 [n,
+    branches]. None where a group has none, or for zeros."""
 
     continuous: Floats | None = None
     discrete: Ints | None = None
@@ -75,7 +84,8 @@ class ActionTuple:
 
 @dataclass(frozen=True)
 class DecisionStep:
-    """The row of one agent that asks for a decision; `action_mask`: what is forbidden, by branch, bool [branch size] each."""
+    """The row of one agent that asks for a decision; `action_mask`: what is forbidden, by
+    branch, bool [branch size] each."""
 
     obs: Sequence[Floats]
     reward: float
@@ -106,7 +116,10 @@ class _Rows:
     def _row(self, agent_id: int) -> int:
         rows = np.flatnonzero(self.agent_id == agent_id)
         if not len(rows):
-            raise SchemaError(f"agent {agent_id} has no row in this step; those that have: {self.agent_id[:20].tolist() or 'none'}")
+            raise SchemaError(
+                f"agent {agent_id} has no row in this step; those that have: "
+                f"{self.agent_id[:20].tolist() or 'none'}"
+            )
         return int(rows[0])
 
     @property
@@ -117,13 +130,15 @@ class _Rows:
 
 @dataclass
 class DecisionSteps(_Rows):
-    """Agents of a group that ask for a decision. Every array is a copy of the caller's own.
+    """Agents of a group that ask for a decision. Every array is a copy of the caller's
+    own.
 
-    obs        per observation float32 [n, *shape]
-    reward     float32 [n], since the agent's last decision
-    agent_id   int32 [n]
-    forbidden  bool [n, sum of the branch sizes], branches side by side; None without branches
-    branches   their sizes
+    obs: per observation float32 [n, *shape]
+    reward: float32 [n], since the agent's last decision
+    agent_id: int32 [n]
+    forbidden: bool [n, sum of the branch sizes], branches side by side; None without
+        branches
+    branches: their sizes
     """
 
     obs: Sequence[Floats]
@@ -134,8 +149,13 @@ class DecisionSteps(_Rows):
 
     @property
     def action_mask(self) -> list[Bools] | None:
-        """What is forbidden, by branch: bool [n, branch size] each; None without branches."""
-        return None if self.forbidden is None else np.split(self.forbidden, np.cumsum(self.branches)[:-1], axis=1)
+        """What is forbidden, by branch: bool [n, branch size] each; None without
+        branches."""
+        return (
+            None
+            if self.forbidden is None
+            else np.split(self.forbidden, np.cumsum(self.branches)[:-1], axis=1)
+        )
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
         """Return one agent's row."""
@@ -148,8 +168,8 @@ class DecisionSteps(_Rows):
 class TerminalSteps(_Rows):
     """Agents of a group whose episode is over. Every array is a copy of the caller's own.
 
-    obs, reward, agent_id  as in `DecisionSteps`, the last of the episode
-    interrupted            bool [n]: cut (by a limit of steps) and not ended
+    obs, reward, agent_id: as in `DecisionSteps`, the last of the episode
+    interrupted: bool [n]: cut (by a limit of steps) and not ended
     """
 
     obs: Sequence[Floats]
@@ -160,4 +180,6 @@ class TerminalSteps(_Rows):
     def __getitem__(self, agent_id: int) -> TerminalStep:
         """Return one agent's row."""
         row = self._row(agent_id)
-        return TerminalStep([seen[row] for seen in self.obs], float(self.reward[row]), agent_id, bool(self.interrupted[row]))
+        return TerminalStep(
+            [seen[row] for seen in self.obs], float(self.reward[row]), agent_id, bool(self.interrupted[row])
+        )

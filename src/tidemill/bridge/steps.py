@@ -1,4 +1,5 @@
-"""A group's rows as the trainer reads and answers them. Nothing here hands out memory that the simulator writes."""
+"""A group's rows as the trainer reads and answers them. Nothing here hands out memory
+that the simulator writes."""
 
 import mmap
 from typing import Any
@@ -26,16 +27,22 @@ class StepReader:
         self._none = np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, bool)
 
     def read(self, memory: Memory) -> tuple[DecisionSteps, TerminalSteps, NDArray[np.intp] | None]:
-        """Return copies of the rows, and which rows ask for decisions; None where these are the first ones, as they come.
+        """Return copies of the rows, and which rows ask for decisions; None where these
+        are the first ones, as they come.
 
-        Raises ImageError where a count cannot be, EnvironmentFault where an observation or reward is NaN or infinite.
+        Raises ImageError where a count cannot be, EnvironmentFault where an observation
+        or reward is NaN or infinite.
         """
         rows, obs, reward, agent_id = self._rows.read(memory)
         masks = self._masks(memory, rows)
         if self._ended is not None:
             ended, final, last_reward, ended_id = self._ended.read(memory)
             interrupted = self._flags(memory, "interrupted", ended)
-            terminals = TerminalSteps(final, last_reward, ended_id, np.frombuffer(interrupted, np.uint8) != 0) if ended else self._no_terminals()
+            terminals = (
+                TerminalSteps(final, last_reward, ended_id, np.frombuffer(interrupted, np.uint8) != 0)
+                if ended
+                else self._no_terminals()
+            )
             return DecisionSteps(obs, reward, agent_id, masks, self._branches), terminals, None
         done = self._flags(memory, "done", rows)
         if done.count(0) == rows:
@@ -44,10 +51,17 @@ class StepReader:
         cut = np.frombuffer(self._flags(memory, "max_step", rows), np.uint8) != 0
         asking, ended = (~over).nonzero()[0], over.nonzero()[0]
         first = len(asking)
-        asks, ends = (slice(first), slice(first, rows)) if ended[0] == first else (asking, ended)  # the former are views of our copies
+        # the former are views of our copies
+        asks, ends = (slice(first), slice(first, rows)) if ended[0] == first else (asking, ended)
         chosen = None if masks is None else masks[asks]
-        decisions = DecisionSteps([array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches)
-        return decisions, TerminalSteps([array[ends] for array in obs], reward[ends], agent_id[ends], cut[ends]), asking
+        decisions = DecisionSteps(
+            [array[asks] for array in obs], reward[asks], agent_id[asks], chosen, self._branches
+        )
+        return (
+            decisions,
+            TerminalSteps([array[ends] for array in obs], reward[ends], agent_id[ends], cut[ends]),
+            asking,
+        )
 
     def _no_terminals(self) -> TerminalSteps:
         return TerminalSteps(list(self._obs), *self._none)
@@ -68,7 +82,10 @@ def count(memory: Memory, group: Group, name: str) -> int:
     """Return a number of rows, checked."""
     rows = int(read_int(memory, group.places[name])[0])
     if not 0 <= rows <= group.spec.max_agents:
-        raise ImageError(f'group "{group.name}": {rows} agents ({name}), and it has room for max_agents = {group.spec.max_agents}')
+        raise ImageError(
+            f'group "{group.name}": {rows} agents ({name}), and it has room for max_agents = '
+            f"{group.spec.max_agents}"
+        )
     return rows
 
 
@@ -107,13 +124,17 @@ class _Block:
     def _complain(self, field: str, values: Floats, agent_id: Ints) -> None:
         row = int(np.argmin(np.isfinite(values).all(axis=1)))
         raise EnvironmentFault(
-            f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: {np.array2string(values[row], threshold=8)}. '
+            f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: '
+            f"{np.array2string(values[row], threshold=8)}. "
             "Tidemill trains on finite numbers only; find where the simulator divides by zero or overflows"
         )
 
 
-def write_actions(memory: mmap.mmap, group: Group, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int) -> None:
-    """Write the actions of all agents that ask; of `rows` rows those in `asks` do, where it is not None. The others get zeros."""
+def write_actions(
+    memory: mmap.mmap, group: Group, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int
+) -> None:
+    """Write the actions of all agents that ask; of `rows` rows those in `asks` do, where
+    it is not None. The others get zeros."""
     for place, array in _placed(group, action):
         if asks is not None:
             whole = np.zeros((rows, array.shape[1]), array.dtype)
@@ -134,7 +155,11 @@ def clear_actions(memory: mmap.mmap, group: Group) -> None:
     """Write zeros for all rows there may be now."""
     rows = count(memory, group, "agents")
     actions = group.spec.action_spec
-    widths = {"actions": group.symbols.get("a", 0), "continuous_actions": actions.continuous_size, "discrete_actions": len(actions.branches)}
+    widths = {
+        "actions": group.symbols.get("a", 0),
+        "continuous_actions": actions.continuous_size,
+        "discrete_actions": len(actions.branches),
+    }
     for name, width in widths.items():
         if name in group.places:
             place = group.places[name]
@@ -146,33 +171,46 @@ def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]
     assert action.continuous is not None and action.discrete is not None
     places = group.places
     if "actions" in places:
-        return [(places["actions"], action.discrete if group.spec.action_spec.branches else action.continuous)]
+        return [
+            (places["actions"], action.discrete if group.spec.action_spec.branches else action.continuous)
+        ]
     return [(places["continuous_actions"], action.continuous), (places["discrete_actions"], action.discrete)]
 
 
 def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
-    """Return the action as arrays of the right shape and type; SchemaError where it is not one for so many agents of the group."""
+    """Return the action as arrays of the right shape and type; SchemaError where it is
+    not one for so many agents of the group."""
     if not isinstance(action, ActionTuple):
-        raise SchemaError(f'group "{group.name}" takes an ActionTuple of continuous and discrete actions, and was given {type(action).__name__}')
+        raise SchemaError(
+            f'group "{group.name}" takes an ActionTuple of continuous and discrete actions, and was given '
+            f"{type(action).__name__}"
+        )
     spec = group.spec.action_spec
     continuous = _array(group, "continuous", action.continuous, (agents, spec.continuous_size), np.float32)
     discrete = _array(group, "discrete", action.discrete, (agents, len(spec.branches)), np.int32)
     if count_nonzero(np.isfinite(continuous)) < continuous.size:
         row, column = np.argwhere(~np.isfinite(continuous))[0]
-        raise SchemaError(f'group "{group.name}": continuous action {column} in row {row} is {continuous[row, column]}')
+        raise SchemaError(
+            f'group "{group.name}": continuous action {column} in row {row} is {continuous[row, column]}'
+        )
     if spec.branches and ((discrete < 0) | (discrete >= spec.branches)).any():
         row, branch = np.argwhere((discrete < 0) | (discrete >= spec.branches))[0]
         raise SchemaError(
-            f'group "{group.name}": branch {branch} has {spec.branches[branch]} actions from 0 on, and row {row} has action {discrete[row, branch]}'
+            f'group "{group.name}": branch {branch} has {spec.branches[branch]} actions from 0 on, and row '
+            f"{row} has action {discrete[row, branch]}"
         )
     return ActionTuple(continuous, np.ascontiguousarray(discrete, np.int32))
 
 
 def as_rows(action: Any) -> Any:
-    """Return the action of one agent, whose arrays may have one dimension, as arrays of one row. What is none is returned as it is."""
+    """Return the action of one agent, whose arrays may have one dimension, as arrays of
+    one row. What is none is returned as it is."""
     if not isinstance(action, ActionTuple):
         return action
-    one = (None if given is None else np.atleast_2d(as_array("actions", given)) for given in (action.continuous, action.discrete))
+    one = (
+        None if given is None else np.atleast_2d(as_array("actions", given))
+        for given in (action.continuous, action.discrete)
+    )
     return ActionTuple(*one)
 
 
@@ -181,7 +219,9 @@ def as_array(what: str, given: Any) -> NDArray[Any]:
     try:
         return np.asarray(given)
     except ValueError:
-        raise SchemaError(f"{what} are to be an array, and were given {given!r:.80}, whose rows differ in length") from None
+        raise SchemaError(
+            f"{what} are to be an array, and were given {given!r:.80}, whose rows differ in length"
+        ) from None
 
 
 def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
@@ -191,7 +231,10 @@ def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: A
     kinds = "f" if dtype is np.float32 else "iu"
     if array.shape != shape or (array.dtype.kind not in kinds and array.size):
         raise SchemaError(
-            f'group "{group.name}" takes {what} actions of shape {list(shape)} and type {np.dtype(dtype)} now ([agents that ask for a decision, '
-            f"{'continuous_size' if what == 'continuous' else 'branches'}]), and was given {list(array.shape)} of {array.dtype}"
+            f'group "{group.name}" takes {what} actions of shape {list(shape)} and type {np.dtype(dtype)} '
+            "now ([agents that ask for a decision, "
+            f"{'continuous_size' if what == 'continuous' else 'branches'}]), and was given "
+            f"{list(array.shape)} of {array.dtype}"
         )
-    return np.ascontiguousarray(array, dtype) if kinds == "f" else array  # wider integers wrap: looked at first
+    # wider integers wrap: looked at first
+    return np.ascontiguousarray(array, dtype) if kinds == "f" else array

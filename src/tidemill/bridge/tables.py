@@ -1,7 +1,10 @@
-"""The memory layouts as tables: one `Field` per field, in the order in which they lie in memory.
+"""The memory layouts as tables: one `Field` per field, in the order in which they lie in
+memory.
 
-Everything that knows a layout takes it from here: the reader and the writer (`image`), the constants of the C and C# libraries, the page
-docs/simulator-memory.md and the digests (`generate`). Everything is little-endian and packed, so that nothing is aligned but by chance.
+Everything that knows a layout takes it from here: the reader and the writer (`image`),
+the constants of the C and C# libraries, the page docs/simulator-memory.md and the digests
+(`generate`). Everything is little-endian and packed, so that nothing is aligned but by
+chance.
 """
 
 import hashlib
@@ -10,14 +13,16 @@ from functools import cached_property
 from typing import Literal
 
 Kind = Literal["u8", "i32", "f32", "word"]
-SIZES: dict[Kind, int] = {"u8": 1, "i32": 4, "f32": 4, "word": 4}  # word: f32 of continuous, i32 of discrete actions
+# word: f32 of continuous, i32 of discrete actions
+SIZES: dict[Kind, int] = {"u8": 1, "i32": 4, "f32": 4, "word": 4}
 
 # What counts may refer to: values of fields read before.
 SYMBOLS = {
     "C": "capacity of the side channel in bytes, with the 4 bytes of its length",
     "M": "max_agents",
     "K": "number of observations",
-    "P": "floats of one agent's observations: the sum over observations of the product of the shape's numbers above 0",
+    "P": "floats of one agent's observations: the sum over observations of the product of the shape's "
+    "numbers above 0",
     "c": "continuous actions of an agent",
     "nb": "number of branches",
     "B": "sum of the branch sizes",
@@ -27,7 +32,8 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field: `count` items of `kind`. A count is a product of numbers and `SYMBOLS`; "C-4" alone is a difference."""
+    """A field: `count` items of `kind`. A count is a product of numbers and `SYMBOLS`;
+    "C-4" alone is a difference."""
 
     name: str
     kind: Kind
@@ -51,12 +57,15 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout. `header` lies at the start of the first file; `side_channel`, and then the groups, follow it or lie in a file of their own.
+    """A layout. `header` lies at the start of the first file; `side_channel`, and then
+    the groups, follow it or lie in a file of their own.
 
-    files        1: everything in one file that CHANGE FILE replaces; 2: a header that stays, and a body that is replaced
-    word         offset of the aligned four bytes with the turn, on which both sides sleep
-    spec         what a group is; `agents` (decisions, or all rows), `terminations` and `actions` follow it
-    hybrid       whether a group may have continuous and discrete actions at once
+    files: 1: everything in one file that CHANGE FILE replaces; 2: a header that stays,
+        and a body that is replaced
+    word: offset of the aligned four bytes with the turn, on which both sides sleep
+    spec: what a group is; `agents` (decisions, or all rows), `terminations` and `actions`
+        follow it
+    hybrid: whether a group may have continuous and discrete actions at once
     """
 
     name: str
@@ -97,7 +106,8 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Return eight hexadecimal digits that change when what lies in memory does. Descriptions do not count."""
+        """Return eight hexadecimal digits that change when what lies in memory does.
+        Descriptions do not count."""
         rows = [(self.name, self.files, self.version, self.word, self.hybrid)]
         parts = [self.header, self.side_channel, self.spec, self.agents, self.terminations, self.actions]
         fields = [[(f.name, f.kind, f.count, f.start) for f in part] for part in parts]
@@ -135,7 +145,10 @@ _LAYOUT_0 = Layout(
         Field("command", "u8", about="0 step, 1 reset, 2 change file, 3 close"),
         Field("capacity", "i32", about="C", start=4),
     ),
-    side_channel=(*_SIDE_CHANNEL, Field("groups", "i32", about="number of groups, which follow back to back")),
+    side_channel=(
+        *_SIDE_CHANNEL,
+        Field("groups", "i32", about="number of groups, which follow back to back"),
+    ),
     spec=(
         Field("name", "u8", "64", "length (at most 63), ASCII characters, zeros"),
         Field("max_agents", "i32", about="M"),
@@ -169,8 +182,16 @@ _HEADER_3 = (
     Field("capacity", "i32", about="C", start=20),
     Field("groups_bytes", "i32", about="bytes of the groups, which end where these are used up"),
 )
-_NAME_3 = (Field("name_bytes", "u8", about="length of the name"), Field("name", "u8", "name_bytes", "ASCII characters"))
-_DECISIONS = (Field("agents", "i32", about="agents that ask for a decision, at most M"), *_ROWS, Field("agent_id", "i32", "M"), _MASKS)
+_NAME_3 = (
+    Field("name_bytes", "u8", about="length of the name"),
+    Field("name", "u8", "name_bytes", "ASCII characters"),
+)
+_DECISIONS = (
+    Field("agents", "i32", about="agents that ask for a decision, at most M"),
+    *_ROWS,
+    Field("agent_id", "i32", "M"),
+    _MASKS,
+)
 _TERMINATIONS = (
     Field("ended", "i32", about="agents whose episode ended, at most M"),
     Field("ended_obs", "f32", "M*P", "as above"),
@@ -208,7 +229,12 @@ _LAYOUT_3_2 = Layout(
         *_NAME_3,
         Field("max_agents", "i32", about="M"),
         Field("observations", "i32", about="K"),
-        Field("observation_specs", "i32", "K*7", "each: shape (3; 0: no such dimension), a property of each dimension (3), type (1)"),
+        Field(
+            "observation_specs",
+            "i32",
+            "K*7",
+            "each: shape (3; 0: no such dimension), a property of each dimension (3), type (1)",
+        ),
         Field("continuous_size", "i32", about="c"),
         Field("branch_count", "i32", about="nb"),
         Field("branches", "i32", "nb", "branch sizes"),

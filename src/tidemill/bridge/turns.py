@@ -1,7 +1,10 @@
-"""Taking turns: wait until the other side has handed over, without burning a core while it thinks.
+"""Taking turns: wait until the other side has handed over, without burning a core while
+it thinks.
 
-A wait spins briefly, where that mostly pays, and then sleeps on a futex on the four bytes that hold the turn. A peer that never woke us (it does not
-know of the futex) is waited for in naps. Between sleeps somebody looks whether the other side still lives and whether time is up.
+A wait spins briefly, where that mostly pays, and then sleeps on a futex on the four bytes
+that hold the turn. A peer that never woke us (it does not know of the futex) is waited
+for in naps. Between sleeps somebody looks whether the other side still lives and whether
+time is up.
 """
 
 import ctypes
@@ -14,7 +17,8 @@ from math import inf
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if platform.system() == "Linux" else None
 _WAIT, _WAKE = 0, 1  # of futex(2), shared between processes
 _SHORTEST_SPIN, _LONGEST_SPIN = 50e-6, 300e-6  # seconds
-_FEE, _MOST_TRUST = 8, 16  # a spin that did not pay costs so much of the trust that each one that did adds 1 to
+# a spin that did not pay costs so much of the trust that each one that did adds 1 to
+_FEE, _MOST_TRUST = 8, 16
 _TRY_AGAIN, _RAREST = 64, 4096  # without trust one is tried after so many waits, twice as many each time
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 1e-3
 _LOOK = 0.2  # seconds between looks at the other side
@@ -25,7 +29,8 @@ class _Timespec(ctypes.Structure):
 
 
 class Futex:
-    """The four aligned bytes at `offset` of a mapping, to sleep on and to wake who sleeps. Use it only while the mapping is open."""
+    """The four aligned bytes at `offset` of a mapping, to sleep on and to wake who
+    sleeps. Use it only while the mapping is open."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         held = ctypes.c_char.from_buffer(memory)
@@ -34,14 +39,32 @@ class Futex:
         self._expected = ctypes.c_uint32()
         self._timeout = _Timespec()
         number, none = ctypes.c_long(_SYSCALL or 0), ctypes.c_void_p()
-        # Two views of one function: sleeping releases Python's lock, waking, which is short, does not.
+        # Two views of one function: sleeping releases Python's lock, waking, which is
+        # short, does not.
         self._wait = ctypes.CDLL(None).syscall
         self._wake = ctypes.PyDLL(None).syscall
-        self._wait_arguments = (number, address, ctypes.c_int(_WAIT), self._expected, ctypes.byref(self._timeout), none, ctypes.c_int())
-        self._wake_arguments = (number, address, ctypes.c_int(_WAKE), ctypes.c_int(1), none, none, ctypes.c_int())
+        self._wait_arguments = (
+            number,
+            address,
+            ctypes.c_int(_WAIT),
+            self._expected,
+            ctypes.byref(self._timeout),
+            none,
+            ctypes.c_int(),
+        )
+        self._wake_arguments = (
+            number,
+            address,
+            ctypes.c_int(_WAKE),
+            ctypes.c_int(1),
+            none,
+            none,
+            ctypes.c_int(),
+        )
 
     def sleep(self, expected: int, seconds: float) -> bool:
-        """Sleep until somebody wakes us (True), at most so long; return at once where the four bytes are not `expected` (or not any more)."""
+        """Sleep until somebody wakes us (True), at most so long; return at once where the
+        four bytes are not `expected` (or not any more)."""
         if _SYSCALL is None:
             time.sleep(min(seconds, _LONGEST_NAP))
             return False
@@ -57,11 +80,13 @@ class Futex:
 
 
 class Turns:
-    """One side's waiting and handing over; it learns from wait to wait whether spinning pays.
+    """One side's waiting and handing over; it learns from wait to wait whether spinning
+    pays.
 
-    word    offset of the futex's four bytes
-    turn    offset of the byte, one of the four, that is `mine` when it is this side's turn
-    closed  offset of the byte among them that says that the other side has closed; None: there is none
+    word: offset of the futex's four bytes
+    turn: offset of the byte, one of the four, that is `mine` when it is this side's turn
+    closed: offset of the byte among them that says that the other side has closed; None:
+        there is none
     """
 
     def __init__(self, word: int, turn: int, mine: int, closed: int | None = None) -> None:
@@ -73,7 +98,8 @@ class Turns:
         self._idle, self._pause = 0, _TRY_AGAIN  # waits without a spin, and how many there may be
 
     def attach(self, memory: mmap.mmap) -> None:
-        """Take turns in this mapping from now on; it may be closed once another is attached, or none is used any more."""
+        """Take turns in this mapping from now on; it may be closed once another is
+        attached, or none is used any more."""
         self._memory = memory
         self._futex = Futex(memory, self._word)
 
@@ -82,7 +108,8 @@ class Turns:
         self._futex.wake()
 
     def wait(self, look: Callable[[], None], seconds: float = inf) -> bool:
-        """Return once it is this side's turn, or the other side has closed; False where so many seconds were not enough.
+        """Return once it is this side's turn, or the other side has closed; False where
+        so many seconds were not enough.
 
         `look` is called every 0.2 s, and raises to end the wait.
         """
@@ -94,7 +121,12 @@ class Turns:
         if self._spins():
             end = begun + self._spin
             while (now := clock()) < end:
-                if memory[turn] == mine or memory[turn] == mine or memory[turn] == mine or memory[turn] == mine:
+                if (
+                    memory[turn] == mine
+                    or memory[turn] == mine
+                    or memory[turn] == mine
+                    or memory[turn] == mine
+                ):
                     self._trust, self._pause = min(self._trust + 1, _MOST_TRUST), _TRY_AGAIN
                     self._spin += (min(_SHORTEST_SPIN + 2 * (now - begun), _LONGEST_SPIN) - self._spin) / 8
                     return True
@@ -102,7 +134,8 @@ class Turns:
         return self._sleep(look, begun, seconds)
 
     def _spins(self) -> bool:
-        """Whether to spin this time. Not where that often did not pay: the other side thinks long, or needs our core; but now and then once more."""
+        """Whether to spin this time. Not where that often did not pay: the other side
+        thinks long, or needs our core; but now and then once more."""
         if self._trust:
             return True
         self._idle += 1
@@ -116,7 +149,9 @@ class Turns:
         nap = _SHORTEST_NAP
         while True:
             seen = memory[word : word + 4]
-            if seen[self._turn - word] == self._mine or (self._closed is not None and seen[self._closed - word]):
+            if seen[self._turn - word] == self._mine or (
+                self._closed is not None and seen[self._closed - word]
+            ):
                 return True
             now = clock()
             if now - begun > seconds:

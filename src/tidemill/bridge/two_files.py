@@ -1,4 +1,5 @@
-"""Layouts 0.3.0 and 0.3.2 as one side holds them: a header that stays, and a body that is left for a larger one where room is short."""
+"""Layouts 0.3.0 and 0.3.2 as one side holds them: a header that stays, and a body that is
+left for a larger one where room is short."""
 
 import time
 from math import inf
@@ -15,11 +16,20 @@ _SETTLE = 0.5  # seconds that a simulator which joined has until it first waits
 
 
 class TwoFiles(SharedMemory):
-    """Layouts 0.3.0 and 0.3.2. `side` is TRAINER or SIMULATOR; the one that creates the memory has the first turn."""
+    """Layouts 0.3.0 and 0.3.2. `side` is TRAINER or SIMULATOR; the one that creates the
+    memory has the first turn."""
 
     def __init__(self, layout: Layout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
-        names = ("simulator_blocked", "trainer_blocked", "reset", "closed", "body", "capacity", "groups_bytes")
+        names = (
+            "simulator_blocked",
+            "trainer_blocked",
+            "reset",
+            "closed",
+            "body",
+            "capacity",
+            "groups_bytes",
+        )
         self._at = {name: layout.offset(name) for name in names}
         self._query = layout.offset("query") if layout.queries else None
         self._mine, self._theirs = self._at["trainer_blocked"], self._at["simulator_blocked"]
@@ -47,7 +57,9 @@ class TwoFiles(SharedMemory):
 
     def _fixed(self) -> bytes:
         """The bytes of the header that change only with the body."""
-        return self._first[: self.layout.word] + self._first[self.layout.word + 4 : self._at["groups_bytes"] + 4]
+        return (
+            self._first[: self.layout.word] + self._first[self.layout.word + 4 : self._at["groups_bytes"] + 4]
+        )
 
     def hand_over(self, command: int) -> None:
         first = self._first
@@ -84,7 +96,8 @@ class TwoFiles(SharedMemory):
         return STEP
 
     def _settle(self) -> None:
-        """Wait until the simulator waits. Some say that they joined, and wait a little later; some never do before a reset."""
+        """Wait until the simulator waits. Some say that they joined, and wait a little
+        later; some never do before a reset."""
         until = time.monotonic() + _SETTLE
         while not self._first[self._theirs] and time.monotonic() < until:
             time.sleep(1e-3)
@@ -107,7 +120,9 @@ class TwoFiles(SharedMemory):
     def _open_body(self) -> None:
         self.data = open_file(self._body_path(self._header["body"]))
         if len(self.data) < self._header["capacity"]:
-            raise ImageError(f"a side channel of {self._header['capacity']} bytes does not fit a body of {len(self.data)}")
+            raise ImageError(
+                f"a side channel of {self._header['capacity']} bytes does not fit a body of {len(self.data)}"
+            )
 
     def _know_groups(self) -> None:
         self._set_groups(read_groups(self.layout, self._header, self.data))
@@ -116,7 +131,9 @@ class TwoFiles(SharedMemory):
     def _grow(self, capacity: int, more: int, groups: int, what: str) -> None:
         old, old_path = self.data, self._body_path(self._header["body"])
         path = next_path(old_path, self.changes, what)
-        start, end, shift = groups_place(self.layout, self._header), self._end, capacity - self._header["capacity"]
+        start = groups_place(self.layout, self._header)
+        end = self._end
+        shift = capacity - self._header["capacity"]
         size = check_size(end + shift + more, what)
         new = create_file(path, size)
         if not shift:
@@ -135,7 +152,8 @@ class TwoFiles(SharedMemory):
 
     @property
     def mine(self) -> bool:
-        return self._first[self._mine] == 0 and self._first[self._theirs] != 0  # neither waits: a trainer that has not given a turn yet
+        # neither waits: a trainer that has not given a turn yet
+        return self._first[self._mine] == 0 and self._first[self._theirs] != 0
 
     @property
     def joined(self) -> bool:

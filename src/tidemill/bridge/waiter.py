@@ -7,7 +7,8 @@ LOOK_AGAIN = 0.2  # seconds after which it sees that it was closed
 
 
 class Waiter:
-    """Waits for all of several answers in turn, and then rings. The thread begins with the first wait, and is a daemon."""
+    """Waits for all of several answers in turn, and then rings. The thread begins with
+    the first wait, and is a daemon."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,7 +27,8 @@ class Waiter:
         return self._over.is_set()
 
     def begin(self, waits: Sequence[Callable[[float], bool]]) -> None:
-        """Call each of `waits`, with seconds, until it returns True. Only while `idle`. Raises what a wait before has raised."""
+        """Call each of `waits`, with seconds, until it returns True. Only while `idle`.
+        Raises what a wait before has raised."""
         self._tell()
         self._waits = waits
         self._over.clear()

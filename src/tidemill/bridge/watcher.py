@@ -1,4 +1,5 @@
-"""The eyes of the conformance kit: what is looked at after every answer of a simulator."""
+"""The eyes of the conformance kit: what is looked at after every answer of a
+simulator."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ class Watcher:
         self.settled = False  # after the first reset
 
     def exchange(self, point: str, command: int = STEP, side_channel: bytes = b"") -> None:
-        """Hand over, take the answer and look at it; whatever breaks is blamed on `point`."""
+        """Hand over, take the answer and look at it; whatever breaks is blamed on
+        `point`."""
         before = {name: set(ids) for name, ids in self._asked.items()}
         with self.found.during(point, self.play):
             data = self.play.exchange(command, side_channel)
@@ -40,7 +42,11 @@ class Watcher:
             for name, (_, decisions, terminals, _) in self.rows.items():
                 self._asked[name] = set(decisions.agent_id.tolist())
                 if stale := sorted(before.get(name, set()) & set(terminals.agent_id.tolist())):
-                    self.found.bad("reset", f'group "{name}": the answer to a reset ends the episode of agent {stale[0]}, which began before it')
+                    self.found.bad(
+                        "reset",
+                        f'group "{name}": the answer to a reset ends the episode of agent {stale[0]}, which '
+                        "began before it",
+                    )
 
     def look(self, data: bytes, command: int = STEP) -> None:
         """Look at what came with the answer to a command."""
@@ -61,13 +67,19 @@ class Watcher:
             try:
                 self._channels.incoming(data)
                 messages = sum(self._channels.unknown.values())
-                self.found.good("side channel", f"{messages} messages in {len(self._channels.unknown)} channels")
+                self.found.good(
+                    "side channel", f"{messages} messages in {len(self._channels.unknown)} channels"
+                )
             except ChannelError as error:
                 self.found.bad("side channel", f"{len(data)} bytes cannot be read: {error}")
 
     def _see_commands(self) -> None:
         header = self.play.header()
-        names = ["command"] if self.play.layout.files == 1 else [name for name in ("reset", "query") if name in header]
+        names = (
+            ["command"]
+            if self.play.layout.files == 1
+            else [name for name in ("reset", "query") if name in header]
+        )
         for name in names:
             if header[name]:
                 self.found.bad("commands", f"it handed back with {name} = {header[name]}")
@@ -85,9 +97,14 @@ class Watcher:
         now = {group.name: group.spec for group in memory.groups}
         for name, spec in self._known.items():
             if now.get(name) != spec:
-                self.found.bad("late groups", f'group "{name}" {"was changed" if name in now else "vanished"} when the memory changed')
+                self.found.bad(
+                    "late groups",
+                    f'group "{name}" {"was changed" if name in now else "vanished"} when the memory changed',
+                )
         if list(now)[: len(self._known)] != list(self._known):
-            self.found.bad("late groups", f"the order of groups was {', '.join(self._known)} and is {', '.join(now)}")
+            self.found.bad(
+                "late groups", f"the order of groups was {', '.join(self._known)} and is {', '.join(now)}"
+            )
         new = [name for name in now if name not in self._known]
         if new and self.settled and self._known:
             self.found.good("late groups", f'"{new[0]}" appeared in exchange {self.exchanges}')
@@ -101,7 +118,12 @@ class Watcher:
         """Look at a group's rows; return how many ask."""
         found, memory, layout, name = self.found, self.play.memory, self.play.layout, group.name
         none = np.empty(0, np.int32)
-        self.rows[name] = group, DecisionSteps([], none.astype(np.float32), none), TerminalSteps([], none.astype(np.float32), none), None
+        self.rows[name] = (
+            group,
+            DecisionSteps([], none.astype(np.float32), none),
+            TerminalSteps([], none.astype(np.float32), none),
+            None,
+        )
         try:
             decisions, terminals, asks = StepReader(layout, group).read(memory.data)
         except ImageError as error:
@@ -122,7 +144,10 @@ class Watcher:
         asked = self._asked.setdefault(name, set())
         for agent in terminals.agent_id.tolist():
             if agent not in asked and command != RESET:
-                found.bad("varying agents", f'group "{name}": agent {agent} ends, and has never asked for a decision')
+                found.bad(
+                    "varying agents",
+                    f'group "{name}": agent {agent} ends, and has never asked for a decision',
+                )
         asked -= set(terminals.agent_id.tolist())
         asked |= set(decisions.agent_id.tolist())
         self._see_flags(group, rows)
@@ -136,14 +161,18 @@ class Watcher:
         if layout.files == 2:
             cut = data[places["interrupted"] : places["interrupted"] + count(data, group, "ended")]
             if any(flag > 1 for flag in cut):
-                self.found.bad("interruptions", f'group "{group.name}": interrupted = {max(cut)} of an agent that ended')
+                self.found.bad(
+                    "interruptions", f'group "{group.name}": interrupted = {max(cut)} of an agent that ended'
+                )
             return
         done, cut = (data[places[name] : places[name] + rows] for name in ("done", "max_step"))
         if any(flag > 1 for flag in done):
             self.found.bad("ends", f'group "{group.name}": done = {max(done)}')
         for row, (over, flag) in enumerate(zip(done, cut, strict=True)):
             if flag > 1 or (flag and not over):
-                self.found.bad("interruptions", f'group "{group.name}", row {row}: max_step = {flag} where done = {over}')
+                self.found.bad(
+                    "interruptions", f'group "{group.name}", row {row}: max_step = {flag} where done = {over}'
+                )
 
     def _see_ends(self, terminals: TerminalSteps) -> None:
         if (~terminals.interrupted).any():
@@ -157,7 +186,10 @@ class Watcher:
             stuck = forbidden.all(axis=1)
             if stuck.any():
                 agent = decisions.agent_id[int(stuck.argmax())]
-                self.found.bad("masks", f'group "{group.name}": all actions of branch {branch} are forbidden to agent {agent}')
+                self.found.bad(
+                    "masks",
+                    f'group "{group.name}": all actions of branch {branch} are forbidden to agent {agent}',
+                )
         place = group.places["masks"]
         flags = self.play.memory.data[place : place + rows * group.symbols["B"]]
         if any(flag > 1 for flag in flags):

@@ -1,4 +1,5 @@
-"""What the command line does with environments: ``check-env``, ``serve-env``, ``doctor env``."""
+"""What the command line does with environments: ``check-env``, ``serve-env``,
+``doctor env``."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -22,52 +23,94 @@ def check_env(
     env_arg: EnvArg = None,
     seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
 ) -> None:
-    """Look an environment over before training on it: spaces, what can be trained, values, resets, determinism, speed."""
+    """Look an environment over before training on it: spaces, what can be trained,
+    values, resets, determinism, speed."""
     from tidemill.envs.check import check_environment
     from tidemill.run.trainable import training
 
-    failed = [not _passed(check_environment(environment, seed, look=training)) for environment in environments(what, env_arg)]
+    failed = [
+        not _passed(check_environment(environment, seed, look=training))
+        for environment in environments(what, env_arg)
+    ]
     if any(failed):
         raise typer.Exit(1)
 
 
 @friendly
 def serve_env(
-    what: Annotated[str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="A Gymnasium environment.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ones need a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.", min=0, max=65535)] = 8477,
-    token: Annotated[str | None, typer.Option(envvar="TIDEMILL_TOKEN", help="What clients must send. Better set as the variable.")] = None,
+    what: Annotated[
+        str, typer.Argument(metavar="ENV_ID | module:NAME | FILE.py:NAME", help="A Gymnasium environment.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback ones need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any that is free.", min=0, max=65535)
+    ] = 8477,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="TIDEMILL_TOKEN", help="What clients must send. Better set as the variable."),
+    ] = None,
     max_sessions: Annotated[int, typer.Option(help="Most environments at a time.")] = 256,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 1 << 20,
-    idle_seconds: Annotated[float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")] = 300.0,
+    idle_seconds: Annotated[
+        float, typer.Option(help="Close sessions that are not heard of for so long; 0: never.")
+    ] = 300.0,
     left_seconds: Annotated[
-        float, typer.Option(help="While all sessions are taken, one whose client hung up, and asked nothing for so long, gives way to a new one.")
+        float,
+        typer.Option(
+            help="While all sessions are taken, one whose client hung up, and asked nothing for so long, "
+            "gives way to a new one."
+        ),
     ] = 10.0,
-    fault: Annotated[list[str] | None, typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable.")] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable."),
+    ] = None,
     env_arg: EnvArg = None,
 ) -> None:
-    """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or elsewhere, until Ctrl-C."""
+    """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or
+    elsewhere, until Ctrl-C."""
     from tidemill.cli.remote import serve
 
-    serve(what, settings(env_arg), host, port, token, max_sessions, max_body_bytes, idle_seconds, left_seconds, pairs("--fault", fault or []))
+    serve(
+        what,
+        settings(env_arg),
+        host,
+        port,
+        token,
+        max_sessions,
+        max_body_bytes,
+        idle_seconds,
+        left_seconds,
+        pairs("--fault", fault or []),
+    )
 
 
 @friendly
 def doctor_env(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of an environment server.")],
-    token: Annotated[str, typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.')] = "$TIDEMILL_TOKEN",
+    token: Annotated[
+        str,
+        typer.Option(help='What the server asks for; "$NAME" is read from the environment variable NAME.'),
+    ] = "$TIDEMILL_TOKEN",
     seconds: Annotated[float, typer.Option(help="About how long to look.", min=1)] = 10.0,
     most: Annotated[int, typer.Option(help="Most sessions to open at a time.", min=1)] = 64,
     deadline: Annotated[float, typer.Option(help="Seconds that a call may take.")] = 30.0,
 ) -> None:
-    """Look an environment server over: latency, how much at a time, repeats, determinism; and say how many slots and which deadlines fit."""
+    """Look an environment server over: latency, how much at a time, repeats, determinism;
+    and say how many slots and which deadlines fit."""
     from tidemill.envs.rest.config import Rest
 
     try:
         from tidemill.envs.rest.doctor import examine
     except ImportError as error:
-        raise ConfigError(f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
-    if not _passed(examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)):
+        raise ConfigError(
+            f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})'
+        ) from error
+    if not _passed(
+        examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
+    ):
         raise typer.Exit(1)
 
 

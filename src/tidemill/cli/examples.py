@@ -13,7 +13,11 @@ _PACKAGE = Path(tidemill.__file__).parent
 
 
 @friendly
-def examples(folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.")] = Path("examples")) -> None:
+def examples(
+    folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.")] = Path(
+        "examples"
+    ),
+) -> None:
     """Copy the examples here: experiments of every kind, each one file that trains."""
     root = _PACKAGE / "examples"  # in a wheel
     if not root.is_dir():

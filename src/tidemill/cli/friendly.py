@@ -19,7 +19,8 @@ P = ParamSpec("P")
 
 
 class Commands(TyperGroup):
-    """The command line as a whole. Whatever becomes of its output, help and errors of usage included, nothing is raised."""
+    """The command line as a whole. Whatever becomes of its output, help and errors of
+    usage included, nothing is raised."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run what the words say, and exit."""
@@ -52,12 +53,16 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def _printable(text: str) -> str:
-    """Return a text without what a terminal would obey: it may tell what stands in a file of somebody else's."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text)
+    """Return a text without what a terminal would obey: it may tell what stands in a file
+    of somebody else's."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def word(trust: bool) -> Trust:
-    """Return the user's word for what a folder names: --trust, or else, on a terminal, whatever is answered when that is known."""
+    """Return the user's word for what a folder names: --trust, or else, on a terminal,
+    whatever is answered when that is known."""
     if trust or not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         return trust
     return lambda text: typer.confirm(f"{text}\nIs that to be done, now and from now on?", err=True)

@@ -37,31 +37,54 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(help="Train reinforcement-learning agents.")
 def tidemill(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
 ) -> None:
     """Options of the command itself."""
 
 
-Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")]
-Version = Annotated[str | None, typer.Option(help="Instead of a checkpoint, a version of the parameter database: a number or a tag.")]
-Stochastic = Annotated[bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")]
+Checkpoint = Annotated[
+    str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")
+]
+Version = Annotated[
+    str | None,
+    typer.Option(help="Instead of a checkpoint, a version of the parameter database: a number or a tag."),
+]
+Stochastic = Annotated[
+    bool, typer.Option("--stochastic", help="Draw actions as in training, instead of taking the likeliest.")
+]
 File = Annotated[
     Path | None,
-    typer.Option(help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for what else the folder names."),
+    typer.Option(
+        help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for "
+        "what else the folder names."
+    ),
 ]
 TrustFlag = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Run what the folder names (code, programs, addresses) though you never have: only where you know who made it. Without it, you are told "
+        help="Run what the folder names (code, programs, addresses) though you never have: only where you "
+        "know who made it. Without it, you are told "
         "what that is.",
     ),
 ]
-ActorGroup = Annotated[str | None, typer.Option("--actor", help="The group of actors whose environment is played, when there are several.")]
-ReturnOf = Annotated[
-    str | None, typer.Option(help="Whose, with --stop-at-return and several policies: a policy, POLICY/AGENTS, or any for the first that reaches it.")
+ActorGroup = Annotated[
+    str | None,
+    typer.Option("--actor", help="The group of actors whose environment is played, when there are several."),
 ]
-Launch = Annotated[str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")]
+ReturnOf = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose, with --stop-at-return and several policies: a policy, POLICY/AGENTS, or any for the "
+        "first that reaches it."
+    ),
+]
+Launch = Annotated[
+    str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")
+]
 
 
 @app.command()
@@ -70,15 +93,33 @@ def train(
     what: Trained,
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="End with the update that reaches so many env steps.")] = None,
-    stop_at_return: Annotated[float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="End with the update that reaches so many env steps.")
+    ] = None,
+    stop_at_return: Annotated[
+        float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")
+    ] = None,
     return_of: ReturnOf = None,
     layout: Lay = "auto",
-    algorithm: Annotated[str | None, typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Environments that step at the same time, in threads, and may fail (replay memories).")] = None,
-    ratio: Annotated[str | None, typer.Option(help="Training tasks per env step, exactly: 1/4, 3/2, 8 (replay memories).")] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="The same weights however long environments take (with --slots).")] = False,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take."),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Environments that step at the same time, in threads, and may fail (replay memories)."
+        ),
+    ] = None,
+    ratio: Annotated[
+        str | None, typer.Option(help="Training tasks per env step, exactly: 1/4, 3/2, 8 (replay memories).")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The same weights however long environments take (with --slots).")
+    ] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
@@ -92,7 +133,8 @@ def train(
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import by_turns, with_slots
 
-        experiment, layout = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {})), "given"
+        experiment = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {}))
+        layout = "given"
         experiment = changed(experiment, set_)  # what is run, slots and all
         if slots is not None and not any(path.partition(".")[0] == "together" for path in fixed):
             experiment = by_turns(experiment, launch)
@@ -101,7 +143,9 @@ def train(
     if seed is not None:
         experiment = experiment.replace(seed=seed)
     limits = {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}
-    experiment = experiment.replace(limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None}))
+    experiment = experiment.replace(
+        limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None})
+    )
     _exit(run(experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed).summary)
 
 
@@ -116,10 +160,16 @@ def _exit(summary: dict[str, Any]) -> None:
 @friendly
 def resume(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
-    launch: Annotated[str | None, typer.Option(help="processes, threads or inline; by default what the run was launched by last.")] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(help="processes, threads or inline; by default what the run was launched by last."),
+    ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for what else the folder names."),
+        typer.Option(
+            help="The experiment's file, when it has changed or is elsewhere: your word for this file, not "
+            "for what else the folder names."
+        ),
     ] = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
@@ -129,16 +179,24 @@ def resume(
     """Go on with a run from its last checkpoint."""
     from tidemill.run.session import resume as go_on
 
-    limits = {k: v for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items() if v is not None}
+    limits = {
+        k: v
+        for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items()
+        if v is not None
+    }
     _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust)).summary)
 
 
 @app.command()
 @friendly
 def retrain(
-    run: Annotated[Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")], trust: TrustFlag = False
+    run: Annotated[
+        Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")
+    ],
+    trust: TrustFlag = False,
 ) -> None:
-    """Train a run again from its journal, and compare the weights with its newest checkpoint's."""
+    """Train a run again from its journal, and compare the weights with its newest
+    checkpoint's."""
     from tidemill.run.retrain import retrain as again
 
     found = again(run, trust=word(trust))
@@ -192,7 +250,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 100,
     lanes: Annotated[int, typer.Option(help="Copies of the environment to play them in.")] = 10,
-    seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")
+    ] = None,
     checkpoint: Checkpoint = None,
     version: Version = None,
     stochastic: Stochastic = False,
@@ -215,14 +275,21 @@ def evaluate(
         actor=actor,
         trust=word(trust),
     )
-    table = Table("", *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs), box=SIMPLE_HEAD)
+    table = Table(
+        "",
+        *(spec.policy if len(found.specs) == 1 else f"{spec.policy} ({spec.agents})" for spec in found.specs),
+        box=SIMPLE_HEAD,
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for name, value in (
         ("checkpoint", lambda spec: f"update {spec.update:,}"),
         ("episodes", lambda spec: f"{spec.episodes:,}"),
         ("mean return", lambda spec: f"{spec.mean:,.2f}"),
-        ("95 % interval", lambda spec: f"{spec.interval[0]:,.2f} … {spec.interval[1]:,.2f}" if spec.interval else "–"),
+        (
+            "95 % interval",
+            lambda spec: f"{spec.interval[0]:,.2f} … {spec.interval[1]:,.2f}" if spec.interval else "–",
+        ),
         ("deviation", lambda spec: f"{spec.deviation:,.2f}"),
         ("smallest", lambda spec: f"{spec.min:,.2f}"),
         ("largest", lambda spec: f"{spec.max:,.2f}"),
@@ -230,7 +297,9 @@ def evaluate(
     ):
         table.add_row(name, *map(value, found.specs))
     for name in dict.fromkeys(name for spec in found.specs for name in spec.info):
-        table.add_row(f"info/{name}", *(f"{spec.info[name]:,.2f}" if name in spec.info else "–" for spec in found.specs))
+        table.add_row(
+            f"info/{name}", *(f"{spec.info[name]:,.2f}" if name in spec.info else "–" for spec in found.specs)
+        )
     print_table(table)
 
 
@@ -242,9 +311,15 @@ def play(
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 1,
     max_seconds: Annotated[float, typer.Option(help="Length of the video at most.")] = 120.0,
     fps: Annotated[
-        float | None, typer.Option(help="Frames (environment steps) per second; by default what the environment says (render_fps), or 30.")
+        float | None,
+        typer.Option(
+            help="Frames (environment steps) per second; by default what the environment says (render_fps), "
+            "or 30."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")
+    ] = None,
     checkpoint: Checkpoint = None,
     version: Version = None,
     stochastic: Stochastic = False,
@@ -271,7 +346,10 @@ def play(
     )
     returns = ", ".join(f"{value:.1f}" for value in made.returns) or "none"
     cut = f"; cut at {max_seconds:g} s (--max-seconds)" if made.cut else ""
-    print(f"{made.path}: {made.frames} frames, {made.frames / made.fps:.1f} s; returns of finished episodes: {returns}{cut}")
+    print(
+        f"{made.path}: {made.frames} frames, {made.frames / made.fps:.1f} s; returns of finished episodes: "
+        f"{returns}{cut}"
+    )
 
 
 @app.command()
@@ -280,11 +358,18 @@ def params(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="tag NAME VERSION | untag NAME | export VERSION FILE", help="What to do; nothing lists the versions."),
+        typer.Argument(
+            metavar="tag NAME VERSION | untag NAME | export VERSION FILE",
+            help="What to do; nothing lists the versions.",
+        ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="A policy's name, when there are several.")] = None,
     where: Annotated[
-        str | None, typer.Option(help='Which versions: "evaluation/win_rate > 0.8 and evaluation/win_rate < 0.9 order by -evaluation/elo limit 10".')
+        str | None,
+        typer.Option(
+            help='Which versions: "evaluation/win_rate > 0.8 and evaluation/win_rate < 0.9 order by '
+            '-evaluation/elo limit 10".'
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let export replace a file.")] = False,
 ) -> None:
@@ -310,7 +395,12 @@ app.command()(examples)
 @app.command()
 @friendly
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; those that differ by their seed alone become one line with an interval.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs; those that differ by their seed alone become one line with an interval."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("plot.png"),
     y: Annotated[str, typer.Option(help="Metric to draw.")] = "return/mean",
     x: Annotated[str, typer.Option(help="step, update, or time/seconds.")] = "step",

@@ -16,13 +16,18 @@ from tidemill.core.errors import ConfigError
 @friendly
 def bench(
     what: Trained,
-    seconds: Annotated[float, typer.Option(help="Length of the run that is measured, after its start-up.")] = 20.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Length of the run that is measured, after its start-up.")
+    ] = 20.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
+    ] = None,
     layout: Lay = "auto",
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
-    """Measure how fast an experiment runs, how fast this machine could run it, and what holds it back."""
+    """Measure how fast an experiment runs, how fast this machine could run it, and what
+    holds it back."""
     from tidemill.bench.measure import bench as measure
     from tidemill.bench.measure import check_seconds
     from tidemill.bench.table import tables
@@ -52,13 +57,22 @@ def bench(
 @friendly
 def tune(
     what: Trained,
-    seconds: Annotated[float, typer.Option(help="Length of a run, after its start-up; the first of each layout takes half of that.")] = 6.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file.")] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            help="Length of a run, after its start-up; the first of each layout takes half of that."
+        ),
+    ] = 6.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.py", help="Write the experiment, laid out as was fastest, to this file."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
 ) -> None:
-    """Try layouts (how many actors, trainers, lanes, …) around the one that train would choose, and say which is fastest here.
+    """Try layouts (how many actors, trainers, lanes, …) around the one that train would
+    choose, and say which is fastest here.
 
     Ctrl-C ends the search, with the fastest of what has run by then."""
     from rich.live import Live
@@ -87,5 +101,8 @@ def tune(
         write(found, out, source)
         print(f"written to {out}; train with it: {command()} train {out}:experiment")
     if found.interrupted:
-        print(f"{found.interrupted} ended the search: {found.done} of {found.runs} runs were finished", file=sys.stderr)
+        print(
+            f"{found.interrupted} ended the search: {found.done} of {found.runs} runs were finished",
+            file=sys.stderr,
+        )
         raise typer.Exit(exit_status(found.interrupted))

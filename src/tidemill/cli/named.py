@@ -17,17 +17,24 @@ from tidemill.core.source import load_attribute
 from tidemill.workers.actor import Actors
 
 KINDS = (
-    "CartPole-v1, module:ENV_ID, pettingzoo:MODULE, simulator:PATH or http://HOST:PORT; FILE.py:NAME, an environment of your own, or a function that "
+    "CartPole-v1, module:ENV_ID, pettingzoo:MODULE, simulator:PATH or http://HOST:PORT; FILE.py:NAME, an "
+    "environment of your own, or a function that "
     "returns an experiment."
 )
 Trained = Annotated[str, typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)]
-EnvArg = Annotated[list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable.")]
+EnvArg = Annotated[
+    list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting, e.g. workers.trainer.algorithm.epochs=8. Repeatable."),
+]
 Lay = Annotated[
     str,
     typer.Option(
         "--layout",
-        help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), given (the experiment's own), "
+        help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), "
+        "given (the experiment's own), "
         "or all of one, as it is shown at the start.",
     ),
 ]
@@ -46,11 +53,17 @@ def pairs(what: str, items: list[str]) -> dict[str, str]:
 
 def settings(env_arg: list[str] | None) -> dict[str, Any]:
     """Return the arguments that --env-arg gives. Secrets are text."""
-    return {name: text if says_secret(name) else read_setting(text) for name, text in pairs("--env-arg", env_arg or []).items()}
+    return {
+        name: text if says_secret(name) else read_setting(text)
+        for name, text in pairs("--env-arg", env_arg or []).items()
+    }
 
 
-def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -> tuple[Experiment, Path | None]:
-    """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and the file it came from, if any."""
+def resolve(
+    what: str, env_args: dict[str, Any], algorithm: str | None = None
+) -> tuple[Experiment, Path | None]:
+    """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and
+    the file it came from, if any."""
     from tidemill.run.presets import experiment_for
     from tidemill.run.resolve import environment_from, is_named
 
@@ -64,23 +77,33 @@ def resolve(what: str, env_args: dict[str, Any], algorithm: str | None = None) -
         except TidemillError:
             raise
         except Exception as error:
-            lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename).name == Path(source).name]
+            lines = [
+                frame.lineno
+                for frame in extract_tb(error.__traceback__)
+                if Path(frame.filename).name == Path(source).name
+            ]
             where = f" (line {lines[-1]})" if lines else ""
-            raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments") from error
+            raise ConfigError(
+                f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments"
+            ) from error
         if _is_environment(type(experiment)):
             _close(experiment)
             return _in_file(what, env_args, algorithm, experiment), None
         if not isinstance(experiment, Experiment):
             raise ConfigError(
-                f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a gymnasium.Env, or what has async def reset "
+                f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a "
+                "gymnasium.Env, or what has async def reset "
                 "and step); return tidemill.Experiment(…)"
             )
         if env_args:
             raise ConfigError(
-                "--env-arg goes with an environment's name; in an experiment file, use --set workers.actor.environment.kwargs.NAME=VALUE"
+                "--env-arg goes with an environment's name; in an experiment file, use --set "
+                "workers.actor.environment.kwargs.NAME=VALUE"
             )
         if algorithm is not None:
-            raise ConfigError(f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own")
+            raise ConfigError(
+                f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own"
+            )
         return experiment, Path(source)
     return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
 
@@ -103,22 +126,28 @@ def _close(made: Any) -> None:
 
 
 def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
-    """Return the experiment for an environment of the user's own, FILE.py:NAME. It is called NAME, and resumes from any folder."""
+    """Return the experiment for an environment of the user's own, FILE.py:NAME. It is
+    called NAME, and resumes from any folder."""
     from tidemill.run.presets import experiment_for
     from tidemill.run.resolve import environment_from
 
     file, _, name = what.rpartition(":")
-    return experiment_for(name, environment_from(f"{Path(file).absolute()}:{name}", env_args, made), algorithm or "ppo")
+    return experiment_for(
+        name, environment_from(f"{Path(file).absolute()}:{name}", env_args, made), algorithm or "ppo"
+    )
 
 
-def experiment_from(what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None) -> tuple[Experiment, Path | None]:
+def experiment_from(
+    what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None
+) -> tuple[Experiment, Path | None]:
     """Return what `resolve` does, with the settings of --env-arg and --set."""
     experiment, source = resolve(what, settings(env_arg), algorithm)
     return changed(experiment, changes), source
 
 
 def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
-    """Return the experiment with the settings of --set, in whichever order goes: some are allowed only once another has been made."""
+    """Return the experiment with the settings of --set, in whichever order goes: some are
+    allowed only once another has been made."""
     waiting = list(pairs("--set", changes or []).items())
     while waiting:
         refused: list[tuple[str, str]] = []
@@ -136,12 +165,15 @@ def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
 
 
 def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
-    """Return what `what` names: an environment, or those of an experiment (a function that returns one, or an `EnvironmentConfig`)."""
+    """Return what `what` names: an environment, or those of an experiment (a function
+    that returns one, or an `EnvironmentConfig`)."""
     from tidemill.run.resolve import environment_from, is_named
 
     if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")
-        if isfunction(made) and all(parameter.default is not parameter.empty for parameter in signature(made).parameters.values()):
+        if isfunction(made) and all(
+            parameter.default is not parameter.empty for parameter in signature(made).parameters.values()
+        ):
             made = made()
         if isinstance(made, EnvironmentConfig):
             return [made]

@@ -22,11 +22,13 @@ def serve(
     left_seconds: float,
     faults: Mapping[str, str],
 ) -> None:
-    """Serve the environment that `what` names until Ctrl-C, then print what was done. Raises `ConfigError`."""
+    """Serve the environment that `what` names until Ctrl-C, then print what was done.
+    Raises `ConfigError`."""
     environment = environment_from(what, kwargs)
     if not isinstance(environment, (Atari, Gymnasium)):
         raise ConfigError(
-            f'"{what}" is a {type(environment).__name__} environment; one of Gymnasium or an Atari game can be served: "CartPole-v1", '
+            f'"{what}" is a {type(environment).__name__} environment; one of Gymnasium or an Atari game can '
+            'be served: "CartPole-v1", '
             '"FILE.py:NAME", "ALE/Pong-v5"'
         )
     try:
@@ -34,7 +36,10 @@ def serve(
         from tidemill.envs.rest.server import Server
         from tidemill.envs.rest.sessions import Sessions
     except ImportError as error:
-        raise ConfigError(f'serving environments needs a package that is not installed: pip install "tidemill[rest]" ({error})') from error
+        raise ConfigError(
+            'serving environments needs a package that is not installed: pip install "tidemill[rest]" '
+            f"({error})"
+        ) from error
     dice = Dice(Faults.from_words(dict(faults))) if faults else None
     sessions = Sessions(environment.make_one, what, max_sessions, idle_seconds, left_seconds)
     server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
@@ -49,4 +54,7 @@ def serve(
     finally:
         counts = sessions.counts()
         server.close()
-    print(f"{counts.opened:,} sessions, {counts.resets:,} resets, {counts.applied:,} steps applied, {counts.repeated:,} replies given again")
+    print(
+        f"{counts.opened:,} sessions, {counts.resets:,} resets, {counts.applied:,} steps applied, "
+        f"{counts.repeated:,} replies given again"
+    )

@@ -1,1 +1,2 @@
-"""Ground floor: errors, schemas, configurations, memory. Knows nothing of reinforcement learning."""
+"""Ground floor: errors, schemas, configurations, memory. Knows nothing of reinforcement
+learning."""

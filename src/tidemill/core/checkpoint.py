@@ -1,8 +1,10 @@
-"""Checkpoints on disk: a folder of safetensors files and a manifest with their checksums, written aside and renamed.
+"""Checkpoints on disk: a folder of safetensors files and a manifest with their checksums,
+written aside and renamed.
 
-A checkpoint is whole or it is not there: files are written into a hidden folder and synced, the manifest last, and the folder renamed. Names sort by
-number, and a folder without a valid manifest is never taken for a checkpoint. One of the same name is renamed first (`REPLACED`) and removed last:
-where a writer is killed between, it still counts.
+A checkpoint is whole or it is not there: files are written into a hidden folder and
+synced, the manifest last, and the folder renamed. Names sort by number, and a folder
+without a valid manifest is never taken for a checkpoint. One of the same name is renamed
+first (`REPLACED`) and removed last: where a writer is killed between, it still counts.
 """
 
 import json
@@ -32,7 +34,8 @@ def checkpoint_name(update: int) -> str:
 
 
 def _place(path: Path) -> tuple[int, bool]:
-    """Return a checkpoint's number, -1 for what is none, and whether it is not the one that was replaced: so they sort by age."""
+    """Return a checkpoint's number, -1 for what is none, and whether it is not the one
+    that was replaced: so they sort by age."""
     head, _, number = path.stem.rpartition("-")
     named = head == "update" and number.isdigit() and path.suffix in ("", f".{REPLACED}")
     return int(number) if named else -1, not path.suffix
@@ -46,10 +49,12 @@ def write_checkpoint(
     keep: int,
     folders: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
-    """Write ``folder/name`` with one file per entry of `arrays`, a folder per entry of `folders`, whose files that function writes, and `facts`
-    (plain data) in its manifest; then remove all but the newest `keep`.
+    """Write ``folder/name`` with one file per entry of `arrays`, a folder per entry of
+    `folders`, whose files that function writes, and `facts` (plain data) in its manifest;
+    then remove all but the newest `keep`.
 
-    Raises `CheckpointError` (with the folder and the system's reason) when it cannot be written; the checkpoints before it stay.
+    Raises `CheckpointError` (with the folder and the system's reason) when it cannot be
+    written; the checkpoints before it stay.
     """
     target, aside = folder / name, folder / f".{name}.{os.getpid()}"
     try:
@@ -77,14 +82,17 @@ def write_checkpoint(
         _remove(replaced)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise CheckpointError(f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable") from None
+        raise CheckpointError(
+            f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable"
+        ) from None
     for old in checkpoints(folder)[:-keep]:
         _remove(old)
     return target
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, if it is there, aside: what a writer that is killed meanwhile leaves of it is for whoever resumes to tidy up."""
+    """Remove a checkpoint, if it is there, aside: what a writer that is killed meanwhile
+    leaves of it is for whoever resumes to tidy up."""
     if path.exists():
         aside = path.with_name(f".{path.stem}.{os.getpid()}")
         with suppress(OSError):  # the folder is not writable any more
@@ -100,16 +108,21 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
-    """Return (arrays by file name, facts). Files in folders are checked, and left to whoever wrote them.
+    """Return (arrays by file name, facts). Files in folders are checked, and left to
+    whoever wrote them.
 
     Raises `CheckpointError` when a file is missing, torn or altered.
     """
     try:
         if path.is_symlink():
-            raise CheckpointError(f"checkpoint {path} is a link; put the folder itself there, or name where it leads")
+            raise CheckpointError(
+                f"checkpoint {path} is a link; put the folder itself there, or name where it leads"
+            )
         manifest = read_json(read_plain(path / MANIFEST))
         if manifest["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
+            )
         arrays: dict[str, Arrays] = {}
         for file, checksum in manifest["sha256"].items():
             inner, _, plain = file.rpartition("/")
@@ -124,16 +137,21 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
                 raise CheckpointError(f"checkpoint file {path / file} is damaged (its checksum differs)")
             arrays[file.removesuffix(".safetensors")] = unpack(data)[0]
         if not isinstance(manifest["facts"], dict):
-            raise CheckpointError(f"the manifest of checkpoint {path} says no facts, but {manifest['facts']!r}")
+            raise CheckpointError(
+                f"the manifest of checkpoint {path} says no facts, but {manifest['facts']!r}"
+            )
         return arrays, manifest["facts"]
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error.filename}: {error.strerror}") from None
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {error.filename}: {error.strerror}"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, SchemaError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
 class Found(NamedTuple):
-    """A checkpoint as it was read: arrays by file name, and facts; `warnings` for newer ones that had to be passed over."""
+    """A checkpoint as it was read: arrays by file name, and facts; `warnings` for newer
+    ones that had to be passed over."""
 
     path: Path
     arrays: dict[str, Arrays]
@@ -152,7 +170,9 @@ def read_newest(folder: Path) -> Found:
             return Found(path, *read_checkpoint(path), warnings)
         except CheckpointError as error:
             warnings.append(str(error))
-    raise CheckpointError(f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else ""))
+    raise CheckpointError(
+        f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else "")
+    )
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -1,4 +1,5 @@
-"""Time: without that in which this process was stopped (`awake`), and where a worker's goes (`Clock`)."""
+"""Time: without that in which this process was stopped (`awake`), and where a worker's
+goes (`Clock`)."""
 
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ PLACES = ("environment", "inference", "train", "copy", "wait", "python")
 
 
 class _Stops:
-    """What was left out so far. A look that is late, though the process has not computed meanwhile, was kept by a stop: SIGSTOP, a debugger, a
-    container or a virtual machine that is paused."""
+    """What was left out so far. A look that is late, though the process has not computed
+    meanwhile, was kept by a stop: SIGSTOP, a debugger, a container or a virtual machine
+    that is paused."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -35,8 +37,9 @@ _stops = _Stops()
 
 
 def awake() -> float:
-    """Return the seconds since some moment, as `time.monotonic` does, but for those in which this process was stopped, as far as that is noticed
-    (`noticing_stops`): what runs out while nobody can do anything about it is no deadline, and no training."""
+    """Return the seconds since some moment, as `time.monotonic` does, but for those in
+    which this process was stopped, as far as that is noticed (`noticing_stops`): what
+    runs out while nobody can do anything about it is no deadline, and no training."""
     now = monotonic()
     if _stops.noticing:
         if now - _stops.seen > TICK + LATE:
@@ -53,7 +56,8 @@ def stopped() -> float:
 
 @contextmanager
 def noticing_stops() -> Iterator[None]:
-    """Notice meanwhile when this process is stopped: a thread looks at the time, since all others may wait for long."""
+    """Notice meanwhile when this process is stopped: a thread looks at the time, since
+    all others may wait for long."""
     over = threading.Event()
 
     def tick() -> None:
@@ -80,7 +84,8 @@ def noticing_stops() -> Iterator[None]:
 
 
 class Clock:
-    """Adds up seconds by place. `enter` costs about 0.1 µs; whatever nobody claimed is ``python``."""
+    """Adds up seconds by place. `enter` costs about 0.1 µs; whatever nobody claimed is
+    ``python``."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PLACES, 0.0)
@@ -88,15 +93,17 @@ class Clock:
         self._stopped = stopped()
 
     def enter(self, place: str) -> str:
-        """Stop the current place, start `place`, and return the one that was left, to come back to."""
+        """Stop the current place, start `place`, and return the one that was left, to
+        come back to."""
         now, left = perf_counter(), self._place
         self.seconds[left] += now - self._since
         self._place, self._since = place, now
         return left
 
     def shares(self) -> dict[str, float]:
-        """Return each place's share of the time since the last call, and begin anew. A stop of the process is nobody's time: it is far longer than
-        all else between two calls."""
+        """Return each place's share of the time since the last call, and begin anew. A
+        stop of the process is nobody's time: it is far longer than all else between two
+        calls."""
         self.enter(self._place)
         before, self._stopped = self._stopped, stopped()
         longest = max(self.seconds, key=lambda place: self.seconds[place])

@@ -1,7 +1,8 @@
 """Strict, frozen configurations that are saved with each run and name their own kind.
 
-A family is a `Config` subclass (say `PolicyConfig`); a member is a subclass of it, found again by its `kind` (the class name). Decoding refuses
-unknown keys and lossy casts and says where. Nothing here builds anything: `build()` of the members does.
+A family is a `Config` subclass (say `PolicyConfig`); a member is a subclass of it, found
+again by its `kind` (the class name). Decoding refuses unknown keys and lossy casts and
+says where. Nothing here builds anything: `build()` of the members does.
 """
 
 import contextlib
@@ -21,17 +22,22 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a stream."""
+    """Raise `ConfigError` unless `name` may name a run, a policy, a worker or a
+    stream."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning with a dot')
+        raise ConfigError(
+            f'{what} "{name}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", not beginning '
+            "with a dot"
+        )
 
 
 WHEN, IDLE = "when", "idle"  # in the metadata of a field: see `acting`
 
 
 def acting(default: Any, when: Callable[[Any], bool], idle: str) -> Any:
-    """Return a field that acts only where `when`, asked of the configuration, is true. Elsewhere any value but `default` (or what it returns, if it
-    is a class) is refused, since it would have no effect; `idle` says where that is, as "without a ratio"."""
+    """Return a field that acts only where `when`, asked of the configuration, is true.
+    Elsewhere any value but `default` (or what it returns, if it is a class) is refused,
+    since it would have no effect; `idle` says where that is, as "without a ratio"."""
     metadata = {WHEN: when, IDLE: idle}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -40,10 +46,13 @@ def acting(default: Any, when: Callable[[Any], bool], idle: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configurations. Subclass with ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise `ConfigError`, and
-    call `super().__post_init__()`. A setting that acts under a condition only is declared by `acting`.
+    """Base of all configurations. Subclass with
+    ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise
+    `ConfigError`, and call `super().__post_init__()`. A setting that acts under a
+    condition only is declared by `acting`.
 
-    `retired`: settings that there were once, each with the default that it had and what to do instead. Saved configurations may hold them.
+    `retired`: settings that there were once, each with the default that it had and what
+    to do instead. Saved configurations may hold them.
     """
 
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
@@ -60,11 +69,14 @@ class Config:
                 self.refuse_idle(each.name, each.metadata[IDLE])
 
     def refuse_idle(self, name: str, why: str) -> None:
-        """Raise `ConfigError` if the setting `name` is not its default though it has no effect; `why` says so, and may name another cure."""
+        """Raise `ConfigError` if the setting `name` is not its default though it has no
+        effect; `why` says so, and may name another cure."""
         each = next(each for each in dataclasses.fields(self) if each.name == name)
         usual = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
         if (value := getattr(self, name)) != usual:
-            raise ConfigError(f"{type(self).__name__}: {name} = {value!r} has no effect {why}; leave it out, or change that")
+            raise ConfigError(
+                f"{type(self).__name__}: {name} = {value!r} has no effect {why}; leave it out, or change that"
+            )
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with the named fields changed (checked again)."""
@@ -76,9 +88,13 @@ def _gone(cls: type[Config], name: str) -> str:
 
 
 def check_several(setting: str, value: object) -> None:
-    """Raise `ConfigError` unless `value` is a tuple (or a list, which is read as one), as where its comma was forgotten."""
+    """Raise `ConfigError` unless `value` is a tuple (or a list, which is read as one), as
+    where its comma was forgotten."""
     if not isinstance(value, (tuple, list)):
-        raise ConfigError(f"{setting} = {value!r} must be a tuple; write {setting}=(…,), with the comma, where it has one member only")
+        raise ConfigError(
+            f"{setting} = {value!r} must be a tuple; write {setting}=(…,), with the comma, where it has one "
+            "member only"
+        )
 
 
 C = TypeVar("C", bound=Config)
@@ -93,12 +109,15 @@ def members(family: type[Config]) -> dict[str, type[Config]]:
 
 
 def encode(value: Any, path: str = "experiment") -> Any:
-    """Return `value` as plain data (dict, list, str, int, float, bool, None) that `decode` turns back into an equal value.
+    """Return `value` as plain data (dict, list, str, int, float, bool, None) that
+    `decode` turns back into an equal value.
 
     Raises `ConfigError` for what plain data cannot hold, such as a lambda.
     """
     if isinstance(value, Config):
-        fields = {f.name: encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)}
+        fields = {
+            f.name: encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)
+        }
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(k): encode(v, f"{path}.{k}") for k, v in value.items()}
@@ -107,18 +126,23 @@ def encode(value: Any, path: str = "experiment") -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, type) and issubclass(value, Config):
-        raise ConfigError(f"{path} is the class {value.__name__} itself; write {value.__name__}(…), with its settings")
+        raise ConfigError(
+            f"{path} is the class {value.__name__} itself; write {value.__name__}(…), with its settings"
+        )
     what = "a function" if callable(value) else f"a {type(value).__name__}"
     raise ConfigError(
-        f"{path} is {what} ({shown(path, value)}); an experiment is plain data that other processes must be able to read. "
+        f"{path} is {what} ({shown(path, value)}); an experiment is plain data that other processes must be "
+        "able to read. "
         'Name it instead, as "module:NAME" or "FILE.py:NAME"'
     )
 
 
 def decode(family: type[C], data: Any, path: str = "experiment") -> C:
-    """Return the member of `family` that `data` (as made by `encode`, or read from JSON or YAML) describes.
+    """Return the member of `family` that `data` (as made by `encode`, or read from JSON
+    or YAML) describes.
 
-    Raises `ConfigError` naming the path, the value and the nearest known name when a key is unknown or a type does not fit.
+    Raises `ConfigError` naming the path, the value and the nearest known name when a key
+    is unknown or a type does not fit.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must be a table of settings, not {data!r}")
@@ -126,7 +150,8 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
     kind = data.get("kind", family.__name__)
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(
-            f'{path}.kind: no {family.__name__} is called "{kind}"; {did_you_mean(str(kind), kinds.keys() - {family.__name__} or kinds)}'
+            f'{path}.kind: no {family.__name__} is called "{kind}"; '
+            f"{did_you_mean(str(kind), kinds.keys() - {family.__name__} or kinds)}"
         )
     cls = kinds[kind]
     hints = typing.get_type_hints(cls)
@@ -146,8 +171,9 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
 
 
 def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]]:
-    """Return plain data that an earlier version may have saved, without settings that are retired since; and what to tell of those that were set to
-    something else than their default."""
+    """Return plain data that an earlier version may have saved, without settings that are
+    retired since; and what to tell of those that were set to something else than their
+    default."""
     told: list[str] = []
     if isinstance(data, list):
         parts = [without_retired(value, f"{path}[{i}]") for i, value in enumerate(data)]
@@ -157,7 +183,11 @@ def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]
     cls, kept = members(Config).get(str(data.get("kind")), Config), {}
     for name, value in data.items():
         if name in cls.retired:
-            told += [f"{path}.{name} = {value!r} is left out: {_gone(cls, name)}"] if value != cls.retired[name][0] else []
+            told += (
+                [f"{path}.{name} = {value!r} is left out: {_gone(cls, name)}"]
+                if value != cls.retired[name][0]
+                else []
+            )
             continue
         kept[name], texts = without_retired(value, f"{path}.{name}")
         told += texts
@@ -199,7 +229,8 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 def read_setting(text: str) -> Any:
-    """Return what `text` of a command line stands for: JSON where it is JSON, True, False and None as Python writes them, else the text."""
+    """Return what `text` of a command line stands for: JSON where it is JSON, True, False
+    and None as Python writes them, else the text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -207,7 +238,8 @@ def read_setting(text: str) -> Any:
 
 
 def set_path(config: C, path: str, text: str) -> C:
-    """Return `config` with the field at dotted `path` set to what `read_setting` makes of `text`.
+    """Return `config` with the field at dotted `path` set to what `read_setting` makes of
+    `text`.
 
     >>> set_path(experiment, "workers.trainer.algorithm.epochs", "4")  # doctest: +SKIP
     """
@@ -219,14 +251,19 @@ def set_path(config: C, path: str, text: str) -> C:
         key: Any = part
         if isinstance(node, list):
             if not part.isdigit() or int(part) >= len(node):
-                raise ConfigError(f'--set {path}: {here} is a list of {len(node)}; "{part}" is not one of its places')
+                raise ConfigError(
+                    f'--set {path}: {here} is a list of {len(node)}; "{part}" is not one of its places'
+                )
             key = int(part)
         elif not isinstance(node, dict):
             raise ConfigError(f'--set {path}: {here} is {node!r}, which has no "{part}" inside')
         elif part in (cls := members(Config).get(str(node.get("kind")), Config)).retired:
             raise ConfigError(f"--set {path}: {_gone(cls, part)}")
         elif part not in node and not (depth == len(parts) - 1 and _is_open(config, parts[:-1])):
-            raise ConfigError(f'--set {path}: {here} has no "{part}"; {did_you_mean(part, (k for k in node if k != "kind"))}')
+            raise ConfigError(
+                f'--set {path}: {here} has no "{part}"; '
+                f"{did_you_mean(part, (k for k in node if k != 'kind'))}"
+            )
         if depth < len(parts) - 1:
             node = node[key]
     node[key] = value
@@ -242,7 +279,14 @@ def set_path(config: C, path: str, text: str) -> C:
 
 
 def _is_open(config: Any, parts: list[str]) -> bool:
-    """True when the value at `parts` is a free table (a mapping field), into which new keys may be put."""
+    """True when the value at `parts` is a free table (a mapping field), into which new
+    keys may be put."""
     for part in parts:
-        config = config[int(part)] if isinstance(config, tuple) else config[part] if isinstance(config, Mapping) else getattr(config, part)
+        config = (
+            config[int(part)]
+            if isinstance(config, tuple)
+            else config[part]
+            if isinstance(config, Mapping)
+            else getattr(config, part)
+        )
     return isinstance(config, Mapping)

@@ -1,4 +1,5 @@
-"""Linux's control groups, of version 1, 2 or both: the limits of memory and processors that this process, and all above it, are under."""
+"""Linux's control groups, of version 1, 2 or both: the limits of memory and processors
+that this process, and all above it, are under."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,16 +19,18 @@ class _Hierarchy(NamedTuple):
 
 
 def free_memory(root: Path = ROOT) -> int | None:
-    """Return the bytes that can still be filled in the group that has least left, None without a limit. Shared memory counts in groups, too.
+    """Return the bytes that can still be filled in the group that has least left, None
+    without a limit. Shared memory counts in groups, too.
 
-    root  where the system's files are looked for
+    root: where the system's files are looked for
     """
     rooms = [_room(group, version) for group, version in _groups(root, "memory")]
     return min((room for room in rooms if room is not None), default=None)
 
 
 def processors(root: Path = ROOT) -> float | None:
-    """Return how many processors' time the group with the smallest quota may use, None without one."""
+    """Return how many processors' time the group with the smallest quota may use, None
+    without one."""
     quotas = [_quota(group, version) for group, version in _groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -42,7 +45,8 @@ def _room(group: Path, version: int) -> int | None:
         limit, now = int((group / limited).read_text()), int((group / used).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         files = int(stat.get(idle, 0))  # that were read and can be dropped again
-        limit = min(limit, int(stat.get("hierarchical_memory_limit", limit)))  # version 1: of groups above it, mounted or not
+        # version 1: of groups above it, mounted or not
+        limit = min(limit, int(stat.get("hierarchical_memory_limit", limit)))
         return None if limit >= _UNLIMITED else max(limit - now + files, 0)
     return None
 
@@ -52,15 +56,21 @@ def _quota(group: Path, version: int) -> float | None:
         if version == 2:
             quota, period = (group / "cpu.max").read_text().split()
         else:
-            quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
+            quota = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
         return int(quota) / int(period) if int(quota) > 0 else None  # version 1: -1 is none
     return None
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Yield the folder of each group that this process is in by way of its hierarchies for `controller`, the innermost first, and its version."""
+    """Yield the folder of each group that this process is in by way of its hierarchies
+    for `controller`, the innermost first, and its version."""
     with suppress(OSError):
-        own = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines() if line.count(":") >= 2]
+        own = [
+            line.split(":", 2)
+            for line in (root / "proc/self/cgroup").read_text().splitlines()
+            if line.count(":") >= 2
+        ]
         for hierarchy in _hierarchies(root, controller):
             for _, controllers, name in own:  # version 2 has one line for all, without their names
                 if (controllers == "") if hierarchy.version == 2 else (controller in controllers.split(",")):
@@ -79,8 +89,9 @@ def _hierarchies(root: Path, controller: str) -> Iterator[_Hierarchy]:
 
 
 def _upwards(hierarchy: _Hierarchy, name: PurePosixPath) -> Iterator[tuple[Path, int]]:
-    """Yield the group called `name` and all above it that are mounted. Where a container mounts its own group under the name that it has outside, or
-    sees none of that name, it is what is mounted."""
+    """Yield the group called `name` and all above it that are mounted. Where a container
+    mounts its own group under the name that it has outside, or sees none of that name, it
+    is what is mounted."""
     inner = name.relative_to(hierarchy.group) if name.is_relative_to(hierarchy.group) else PurePosixPath()
     if ".." in inner.parts:  # outside of the namespace of groups
         inner = PurePosixPath()

@@ -10,7 +10,8 @@ from tidemill.core.control_groups import processors
 
 
 def cores() -> int:
-    """Return the cores that this process may use: its affinity, or the quota of its control groups, rounded up, where that is less."""
+    """Return the cores that this process may use: its affinity, or the quota of its
+    control groups, rounded up, where that is less."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = processors()
     return own if quota is None else max(1, min(own, ceil(quota)))
@@ -27,8 +28,9 @@ _own = _Own()  # what a thread keeps to, where it may use every core for the mom
 
 
 def keep_to(core: int | None) -> None:
-    """Keep this thread to one core, and what it starts; None ends that. Where something must not inherit it: `every_core`. Where the system cannot do
-    that, nothing happens."""
+    """Keep this thread to one core, and what it starts; None ends that. Where something
+    must not inherit it: `every_core`. Where the system cannot do that, nothing happens.
+    """
     global _every
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -42,7 +44,8 @@ def keep_to(core: int | None) -> None:
 
 @contextmanager
 def every_core() -> Iterator[None]:
-    """Let this thread, and the threads and processes that it starts meanwhile, use every core that the process had."""
+    """Let this thread, and the threads and processes that it starts meanwhile, use every
+    core that the process had."""
     every = _every
     if every is None or _own.cores is not None:
         yield
@@ -57,7 +60,7 @@ def every_core() -> Iterator[None]:
 
 
 def kept() -> Callable[[], None]:
-    """Return what moves another thread to the cores that this one keeps to, also while it may use every one: what is started to step for it, not to
-    live by itself."""
+    """Return what moves another thread to the cores that this one keeps to, also while it
+    may use every one: what is started to step for it, not to live by itself."""
     cores = _own.cores
     return (lambda: None) if cores is None else lambda: os.sched_setaffinity(0, cores)

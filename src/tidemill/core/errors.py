@@ -1,15 +1,20 @@
-"""The tree of errors. Every error a user can meet is a `TidemillError` whose text names the value, the cause and the cure.
+"""The tree of errors. Every error a user can meet is a `TidemillError` whose text names
+the value, the cause and the cure.
 
 TidemillError
 ├── ConfigError        a setting that is unknown, of a wrong type or impossible
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
-│   └── RemoteFault    an environment server that refused a call, or answered what its protocol forbids
+│   └── RemoteFault    an environment server that refused a call, or answered what its
+│       │              protocol forbids
 │       ├── ProtocolFault      an answer that its protocol forbids
 │       ├── RemoteTimeout      no answer within the call's total deadline
-│       ├── RemoteUnavailable  too many failures: the retry budget or the attempts are used up
-│       ├── ReplyLost          a step may have been applied, its reply is gone, and it may not be sent again: the episode is lost
-│       └── SessionLost        the server does not know the session (any more): it started anew, or closed it as idle
+│       ├── RemoteUnavailable  too many failures: the retry budget or the attempts are
+│       │                      used up
+│       ├── ReplyLost          a step may have been applied, its reply is gone, and it may
+│       │                      not be sent again: the episode is lost
+│       └── SessionLost        the server does not know the session (any more): it started
+│                              anew, or closed it as idle
 ├── DeadlineError      a wait that ran out: says who should have woken it
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
 ├── DatabaseError      a parameter database that is damaged, or cannot be written
@@ -19,7 +24,8 @@ TidemillError
 │   ├── PeerLost       the other end of the bridge died or closed
 │   └── RecordingError a recording of an exchange that is torn, or none at all
 └── RunError           a run that cannot start or ended in failure
-    ├── Untrusted      a folder or file of somebody else's that names code, programs or addresses
+    ├── Untrusted      a folder or file of somebody else's that names code, programs or
+    │                  addresses
     ├── Interrupted    a measurement that a signal ended
     └── NoProgress     a worker whose others did not do their part for long
 """
@@ -29,7 +35,8 @@ from difflib import get_close_matches
 
 
 class TidemillError(Exception):
-    """Base of every error raised on purpose. `str(error)` is one message that a user can act on."""
+    """Base of every error raised on purpose. `str(error)` is one message that a user can
+    act on."""
 
 
 class ConfigError(TidemillError):
@@ -41,7 +48,8 @@ class SchemaError(TidemillError):
 
 
 class EnvironmentFault(TidemillError):
-    """An environment raised, or returned what its own spaces forbid (shape, dtype, NaN)."""
+    """An environment raised, or returned what its own spaces forbid (shape, dtype,
+    NaN)."""
 
 
 class RemoteFault(EnvironmentFault):
@@ -49,8 +57,8 @@ class RemoteFault(EnvironmentFault):
 
 
 class ProtocolFault(RemoteFault):
-    """An environment server answered what its protocol forbids. `first` is True where it never answered a step otherwise: no other try will mend
-    that."""
+    """An environment server answered what its protocol forbids. `first` is True where it
+    never answered a step otherwise: no other try will mend that."""
 
     first = False
 
@@ -60,19 +68,23 @@ class RemoteTimeout(RemoteFault):
 
 
 class RemoteUnavailable(RemoteFault):
-    """An environment server failed too often: the retry budget, or the attempts of a call, are used up."""
+    """An environment server failed too often: the retry budget, or the attempts of a
+    call, are used up."""
 
 
 class ReplyLost(RemoteFault):
-    """A step may have been applied, its reply is gone, and it may not be sent again: the episode cannot go on."""
+    """A step may have been applied, its reply is gone, and it may not be sent again: the
+    episode cannot go on."""
 
 
 class SessionLost(RemoteFault):
-    """An environment server does not know the session (any more): it started anew, or closed it as idle."""
+    """An environment server does not know the session (any more): it started anew, or
+    closed it as idle."""
 
 
 class DeadlineError(TidemillError):
-    """A wait ended without being woken. The text says what was awaited, how long, and who should have woken it."""
+    """A wait ended without being woken. The text says what was awaited, how long, and who
+    should have woken it."""
 
 
 class CheckpointError(TidemillError):
@@ -84,15 +96,18 @@ class DatabaseError(TidemillError):
 
 
 class VersionGone(DatabaseError):
-    """The parameter database does not hold the version or tag that was asked for: it was collected, or never pushed."""
+    """The parameter database does not hold the version or tag that was asked for: it was
+    collected, or never pushed."""
 
 
 class SimulatorError(TidemillError):
-    """A simulator, or its trainer, cannot be started or joined, or does not do its part."""
+    """A simulator, or its trainer, cannot be started or joined, or does not do its
+    part."""
 
 
 class ImageError(SimulatorError):
-    """What lies in the shared memory cannot be: a length, count or offset that does not fit, or another version."""
+    """What lies in the shared memory cannot be: a length, count or offset that does not
+    fit, or another version."""
 
 
 class PeerLost(SimulatorError):
@@ -100,7 +115,8 @@ class PeerLost(SimulatorError):
 
 
 class RecordingError(SimulatorError):
-    """A recording of an exchange cannot be read: it is damaged, of another version, or none at all."""
+    """A recording of an exchange cannot be read: it is damaged, of another version, or
+    none at all."""
 
 
 class RunError(TidemillError):
@@ -108,11 +124,13 @@ class RunError(TidemillError):
 
 
 class Untrusted(RunError):
-    """A run's folder or an exported policy names code, programs or addresses that this user has neither had run before nor given the word for."""
+    """A run's folder or an exported policy names code, programs or addresses that this
+    user has neither had run before nor given the word for."""
 
 
 class NoProgress(RunError):
-    """Others did not do their part for so many `seconds`: what they told meanwhile may be the cause."""
+    """Others did not do their part for so many `seconds`: what they told meanwhile may be
+    the cause."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)
@@ -120,7 +138,8 @@ class NoProgress(RunError):
 
 
 class Interrupted(RunError):
-    """A signal ended what was to be measured. `reason` is what messages call it: "Ctrl-C", "SIGTERM"."""
+    """A signal ended what was to be measured. `reason` is what messages call it:
+    "Ctrl-C", "SIGTERM"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"interrupted by {reason}: nothing was measured")

@@ -1,7 +1,10 @@
-"""The event loop of a thread: it runs while its thread waits, and a turn at a time in between.
+"""The event loop of a thread: it runs while its thread waits, and a turn at a time in
+between.
 
-Whoever waits for an environment does so at a bell, and a bell lets the loop of its thread run meanwhile. So what comes to the loop is at once where
-it is wanted: no thread hands anything over to another, and all that came by one look at the network is dealt with together.
+Whoever waits for an environment does so at a bell, and a bell lets the loop of its thread
+run meanwhile. So what comes to the loop is at once where it is wanted: no thread hands
+anything over to another, and all that came by one look at the network is dealt with
+together.
 """
 
 import asyncio
@@ -21,7 +24,8 @@ T = TypeVar("T")
 
 
 class _Timed(asyncio.SelectorEventLoop):
-    """Its clock leaves out the long times in which it stood still: what came meanwhile is read before a deadline breaks it off."""
+    """Its clock leaves out the long times in which it stood still: what came meanwhile is
+    read before a deadline breaks it off."""
 
     stood = 0.0
 
@@ -30,8 +34,8 @@ class _Timed(asyncio.SelectorEventLoop):
 
 
 class _Threads(ThreadPoolExecutor):
-    """A thread for each call (`asyncio.to_thread`, the look-up of a host's name): none waits for others, and one that hangs holds up no end, not even
-    the program's."""
+    """A thread for each call (`asyncio.to_thread`, the look-up of a host's name): none
+    waits for others, and one that hangs holds up no end, not even the program's."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -57,8 +61,8 @@ _of = _Of()
 
 
 class Loop:
-    """An event loop of the thread that took it, as long as somebody there holds it. Of its methods, other threads may call `wake`, `do` and
-    `give_back`."""
+    """An event loop of the thread that took it, as long as somebody there holds it. Of
+    its methods, other threads may call `wake`, `do` and `give_back`."""
 
     def __init__(self) -> None:
         self.loop = _Timed()
@@ -79,7 +83,8 @@ class Loop:
 
     @staticmethod
     def take() -> "Loop":
-        """Return this thread's loop, a new one if there is none. `give_back` must follow."""
+        """Return this thread's loop, a new one if there is none. `give_back` must
+        follow."""
         loop = _of.loop = _of.loop or Loop()
         loop._holders += 1
         return loop
@@ -102,7 +107,8 @@ class Loop:
                 self.loop.add_reader(descriptor, self.loop.stop)
 
     def run(self, seconds: float) -> bool:
-        """Run until somebody stops or wakes the loop. False when that took more than so many seconds."""
+        """Run until somebody stops or wakes the loop. False when that took more than so
+        many seconds."""
         self._catch_up()
         self._late = False
         alarm = self.loop.call_later(seconds, self._give_up)
@@ -121,7 +127,8 @@ class Loop:
             self._second.cancel()
 
     def go_on(self) -> None:
-        """Give it a turn where it has had none for `STOOD` seconds: for those who look again and again, and wait at no bell."""
+        """Give it a turn where it has had none for `STOOD` seconds: for those who look
+        again and again, and wait at no bell."""
         if monotonic() - self._left > STOOD:
             self.turn()
 
@@ -134,7 +141,8 @@ class Loop:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
     def do(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Return what `work` returns. Raises what it raises, `TimeoutError`, or `RuntimeError` where the loop has ended."""
+        """Return what `work` returns. Raises what it raises, `TimeoutError`, or
+        `RuntimeError` where the loop has ended."""
         if self.loop.is_closed():
             work.close()
             raise RuntimeError("the event loop is closed")
@@ -159,7 +167,8 @@ class Loop:
         self._second = self.loop.call_soon(self.loop.stop)
 
     def _take(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what a callback raised: what is no `Exception`, a second Ctrl-C say, is meant for whoever runs the loop."""
+        """Take what a callback raised: what is no `Exception`, a second Ctrl-C say, is
+        meant for whoever runs the loop."""
         error = context.get("exception")
         if error is None or isinstance(error, Exception):
             loop.default_exception_handler(context)
@@ -205,7 +214,8 @@ class Loop:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Set aside the loop in which all of this is a call, a notebook's say, with its task: a thread can run only one."""
+    """Set aside the loop in which all of this is a call, a notebook's say, with its task:
+    a thread can run only one."""
     if (outer := asyncio._get_running_loop()) is None:
         yield
         return

@@ -1,6 +1,8 @@
-"""Memory segments: sized once by the side that knows the size, mapped by the other. Anonymous, so that nothing outlives its processes.
+"""Memory segments: sized once by the side that knows the size, mapped by the other.
+Anonymous, so that nothing outlives its processes.
 
-And the memory of the machine: what is needed, what there is, and the refusal, with the sums, of what cannot fit.
+And the memory of the machine: what is needed, what there is, and the refusal, with the
+sums, of what cannot fit.
 """
 
 import mmap
@@ -17,7 +19,9 @@ from tidemill.core.control_groups import free_memory
 from tidemill.core.errors import ConfigError, SchemaError
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
-KEPT = 512 << 20  # bytes free at the end of the heap: more go back. Minibatches of 2,048 images of Atari need no more new pages than with 2 GB
+# bytes free at the end of the heap: more go back. Minibatches of 2,048 images of Atari
+# need no more new pages than with 2 GB
+KEPT = 512 << 20
 LIMIT = 64 << 30  # bytes; a size beyond it is a corrupt header, not a plan
 
 
@@ -48,14 +52,17 @@ class LocalSegment(Segment):
 
 
 class MemfdSegment(Segment):
-    """Shared memory behind an inherited descriptor (Linux memfd): it has no name, and is freed with the last process that holds it."""
+    """Shared memory behind an inherited descriptor (Linux memfd): it has no name, and is
+    freed with the last process that holds it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def create(self, nbytes: int) -> memoryview:
         if not 0 < nbytes <= LIMIT:
-            raise SchemaError(f"a shared segment of {nbytes} bytes was asked for; at most {LIMIT} are allowed")
+            raise SchemaError(
+                f"a shared segment of {nbytes} bytes was asked for; at most {LIMIT} are allowed"
+            )
         os.ftruncate(self.descriptor, nbytes)
         return memoryview(mmap.mmap(self.descriptor, nbytes))
 
@@ -65,7 +72,8 @@ class MemfdSegment(Segment):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """Memory that is going to be filled: `nbytes` for `what`, and the factors that make it ("2 slots x 129 rows x …")."""
+    """Memory that is going to be filled: `nbytes` for `what`, and the factors that make
+    it ("2 slots x 129 rows x …")."""
 
     what: str
     nbytes: int
@@ -78,12 +86,13 @@ def check_memory(needs: Iterable[Need], free: int) -> None:
     total = sum(need.nbytes * count for need, count in counted.items())
     if total > free:
         lines = [
-            f"  {need.what}: {size(need.nbytes * count)}" + (f" = {f'{count:,} x ' * (count > 1)}{need.sums}" if need.sums else "")
+            f"  {need.what}: {size(need.nbytes * count)}"
+            + (f" = {f'{count:,} x ' * (count > 1)}{need.sums}" if need.sums else "")
             for need, count in sorted(counted.items(), key=lambda item: -item[0].nbytes * item[1])
         ]
         raise ConfigError(
-            f"this needs {size(total)} of memory, and {size(free)} are available; make sample_steps, lanes, slots, ring or count smaller:\n"
-            + "\n".join(lines)
+            f"this needs {size(total)} of memory, and {size(free)} are available; make sample_steps, lanes, "
+            "slots, ring or count smaller:\n" + "\n".join(lines)
         )
 
 
@@ -95,14 +104,19 @@ def size(nbytes: float) -> str:
 
 
 def available() -> int:
-    """Return the bytes that can still be filled here: what the machine has left, or this process's control groups where that is less."""
+    """Return the bytes that can still be filled here: what the machine has left, or this
+    process's control groups where that is less."""
     groups = free_memory()
     return _machine() if groups is None else min(_machine(), groups)
 
 
 def _machine() -> int:
     with suppress(OSError, StopIteration):  # Linux: as psutil reads it, without the time to import that
-        return next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+        return next(
+            int(line.split()[1]) << 10
+            for line in Path("/proc/meminfo").read_text().splitlines()
+            if line.startswith("MemAvailable:")
+        )
     with suppress(OSError, ImportError):
         import psutil
 
@@ -111,17 +125,20 @@ def _machine() -> int:
 
 
 def keep_freed() -> None:
-    """Let this process use again what it frees, in place of giving it back and asking for it anew (glibc; elsewhere nothing happens).
+    """Let this process use again what it frees, in place of giving it back and asking for
+    it anew (glibc; elsewhere nothing happens).
 
-    The large arrays of a network that sees images live for a moment each. Without this the kernel clears all of their pages in every minibatch,
-    60,000 a second: a sixth of what training on Atari's images takes, and what is cleared has left the cache.
+    The large arrays of a network that sees images live for a moment each. Without this
+    the kernel clears all of their pages in every minibatch, 60,000 a second: a sixth of
+    what training on Atari's images takes, and what is cleared has left the cache.
     """
     _malloc("mallopt", _MMAP_MAX, 0)
     _malloc("mallopt", _TRIM_THRESHOLD, KEPT)
 
 
 def give_back() -> None:
-    """Give back what this process has freed (glibc; elsewhere nothing happens): what it grows by from now on is what it needs more."""
+    """Give back what this process has freed (glibc; elsewhere nothing happens): what it
+    grows by from now on is what it needs more."""
     _malloc("malloc_trim", 0)
 
 
@@ -134,7 +151,8 @@ def _malloc(name: str, *arguments: int) -> None:
 
 
 def held(children: bool = False) -> list[int]:
-    """Return the bytes that this process holds, and each of those that it started: its own and its share of what it shares (Linux: PSS)."""
+    """Return the bytes that this process holds, and each of those that it started: its
+    own and its share of what it shares (Linux: PSS)."""
     import psutil
 
     found = []

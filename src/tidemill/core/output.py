@@ -1,5 +1,6 @@
-"""Standard output and standard error that end nothing, and hold nobody up: where nobody reads any more, or the disk is full, what is written is lost
-and whoever wrote it goes on."""
+"""Standard output and standard error that end nothing, and hold nobody up: where nobody
+reads any more, or the disk is full, what is written is lost and whoever wrote it goes on.
+"""
 
 import io
 import os
@@ -12,8 +13,12 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, TextIO, cast
 
-PATIENCE = 0.5  # seconds that a reader who has read so far may leave what is written, where nobody is to wait for it
-_PLAIN = str.maketrans({"–": "-", "−": "-", "─": "-", "━": "=", "█": "#", "·": ".", "…": "...", "→": "->", "×": "x", "µ": "u"})
+# seconds that a reader who has read so far may leave what is written, where nobody is to
+# wait for it
+PATIENCE = 0.5
+_PLAIN = str.maketrans(
+    {"–": "-", "−": "-", "─": "-", "━": "=", "█": "#", "·": ".", "…": "...", "→": "->", "×": "x", "µ": "u"}
+)
 
 
 class _Forgiving:
@@ -26,7 +31,8 @@ class _Forgiving:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write what the stream takes. A letter that its encoding lacks is written as another."""
+        """Write what the stream takes. A letter that its encoding lacks is written as
+        another."""
         try:
             return self.stream.write(text)
         except UnicodeEncodeError:
@@ -49,7 +55,8 @@ class _Forgiving:
             self._drop()
 
     def _drop(self) -> None:
-        """Throw away what the stream holds back: it would be tried again with every write, and at the interpreter's end, whose status it would be."""
+        """Throw away what the stream holds back: it would be tried again with every
+        write, and at the interpreter's end, whose status it would be."""
         with suppress(OSError, ValueError):
             own = self.stream.fileno()
             kept, nowhere = os.dup(own), os.open(os.devnull, os.O_WRONLY)
@@ -63,8 +70,9 @@ class _Forgiving:
 
 
 class _Unawaited(io.RawIOBase):
-    """A pipe or a terminal of which nobody waits for the reader: what it does not take within `PATIENCE` is lost, and so is at once what comes after,
-    until it takes something again. `descriptor` must not block, and is closed with this."""
+    """A pipe or a terminal of which nobody waits for the reader: what it does not take
+    within `PATIENCE` is lost, and so is at once what comes after, until it takes
+    something again. `descriptor` must not block, and is closed with this."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._patience = descriptor, PATIENCE
@@ -106,13 +114,15 @@ class _Unawaited(io.RawIOBase):
 
 _lock = threading.Lock()
 _entered = 0  # how often, by any thread
-_unawaited: list[tuple[_Forgiving, TextIO]] = []  # streams that nobody waits for now, and what they write to else
+# streams that nobody waits for now, and what they write to else
+_unawaited: list[tuple[_Forgiving, TextIO]] = []
 _hurried = 0  # how often, by any thread
 
 
 @contextmanager
 def forgiving_output() -> Iterator[None]:
-    """Have ``sys.stdout`` and ``sys.stderr`` raise nothing to whoever prints, in any thread, until the last who entered this has left it."""
+    """Have ``sys.stdout`` and ``sys.stderr`` raise nothing to whoever prints, in any
+    thread, until the last who entered this has left it."""
     global _entered
     with _lock:
         _entered += 1
@@ -129,8 +139,9 @@ def forgiving_output() -> Iterator[None]:
 
 
 def _occupy() -> None:
-    """Have nothing else become standard input, output or error of a process that was started without: files of ours would be written into, and what
-    workers are to inherit would not reach them."""
+    """Have nothing else become standard input, output or error of a process that was
+    started without: files of ours would be written into, and what workers are to inherit
+    would not reach them."""
     with suppress(OSError):
         while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -139,8 +150,9 @@ def _occupy() -> None:
 
 @contextmanager
 def unawaited_output() -> Iterator[None]:
-    """Within `forgiving_output`: have nobody wait for who reads ``sys.stdout`` and ``sys.stderr``, a terminal that is held (Ctrl-S) or a pipe that is
-    full, until the last who entered this has left it."""
+    """Within `forgiving_output`: have nobody wait for who reads ``sys.stdout`` and
+    ``sys.stderr``, a terminal that is held (Ctrl-S) or a pipe that is full, until the
+    last who entered this has left it."""
     global _hurried
     with _lock:
         _hurried += 1
@@ -162,14 +174,23 @@ def unawaited_output() -> Iterator[None]:
 
 
 def _without_waiting(stream: _Forgiving) -> TextIO | None:
-    """Return a stream into the same pipe or terminal that does not wait, opened anew: the old one is others', too. None where it cannot be had, and
-    for anything else: a file has no reader."""
+    """Return a stream into the same pipe or terminal that does not wait, opened anew: the
+    old one is others', too. None where it cannot be had, and for anything else: a file
+    has no reader."""
     stream.flush()
     with suppress(OSError, ValueError, AttributeError):
         descriptor = stream.fileno()
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor):
-            again = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            return io.TextIOWrapper(cast(Any, _Unawaited(again)), stream.encoding, stream.errors, line_buffering=True, write_through=True)
+            again = os.open(
+                f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
+            return io.TextIOWrapper(
+                cast(Any, _Unawaited(again)),
+                stream.encoding,
+                stream.errors,
+                line_buffering=True,
+                write_through=True,
+            )
     return None
 
 
@@ -178,7 +199,8 @@ def _replace(by: Any) -> None:
 
 
 def _bare(stream: TextIO) -> TextIO:
-    """Return the stream behind ours, without anything that it holds back; another one stays."""
+    """Return the stream behind ours, without anything that it holds back; another one
+    stays."""
     if isinstance(stream, _Forgiving):
         stream.flush()
         return stream.stream

@@ -1,4 +1,5 @@
-"""Files and folders that nobody but their owner may read, whatever the umask lets others do: what a run writes of itself."""
+"""Files and folders that nobody but their owner may read, whatever the umask lets others
+do: what a run writes of itself."""
 
 import os
 from contextlib import suppress
@@ -6,13 +7,16 @@ from pathlib import Path
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file, where it is made for its owner alone: ``open(path, "wb", opener=private)``."""
+    """Open a file, where it is made for its owner alone:
+    ``open(path, "wb", opener=private)``."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def private_folder(path: Path) -> list[Path]:
-    """Make a folder for its owner alone, and those above it that are missing (as the umask says). Return what was made, the innermost first; [] where
-    it was there. Of several who do this at once one makes it. Raises `OSError`, with nothing left behind."""
+    """Make a folder for its owner alone, and those above it that are missing (as the
+    umask says). Return what was made, the innermost first; [] where it was there. Of
+    several who do this at once one makes it. Raises `OSError`, with nothing left behind.
+    """
     made: list[Path] = []
     missing = [path, *(parent for parent in path.parents if not parent.exists())]
     try:

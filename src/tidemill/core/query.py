@@ -1,7 +1,11 @@
-"""Queries over versions: which of them, in what order, how many. Plain data, and the same as a line of text::
+"""Queries over versions: which of them, in what order, how many. Plain data, and the same
+as a line of text::
 
     Query.parse("win_rate > 0.8 and win_rate < 0.9 order by -win_rate limit 10")
-    Query(where=(("win_rate", ">", 0.8), ("win_rate", "<", 0.9)), order="-win_rate", limit=10)
+    Query(
+        where=(("win_rate", ">", 0.8), ("win_rate", "<", 0.9)),
+        order="-win_rate", limit=10,
+    )
 
 A query names fields; it is never made into a statement of another language.
 """
@@ -21,11 +25,13 @@ Condition = tuple[str, Comparison, float]
 """(field, comparison, number)"""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq,
+    "!=": operator.ne,
 }  # fmt: skip
 _WORDS = ("and", "order", "by", "limit")
 _METADATA = re.compile(r"[A-Za-z_][A-Za-z0-9_/]{0,127}")
-_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,199}")  # metrics have names of policies and groups of workers in theirs
+# metrics have names of policies and groups of workers in theirs
+_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,199}")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TOKEN = re.compile(rf"\s*({_FIELD.pattern}(?![\w./-])|{_NUMBER.pattern}(?![\w.])|<=|>=|==|!=|<|>|-|\S+)")
 
@@ -33,10 +39,12 @@ _T = TypeVar("_T")
 
 
 def check_field(name: str) -> None:
-    """Raise `ConfigError` unless metadata may be called `name` (letters, digits, "_" and "/"; "NAME.n" is how many values its mean is of)."""
+    """Raise `ConfigError` unless metadata may be called `name` (letters, digits, "_" and
+    "/"; "NAME.n" is how many values its mean is of)."""
     if not _METADATA.fullmatch(name) or name in _WORDS:
         raise ConfigError(
-            f'"{name}" cannot name metadata: use 1 to 128 letters, digits, "_" and "/", beginning with a letter, and none of {", ".join(_WORDS)}'
+            f'"{name}" cannot name metadata: use 1 to 128 letters, digits, "_" and "/", beginning with a '
+            f"letter, and none of {', '.join(_WORDS)}"
         )
 
 
@@ -44,12 +52,15 @@ def check_field(name: str) -> None:
 class Query(Config):
     """Which versions, in what order, how many.
 
-    where   (field, comparison, number) of each condition; all must hold. A version that lacks a field never fulfils a condition on it
-    order   the field to sort by, smallest first; with "-" in front, largest first. Versions that lack it are left out. Equals: the newest first
-    limit   so many at most
+    where: (field, comparison, number) of each condition; all must hold. A version that
+        lacks a field never fulfils a condition on it
+    order: the field to sort by, smallest first; with "-" in front, largest first.
+        Versions that lack it are left out. Equals: the newest first
+    limit: so many at most
 
-    Fields are ``version``, ``age`` (seconds since it was pushed), the counters it was pushed with, and the means recorded for it; ``NAME.n`` is how
-    many values a mean is of. Order by itself is the newest version first.
+    Fields are ``version``, ``age`` (seconds since it was pushed), the counters it was
+    pushed with, and the means recorded for it; ``NAME.n`` is how many values a mean is
+    of. Order by itself is the newest version first.
     """
 
     where: tuple[Condition, ...] = ()
@@ -62,7 +73,10 @@ class Query(Config):
             field, comparison, value = condition
             _check_form("where", field)
             if comparison not in _COMPARE:
-                raise ConfigError(f'where: "{comparison}" in {_text(condition)} compares nothing; take one of {" ".join(_COMPARE)}')
+                raise ConfigError(
+                    f'where: "{comparison}" in {_text(condition)} compares nothing; take one of '
+                    f"{' '.join(_COMPARE)}"
+                )
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ConfigError(f"where: {value!r} in {_text(condition)} is not a finite number")
         _check_form("order", self.order.removeprefix("-"))
@@ -74,36 +88,51 @@ class Query(Config):
         return tuple(dict.fromkeys([*(field for field, _, _ in self.where), self.order.removeprefix("-")]))
 
     def check(self, known: Collection[str]) -> None:
-        """Raise `ConfigError` for a field that is not `known` (with ``NAME.n`` for every NAME; see `among`)."""
+        """Raise `ConfigError` for a field that is not `known` (with ``NAME.n`` for every
+        NAME; see `among`)."""
         for field in self.fields():
             if not among(field, known) and field.removesuffix(".n") not in known:
-                raise ConfigError(f'the query "{self}" asks for "{field}", which no version has; {did_you_mean(field, known)}')
+                raise ConfigError(
+                    f'the query "{self}" asks for "{field}", which no version has; '
+                    f"{did_you_mean(field, known)}"
+                )
 
     def select(self, versions: Iterable[_T], values: Callable[[_T], Mapping[str, float]]) -> list[_T]:
-        """Return those of `versions` that are asked for, in order. `values` gives the fields that one has."""
+        """Return those of `versions` that are asked for, in order. `values` gives the
+        fields that one has."""
         field, sign = self.order.removeprefix("-"), -1 if self.order.startswith("-") else 1
         found: list[tuple[float, float, _T]] = []
         for version in versions:
             has = values(version)
-            if field in has and all(name in has and _COMPARE[comparison](has[name], value) for name, comparison, value in self.where):
+            if field in has and all(
+                name in has and _COMPARE[comparison](has[name], value)
+                for name, comparison, value in self.where
+            ):
                 found.append((sign * has[field], -has.get("version", 0), version))
         found.sort(key=lambda item: item[:2])
         return [version for _, _, version in found[: self.limit]]
 
     def __str__(self) -> str:
         parts = [" and ".join(_text(condition) for condition in self.where)]
-        parts += [f"order by {self.order}" if self.order != "-version" else "", f"limit {self.limit}" if self.limit is not None else ""]
+        parts += [
+            f"order by {self.order}" if self.order != "-version" else "",
+            f"limit {self.limit}" if self.limit is not None else "",
+        ]
         return " ".join(part for part in parts if part)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the query that `text` says: ``FIELD > NUMBER and … order by [-]FIELD limit N``, each part optional. Raises `ConfigError`."""
+        """Return the query that `text` says: ``FIELD > NUMBER and … order by [-]FIELD
+        limit N``, each part optional. Raises `ConfigError`."""
         return cls(**_Reader(text).query())
 
 
 def among(name: str, known: Collection[str]) -> bool:
-    """Return whether `name` is `known`, or of a family that is: "info/" stands for all names that begin so."""
-    return name in known or any(name.startswith(family) and name != family for family in known if family.endswith("/"))
+    """Return whether `name` is `known`, or of a family that is: "info/" stands for all
+    names that begin so."""
+    return name in known or any(
+        name.startswith(family) and name != family for family in known if family.endswith("/")
+    )
 
 
 def _check_form(setting: str, field: Any) -> None:
@@ -136,7 +165,10 @@ class _Reader:
                 self._refuse("a whole number", token)
             found["limit"] = int(token)
         if self._next:
-            self._refuse('"and", "order by" or "limit"' if not {"order", "limit"} & found.keys() else "nothing more", self._next)
+            self._refuse(
+                '"and", "order by" or "limit"' if not {"order", "limit"} & found.keys() else "nothing more",
+                self._next,
+            )
         return found
 
     def _conditions(self) -> Iterable[Condition]:

@@ -1,4 +1,5 @@
-"""Files that anybody may have written: read whole, where they are plain ones that fit into memory, and JSON of a depth that cannot hurt."""
+"""Files that anybody may have written: read whole, where they are plain ones that fit
+into memory, and JSON of a depth that cannot hurt."""
 
 import errno
 import json
@@ -17,8 +18,10 @@ DEPTH = 64
 
 
 def open_plain(path: Path, links: bool = False) -> BufferedReader:
-    """Open a plain file to be read. Raises `OSError`, which says what it is, for anything else: a FIFO would be waited for, a device may do anything.
-    Links are refused, too, unless `links` is true: somebody named the file, and no folder that may be another's did."""
+    """Open a plain file to be read. Raises `OSError`, which says what it is, for anything
+    else: a FIFO would be waited for, a device may do anything. Links are refused, too,
+    unless `links` is true: somebody named the file, and no folder that may be another's
+    did."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
@@ -30,18 +33,23 @@ def open_plain(path: Path, links: bool = False) -> BufferedReader:
 
 
 def read_plain(path: Path, links: bool = False) -> bytes:
-    """Return what a plain file holds. Raises `OSError` for what `open_plain` refuses, and for more than memory can hold: a file with holes takes no
-    disk."""
+    """Return what a plain file holds. Raises `OSError` for what `open_plain` refuses, and
+    for more than memory can hold: a file with holes takes no disk."""
     with open_plain(path, links) as file:
         length, most = os.fstat(file.fileno()).st_size, available()
         if length > most:
-            raise OSError(errno.EFBIG, f"it says that it has {size(length)}, and {size(most)} of memory are free", str(path))
+            raise OSError(
+                errno.EFBIG,
+                f"it says that it has {size(length)}, and {size(most)} of memory are free",
+                str(path),
+            )
         return file.read(length)
 
 
 def check_database(path: Path) -> None:
-    """Raise `ValueError` unless SQLite may open the database at `path`: its files are plain ones, and no journal has it remove another
-    file, as it does once the last database of several was brought back that a commit was to."""
+    """Raise `ValueError` unless SQLite may open the database at `path`: its files are
+    plain ones, and no journal has it remove another file, as it does once the last
+    database of several was brought back that a commit was to."""
     for place in (Path(f"{path}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")):
         try:
             mode = place.lstat().st_mode
@@ -57,19 +65,31 @@ def check_database(path: Path) -> None:
 
 
 def read_json(data: bytes | str) -> Any:
-    """Return what JSON says. Raises `ValueError` for what is none, or is nested deeper than `DEPTH`."""
+    """Return what JSON says. Raises `ValueError` for what is none, or is nested deeper
+    than `DEPTH`."""
     try:
         content = json.loads(data)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEPTH} levels") from None
     level = [content]
     for _ in range(DEPTH):
-        level = [part for each in level if isinstance(each, (Mapping, list)) for part in (each.values() if isinstance(each, Mapping) else each)]
+        level = [
+            part
+            for each in level
+            if isinstance(each, (Mapping, list))
+            for part in (each.values() if isinstance(each, Mapping) else each)
+        ]
         if not level:
             return content
     raise ValueError(f"it is nested deeper than {DEPTH} levels")
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
     return kinds.get(stat.S_IFMT(mode), "a folder")

@@ -1,7 +1,9 @@
-"""Rings put off: a thread that wakes others several times in a row wakes them once, when it is done.
+"""Rings put off: a thread that wakes others several times in a row wakes them once, when
+it is done.
 
-A system call that wakes somebody gives up Python's lock, and on one core the core, too. Who is woken by the first of several answers would deal with
-that one alone, and be woken again for the next.
+A system call that wakes somebody gives up Python's lock, and on one core the core, too.
+Who is woken by the first of several answers would deal with that one alone, and be woken
+again for the next.
 """
 
 import threading

@@ -1,7 +1,10 @@
-"""Secrets in settings: values whose names say so are never written down. What is saved in their place says where they are to be found.
+"""Secrets in settings: values whose names say so are never written down. What is saved in
+their place says where they are to be found.
 
-A secret is best given as a reference: ``env:NAME`` is the environment variable of that name, ``file:PATH`` what is in that file. Whoever uses the
-setting calls `reveal`. A secret that is given as it is, is saved as a reference to a variable that is named after the setting.
+A secret is best given as a reference: ``env:NAME`` is the environment variable of that
+name, ``file:PATH`` what is in that file. Whoever uses the setting calls `reveal`. A
+secret that is given as it is, is saved as a reference to a variable that is named after
+the setting.
 """
 
 import json
@@ -18,11 +21,13 @@ from tidemill.core.errors import ConfigError
 
 HIDDEN = "<secret>"
 _SECRETS = {
-    "token", "authtoken", "accesstoken", "password", "passwords", "passwd", "pwd", "passphrase", "secret", "secrets", "authorization", "auth",
-    "apikey", "credential", "credentials", "key",
+    "token", "authtoken", "accesstoken", "password", "passwords", "passwd", "pwd", "passphrase", "secret",
+    "secrets", "authorization", "auth", "apikey", "credential", "credentials", "key",
 }  # fmt: skip
-_OF_SECRETS = {"access", "api", "auth", "private", "secret"}  # before "keys" and "tokens", which by themselves are of dicts and texts
-_ADDED = {"value", "header", "string", "text", "literal", "hex", "base64"}  # words behind: an authorization header
+# before "keys" and "tokens", which by themselves are of dicts and texts
+_OF_SECRETS = {"access", "api", "auth", "private", "secret"}
+# words behind: an authorization header
+_ADDED = {"value", "header", "string", "text", "literal", "hex", "base64"}
 _HARMLESS = {
     "action",
     "agent",
@@ -88,8 +93,10 @@ def _words(name: str) -> list[str]:
 
 @cache
 def says_secret(name: str) -> bool:
-    """True of a name whose last word says that the value is a secret: ``api_key``, ``X-Api-Key``, ``accessToken``, ``password``; and not ``monkey``,
-    ``key_frames``, ``max_tokens``, ``observation_key`` or ``pad_token``."""
+    """True of a name whose last word says that the value is a secret: ``api_key``,
+    ``X-Api-Key``, ``accessToken``, ``password``; and not ``monkey``, ``key_frames``,
+    ``max_tokens``, ``observation_key`` or ``pad_token``.
+    """
     words = _words(name) if _NAME.fullmatch(name) else []
     if words[-1:] in (["keys"], ["tokens"]) and words[-2:-1] and words[-2] in _OF_SECRETS:
         words[-1] = words[-1][:-1]
@@ -99,8 +106,11 @@ def says_secret(name: str) -> bool:
 
 
 def hide(config: Any) -> Any:
-    """Return plain data (see `core.config.encode`) as it may be saved: each secret is a reference."""
-    taken: dict[str, str | None] = {match[1] or match[2]: None for _, value in _found(config) if (match := _REFERENCE.fullmatch(value))}
+    """Return plain data (see `core.config.encode`) as it may be saved: each secret is a
+    reference."""
+    taken: dict[str, str | None] = {
+        match[1] or match[2]: None for _, value in _found(config) if (match := _REFERENCE.fullmatch(value))
+    }
 
     def change(name: str, value: str) -> str:
         if value.startswith("file:"):
@@ -118,7 +128,8 @@ def hide(config: Any) -> Any:
 
 
 def reveal(config: Any) -> Any:
-    """Return plain data with what its references stand for. Raises `ConfigError`, with the name, for what is not there."""
+    """Return plain data with what its references stand for. Raises `ConfigError`, with
+    the name, for what is not there."""
     return _changed(config, _revealed)
 
 
@@ -127,7 +138,8 @@ def _revealed(name: str, value: str) -> str:
         variable = match[1] or match[2]
         if variable not in os.environ:
             raise ConfigError(
-                f"{name} is read from the environment variable {variable}, which is not set; secrets are not saved with runs, so give it again: "
+                f"{name} is read from the environment variable {variable}, which is not set; secrets are not "
+                "saved with runs, so give it again: "
                 f"{variable}=… before the command"
             )
         return os.environ[variable]
@@ -140,30 +152,36 @@ def _revealed(name: str, value: str) -> str:
                 return file.read(_LARGEST).decode().strip()
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{name} is read from {path}, which cannot be read: {getattr(error, 'strerror', error)}; write it there again"
+                f"{name} is read from {path}, which cannot be read: {getattr(error, 'strerror', error)}; "
+                "write it there again"
             ) from None
     return value
 
 
 def references(config: Any) -> list[str]:
-    """Return the references of an encoded configuration, each once, whatever they lead to."""
+    """Return the references of an encoded configuration, each once, whatever they lead
+    to."""
     return list(dict.fromkeys(value for _, value in _found(config) if _is_reference(value)))
 
 
 def check_revealed(config: Any) -> None:
-    """Raise `ConfigError` where a reference of an encoded configuration leads nowhere. A token that is read from ``$NAME`` may be unset."""
+    """Raise `ConfigError` where a reference of an encoded configuration leads nowhere. A
+    token that is read from ``$NAME`` may be unset."""
     for name, value in _found(config):
         if not value.startswith("$"):
             _revealed(name, value)
 
 
 def known(config: Any) -> set[str]:
-    """Return all secrets of an encoded configuration that are long enough to be told from other words."""
+    """Return all secrets of an encoded configuration that are long enough to be told from
+    other words."""
     found = set()
     for name, value in _found(config):
         with suppress(ConfigError):
             found.add(_revealed(name, value))
-    found |= {word for value in found for word in value.split() if "://" not in word} | {part for value in found for part in _in_url(value)}
+    found |= {word for value in found for word in value.split() if "://" not in word} | {
+        part for value in found for part in _in_url(value)
+    }
     return {value for value in found - {"Basic", "Bearer", "Token"} if len(value) >= _SHORTEST}
 
 
@@ -180,7 +198,8 @@ def mask(text: str, secrets: Iterable[str]) -> str:
 
 
 def hide_words(words: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """Return the words of a command as they may be saved: without what options and settings whose names say so are given, and without `secrets`."""
+    """Return the words of a command as they may be saved: without what options and
+    settings whose names say so are given, and without `secrets`."""
     found = []
     for before, word in zip(("", *words), words, strict=False):
         follows = before.startswith("-") and "=" not in before and says_secret(before)
@@ -195,7 +214,10 @@ def _hide_word(word: str) -> str:
         if says_secret(name.rpartition(".")[2]):
             return word if _is_reference(value) else f"{'='.join(parts[:number])}={HIDDEN}"
         with suppress(ValueError):
-            if isinstance(content := json.loads(value), (dict, list)) and (hidden := _changed(content, lambda *_: HIDDEN)) != content:
+            if (
+                isinstance(content := json.loads(value), (dict, list))
+                and (hidden := _changed(content, lambda *_: HIDDEN)) != content
+            ):
                 return f"{'='.join(parts[:number])}={json.dumps(hidden)}"
     return mask(word, _in_url(word))
 
@@ -205,7 +227,8 @@ def _is_reference(value: str) -> bool:
 
 
 def _in_url(text: str) -> list[str]:
-    """Return the password, or the user where there is none, and what parameters hold whose names say so, of a URL."""
+    """Return the password, or the user where there is none, and what parameters hold
+    whose names say so, of a URL."""
     if "://" not in text:
         return []
     try:
@@ -213,7 +236,11 @@ def _in_url(text: str) -> list[str]:
         found = [parts.password or parts.username or ""]
     except ValueError:
         return []
-    return [value for value in (*found, *(value for name, value in parse_qsl(parts.query) if says_secret(name))) if value]
+    return [
+        value
+        for value in (*found, *(value for name, value in parse_qsl(parts.query) if says_secret(name)))
+        if value
+    ]
 
 
 def _found(config: Any) -> list[tuple[str, str]]:
@@ -229,8 +256,9 @@ def _found(config: Any) -> list[tuple[str, str]]:
 
 
 def _changed(value: Any, change: Callable[[str, str], str], name: str = "", secret: bool = False) -> Any:
-    """Return plain data whose secrets are what `change` makes of them. `secret`: all of it is one, by its name; but for a configuration, since
-    workers or a policy may be called so."""
+    """Return plain data whose secrets are what `change` makes of them. `secret`: all of
+    it is one, by its name; but for a configuration, since workers or a policy may be
+    called so."""
     match value:
         case Mapping():
             inside = secret and "kind" not in value
@@ -241,13 +269,20 @@ def _changed(value: Any, change: Callable[[str, str], str], name: str = "", secr
             return type(value)(
                 _changed(item, change, name if not follows else str(before), secret or follows)
                 for before, item in zip(("", *value), value, strict=False)
-                for follows in [isinstance(before, str) and before.startswith("-") and "=" not in before and says_secret(before)]
+                for follows in [
+                    isinstance(before, str)
+                    and before.startswith("-")
+                    and "=" not in before
+                    and says_secret(before)
+                ]
             )
         case str() if value and (secret or _OURS.fullmatch(value) or _in_url(value)):
             return change(name, value)
         case str() if (pair := _PAIR.fullmatch(value)) and says_secret(pair[1]):
             return f"{pair[1]}{pair[2]}{change(pair[1], pair[3])}"
-        case int() if secret and not isinstance(value, bool) and abs(value) >= _NUMBER and _words(name)[-1:] != ["key"]:
+        case int() if (
+            secret and not isinstance(value, bool) and abs(value) >= _NUMBER and _words(name)[-1:] != ["key"]
+        ):
             changed = change(name, str(value))
             return value if changed == str(value) else changed
     return value

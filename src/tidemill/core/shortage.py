@@ -1,12 +1,13 @@
-"""What the system refuses because it has run out of something, or allows no more of it: in words, with what mends that."""
+"""What the system refuses because it has run out of something, or allows no more of it:
+in words, with what mends that."""
 
 import errno
 import sys
 
 
 def why(error: BaseException) -> str:
-    """Return what a system's error says, and the cure where something has run out. Python's word for a thread that cannot be started is such an
-    error, too."""
+    """Return what a system's error says, and the cure where something has run out.
+    Python's word for a thread that cannot be started is such an error, too."""
     if isinstance(error, RuntimeError):
         return f"{error}{_more(errno.EAGAIN)}" if "can't start new thread" in str(error) else str(error)
     return f"{error.strerror or error}{_more(error.errno)}" if isinstance(error, OSError) else str(error)
@@ -15,13 +16,22 @@ def why(error: BaseException) -> str:
 def _more(number: int | None) -> str:
     match number:
         case errno.EAGAIN:
-            return f": no more processes or threads are allowed{_allowed('NPROC')}; end others of yours, make a count smaller, or raise it: ulimit -u"
+            return (
+                f": no more processes or threads are allowed{_allowed('NPROC')}; end others of yours, make a "
+                "count smaller, or raise it: ulimit -u"
+            )
         case errno.EMFILE:
             return f": no more files may be open{_allowed('NOFILE')}; raise it: ulimit -n"
         case errno.EFBIG:
-            return f": no file or piece of shared memory may be larger{_allowed('FSIZE')}; raise it: ulimit -f unlimited"
+            return (
+                f": no file or piece of shared memory may be larger{_allowed('FSIZE')}; raise it: ulimit -f "
+                "unlimited"
+            )
         case errno.ENOMEM:
-            return f": no more memory is given{_allowed('AS')}; make lanes or counts smaller, end others, or raise ulimit -v where that is set"
+            return (
+                f": no more memory is given{_allowed('AS')}; make lanes or counts smaller, end others, or "
+                "raise ulimit -v where that is set"
+            )
     return ""
 
 

@@ -1,4 +1,5 @@
-"""Code that the user names: ``module:NAME`` and ``FILE.py:NAME``. Only names that a user typed get here, never those of a checkpoint."""
+"""Code that the user names: ``module:NAME`` and ``FILE.py:NAME``. Only names that a user
+typed get here, never those of a checkpoint."""
 
 import ast
 import hashlib
@@ -12,7 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
-from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
@@ -24,7 +32,8 @@ from tidemill.core.reading import open_plain, read_plain
 
 
 def load_attribute(name: str, setting: str) -> Any:
-    """Return what ``module:NAME`` or ``FILE.py:NAME`` names. Raises `ConfigError`, beginning with `setting`, when there is no such thing."""
+    """Return what ``module:NAME`` or ``FILE.py:NAME`` names. Raises `ConfigError`,
+    beginning with `setting`, when there is no such thing."""
     source, colon, attribute = name.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigError(f'{setting} "{name}" must have the form "module:NAME" or "FILE.py:NAME"')
@@ -37,11 +46,14 @@ def load_attribute(name: str, setting: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         names = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f'{setting}: {source} has no "{attribute}"; {did_you_mean(attribute, names)}') from None
+        raise ConfigError(
+            f'{setting}: {source} has no "{attribute}"; {did_you_mean(attribute, names)}'
+        ) from None
 
 
 def import_module(name: str, setting: str) -> ModuleType:
-    """Import a module of the user's; what fails inside it is reported as its own error."""
+    """Import a module of the user's; what fails inside it is reported as its own
+    error."""
     try:
         with _loading(name):
             return importlib.import_module(name)
@@ -51,18 +63,23 @@ def import_module(name: str, setting: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             cure = "install it, or name its folder in PYTHONPATH"
             if Path(error.name.replace(".", "/")).is_dir() or Path(f"{error.name}.py").is_file():
-                cure = "the working directory, where there is one, is not looked into: start with PYTHONPATH=., or name a file, FILE.py:NAME"
+                cure = (
+                    "the working directory, where there is one, is not looked into: start with PYTHONPATH=., "
+                    "or name a file, FILE.py:NAME"
+                )
             raise ConfigError(f'{setting}: there is no module "{error.name}"; {cure}') from None
         raise ConfigError(
-            f'{setting}: importing "{name}" needs the module "{error.name}", which is not installed: pip install {error.name}'
+            f'{setting}: importing "{name}" needs the module "{error.name}", which is not installed: pip '
+            f"install {error.name}"
         ) from error
     except Exception as error:
         raise ConfigError(f'{setting}: importing "{name}" failed: {type(error).__name__}: {error}') from error
 
 
 def load_file(path: Path, setting: str) -> ModuleType:
-    """Run a Python file of the user's as a module, once per process, and return it. What lies beside it can be imported meanwhile and after, where
-    nothing that is installed has that name."""
+    """Run a Python file of the user's as a module, once per process, and return it. What
+    lies beside it can be imported meanwhile and after, where nothing that is installed
+    has that name."""
     if not path.is_file():
         raise ConfigError(f"{setting}: there is no file {path}")
     name = f"tidemill_file_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
@@ -74,11 +91,17 @@ def load_file(path: Path, setting: str) -> ModuleType:
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except (Exception, SystemExit) as error:
-        cure = f"; put what ends it under {GUARD}, since it is run for what it defines" if isinstance(error, SystemExit) else ""
-        raise ConfigError(f"{setting}: running {path} failed: {type(error).__name__}: {error}{cure}") from error
+        cure = (
+            f"; put what ends it under {GUARD}, since it is run for what it defines"
+            if isinstance(error, SystemExit)
+            else ""
+        )
+        raise ConfigError(
+            f"{setting}: running {path} failed: {type(error).__name__}: {error}{cure}"
+        ) from error
 
 
-# ---- what only loads --------------------------------------------------------------------------------------------------------------------------
+# ---- what only loads -------------------------------------------------------------------
 
 GUARD = 'if __name__ == "__main__":'
 _STATE = threading.local()
@@ -102,25 +125,34 @@ def begin_to_work() -> None:
 
 
 def refuse_while_loading(call: str) -> None:
-    """Raise `ConfigError` while a file or module of the user's is loaded for what it defines, and in worker processes: a run that is begun there
-    would load it again in its own workers, and so on."""
+    """Raise `ConfigError` while a file or module of the user's is loaded for what it
+    defines, and in worker processes: a run that is begun there would load it again in its
+    own workers, and so on."""
     what = getattr(_STATE, "loading", "")
     if what or _WORKER:
-        where = f"{what} is loaded for what it defines, as every worker process does," if what else "a worker process runs code of yours"
-        raise ConfigError(f"{call} is called while {where} and would begin a run in the run; put the call under  {GUARD}")
+        where = (
+            f"{what} is loaded for what it defines, as every worker process does,"
+            if what
+            else "a worker process runs code of yours"
+        )
+        raise ConfigError(
+            f"{call} is called while {where} and would begin a run in the run; put the call under  {GUARD}"
+        )
 
 
-# ---- code that is given as it is --------------------------------------------------------------------------------------------------------------
+# ---- code that is given as it is -------------------------------------------------------
 
 _HERE: dict[str, Any] = {}
 
 
 def name_of_code(code: Any) -> Any:
-    """Return what a class or function of the user's is called, as `load_attribute` takes it; anything else as it is. In this process it is that very
-    object. One without a name that other processes could look up is known in this one alone (`only_here`)."""
+    """Return what a class or function of the user's is called, as `load_attribute` takes
+    it; anything else as it is. In this process it is that very object. One without a name
+    that other processes could look up is known in this one alone (`only_here`)."""
     if not callable(code):
         return code
-    module, qualname = getattr(code, "__module__", None) or "", getattr(code, "__qualname__", None) or f"<{type(code).__name__}>"
+    module = getattr(code, "__module__", None) or ""
+    qualname = getattr(code, "__qualname__", None) or f"<{type(code).__name__}>"
     holder = sys.modules.get(module)
     file = getattr(holder, "__file__", None)
     name = f"{module}:{qualname}"
@@ -130,19 +162,30 @@ def name_of_code(code: Any) -> Any:
         while _HERE.get(name, code) is not code:
             number += 1
             name = f"{stem}#{number}"
-    elif file is not None and file.endswith(".py") and os.path.isfile(file) and (module == "__main__" or module in _FILES.paths):
+    elif (
+        file is not None
+        and file.endswith(".py")
+        and os.path.isfile(file)
+        and (module == "__main__" or module in _FILES.paths)
+    ):
         name = f"{os.path.abspath(file)}:{qualname}"
     _HERE[name] = code
     return name
 
 
 def only_here(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that only the process which defined them can have: of notebooks and prompts, lambdas, and what functions define."""
-    return [name for name in names if name.startswith("__main__:") or ("<" in name and not name.rpartition(":")[0].endswith(".py"))]
+    """Return those of `names` that only the process which defined them can have: of
+    notebooks and prompts, lambdas, and what functions define."""
+    return [
+        name
+        for name in names
+        if name.startswith("__main__:") or ("<" in name and not name.rpartition(":")[0].endswith(".py"))
+    ]
 
 
 def only_here_in(config: Any) -> list[str]:
-    """Return the names of code of this process alone (see `only_here`) that an encoded configuration holds."""
+    """Return the names of code of this process alone (see `only_here`) that an encoded
+    configuration holds."""
     match config:
         case str():
             return only_here([config] if config in _HERE else [])
@@ -155,21 +198,28 @@ def only_here_in(config: Any) -> list[str]:
 
 def why_only_here(name: str) -> str:
     """Return one sentence on a name that `only_here` returns."""
-    kind = "a lambda, or made inside of a function" if "<" in name else "defined in a notebook, or at a prompt"
-    return f'"{name}" is {kind}, and no other process has it: define it at the top of a file, and name it by FILE.py:NAME (or import it from there)'
+    kind = (
+        "a lambda, or made inside of a function" if "<" in name else "defined in a notebook, or at a prompt"
+    )
+    return (
+        f'"{name}" is {kind}, and no other process has it: define it at the top of a file, and name it by '
+        "FILE.py:NAME (or import it from there)"
+    )
 
 
 _TRAVELLED: list[str] = []
 
 
 def own_path() -> list[str]:
-    """Return where this process looks for modules: what worker processes are told, which do not look into the working directory."""
+    """Return where this process looks for modules: what worker processes are told, which
+    do not look into the working directory."""
     return [os.path.abspath(place) for place in sys.path]
 
 
 def environment_of_ours(**more: str) -> dict[str, str]:
-    """Return this process's environment variables and `more` for a Python of our own: an empty place in PYTHONPATH, which means the working directory
-    and is mostly there by mistake (``$PYTHONPATH:/more``), is left out."""
+    """Return this process's environment variables and `more` for a Python of our own: an
+    empty place in PYTHONPATH, which means the working directory and is mostly there by
+    mistake (``$PYTHONPATH:/more``), is left out."""
     found = {**os.environ, **more}
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
@@ -177,23 +227,29 @@ def environment_of_ours(**more: str) -> dict[str, str]:
 
 
 def travel(path: Iterable[str]) -> None:
-    """Look there, too, for what is nowhere else: neither in this process's own places nor beside a file of the user's."""
+    """Look there, too, for what is nowhere else: neither in this process's own places nor
+    beside a file of the user's."""
     _TRAVELLED[:] = [place for place in path if place not in sys.path]
     sys.path.extend(_TRAVELLED)
 
 
 def _add_path(folder: str) -> None:
-    """Look into the folder of a user's file: after what is installed, and before what has travelled."""
+    """Look into the folder of a user's file: after what is installed, and before what has
+    travelled."""
     if folder in _TRAVELLED and folder in sys.path:
         sys.path.remove(folder)
         _TRAVELLED.remove(folder)
     if folder not in sys.path:
-        sys.path.insert(min((sys.path.index(place) for place in _TRAVELLED if place in sys.path), default=len(sys.path)), folder)
+        sys.path.insert(
+            min((sys.path.index(place) for place in _TRAVELLED if place in sys.path), default=len(sys.path)),
+            folder,
+        )
 
 
 class _Source(SourceFileLoader):
-    """Reads a file of the user's once, and runs what it read: never bytecode that lies beside it, which may say something else. Where its digest is
-    expected, another one is an error."""
+    """Reads a file of the user's once, and runs what it read: never bytecode that lies
+    beside it, which may say something else. Where its digest is expected, another one is
+    an error."""
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
@@ -208,13 +264,16 @@ def _changed(path: str) -> str:
 
 
 class _Files(MetaPathFinder):
-    """Lets Python import the user's files, so that a thread which asks for one that another thread is running waits until it is whole."""
+    """Lets Python import the user's files, so that a thread which asks for one that
+    another thread is running waits until it is whole."""
 
     def __init__(self) -> None:
         self.paths: dict[str, Path] = {}
         self.digests: dict[str, str] = {}
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname in self.paths:
             file = str(self.paths[fullname])
             return spec_from_file_location(fullname, file, loader=_Source(fullname, file))
@@ -233,18 +292,21 @@ sys.meta_path.insert(0, _FILES)
 
 
 def expect(digests: Mapping[str, str]) -> None:
-    """From now on this process runs these files only while they have these digests ("" for one that is not there), by their resolved paths."""
+    """From now on this process runs these files only while they have these digests (""
+    for one that is not there), by their resolved paths."""
     _FILES.digests.update(digests)
 
 
 def is_expected(file: Path, digest: str | None = None) -> bool:
-    """False where another digest is expected of `file` than `digest`, by itself the one that it has now."""
+    """False where another digest is expected of `file` than `digest`, by itself the one
+    that it has now."""
     expected = _FILES.digests.get(os.path.realpath(file))
     return expected is None or expected == (file_digest(file) if digest is None else digest)
 
 
 def named_files(config: Any) -> list[str]:
-    """Return every FILE.py that the settings called ``make`` name (``FILE.py:NAME``) in an encoded configuration, each once."""
+    """Return every FILE.py that the settings called ``make`` name (``FILE.py:NAME``) in
+    an encoded configuration, each once."""
     found: dict[str, None] = {}
     if isinstance(config, Mapping):
         make = config.get("make")
@@ -257,8 +319,9 @@ def named_files(config: Any) -> list[str]:
 
 
 def named_modules(config: Any) -> list[str]:
-    """Return the files of the modules that settings called ``make`` and ``id`` name (``module:NAME``) in an encoded configuration, where they are
-    found without running anything: a package is its ``__init__.py``, or what of it is named."""
+    """Return the files of the modules that settings called ``make`` and ``id`` name
+    (``module:NAME``) in an encoded configuration, where they are found without running
+    anything: a package is its ``__init__.py``, or what of it is named."""
     found: dict[str, None] = {}
     if isinstance(config, Mapping):
         for name in (config.get("make"), config.get("id")):
@@ -272,7 +335,8 @@ def named_modules(config: Any) -> list[str]:
 
 
 def module_file(name: str) -> list[str]:
-    """Return the file of a module, [] where it is not found without running anything: a package is its ``__init__.py``."""
+    """Return the file of a module, [] where it is not found without running anything: a
+    package is its ``__init__.py``."""
     package, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(package)
@@ -280,49 +344,61 @@ def module_file(name: str) -> list[str]:
         spec = None
     if spec is None:
         return []
-    folders = (spec.submodule_search_locations or ()) if rest else ()  # several where a package has no __init__.py
+    # several where a package has no __init__.py
+    folders = (spec.submodule_search_locations or ()) if rest else ()
     places = [place for folder in folders for place in module_places(Path(folder, *rest.split(".")))]
     return [str(place) for place in (*places, Path(spec.origin or "")) if place.is_file()][:1]
 
 
 def module_places(place: Path) -> list[Path]:
-    """Return the files that Python may find for a module at `place`, in its order: a package's, and its own by their suffixes."""
+    """Return the files that Python may find for a module at `place`, in its order: a
+    package's, and its own by their suffixes."""
     suffixes = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
     return [place / "__init__.py", *(Path(f"{place}{suffix}") for suffix in suffixes)]
 
 
 def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
-    """Return the Python files that are there, and those of the user's own that they import, and these in turn, each with its digest; nothing is run.
+    """Return the Python files that are there, and those of the user's own that they
+    import, and these in turn, each with its digest; nothing is run.
 
-    What is installed, in Python or beside it, is not the user's own, and what is imported by other means than an import statement is not seen. A file
-    that cannot be read has a digest that no file has.
+    What is installed, in Python or beside it, is not the user's own, and what is imported
+    by other means than an import statement is not seen. A file that cannot be read has a
+    digest that no file has.
     """
     found: dict[Path, str] = {}
     waiting = [Path(file).resolve() for file in files]
     folders = {file.parent for file in waiting}  # which are looked into once these files run
     while waiting:
         file = waiting.pop().resolve()
-        if file not in found and os.path.isfile(file) and os.access(file, os.R_OK):  # folders that may not be entered are passed over
+        # folders that may not be entered are passed over
+        if file not in found and os.path.isfile(file) and os.access(file, os.R_OK):
             data, found[file] = b"", ""
             with suppress(OSError):
                 data = read_plain(file, links=True)
                 found[file] = sha256(data).hexdigest()
-            waiting += [] if is_installed(file) else [place for place in _imported(file, data, folders) if not is_installed(place)]
+            waiting += (
+                []
+                if is_installed(file)
+                else [place for place in _imported(file, data, folders) if not is_installed(place)]
+            )
     return found
 
 
 def is_installed(file: Path) -> bool:
-    """True for what was installed, and for Python's own and this library: no code of the user's."""
+    """True for what was installed, and for Python's own and this library: no code of the
+    user's."""
     places = (Path(__file__).resolve().parents[1], sysconfig.get_path("stdlib"))
-    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(file.is_relative_to(place) for place in places)
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(
+        file.is_relative_to(place) for place in places
+    )
 
 
 _parsing = threading.Lock()  # Python's own parser counts how deep it is for all threads together
 
 
 def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path]:
-    """Where the modules that `file`, which holds `data`, imports may lie: beside it, where relative imports say, in `folders`, or anywhere on the
-    path."""
+    """Where the modules that `file`, which holds `data`, imports may lie: beside it,
+    where relative imports say, in `folders`, or anywhere on the path."""
     try:
         with _parsing:
             tree = ast.parse(data)
@@ -337,7 +413,9 @@ def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path
             names = [above[:-1], *(above + alias.name for alias in node.names)]
         else:
             continue
-        for name in {prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)}:
+        for name in {
+            prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)
+        }:
             above_it = file.parents[min(max(level, 1), len(file.parents)) - 1]
             for folder in {above_it} if level else {above_it, *folders}:
                 yield from filter(os.path.isfile, module_places(folder.joinpath(*name.split("."))))
@@ -345,7 +423,8 @@ def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex digits; "" of what is empty, cannot be read, or is no plain file."""
+    """Return the SHA-256 of a file, as hex digits; "" of what is empty, cannot be read,
+    or is no plain file."""
     with suppress(OSError, ValueError), open_plain(path, links=True) as file:
         if os.fstat(file.fileno()).st_size:  # what the system makes up may have no end
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,5 @@
-"""Numbers by name that add up until somebody looks: statistics of environments on their way to a run's metrics."""
+"""Numbers by name that add up until somebody looks: statistics of environments on their
+way to a run's metrics."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -6,11 +7,13 @@ from typing import Literal
 How = Literal["average", "most_recent", "sum", "smallest", "largest"]
 HOWS: tuple[How, ...] = ("average", "most_recent", "sum")  # those that simulators may ask for, by number
 Told = tuple[How, float, int]
-"""How values are summed up, their sum (or the newest, smallest or largest of them), and how many they are."""
+"""How values are summed up, their sum (or the newest, smallest or largest of them), and
+how many they are."""
 
 
 class Tally:
-    """Values by name. Several under one name become one number: their average, the newest, their sum, the smallest or the largest."""
+    """Values by name. Several under one name become one number: their average, the
+    newest, their sum, the smallest or the largest."""
 
     def __init__(self) -> None:
         self._told: dict[str, Told] = {}

@@ -1,4 +1,5 @@
-"""Threads of numeric libraries: two workers whose libraries each take every core make one another many times slower."""
+"""Threads of numeric libraries: two workers whose libraries each take every core make one
+another many times slower."""
 
 import os
 import sys
@@ -7,9 +8,11 @@ from threadpoolctl import threadpool_limits
 
 
 def limit_threads(count: int) -> None:
-    """Let numpy's BLAS and torch use `count` threads in this process, whether they are loaded yet or not.
+    """Let numpy's BLAS and torch use `count` threads in this process, whether they are
+    loaded yet or not.
 
-    On two cores, small products on two BLAS threads beside another busy worker trained CartPole at 1.9 k steps/s, on one thread at 70 k.
+    On two cores, small products on two BLAS threads beside another busy worker trained
+    CartPole at 1.9 k steps/s, on one thread at 70 k.
     """
     threadpool_limits(count)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

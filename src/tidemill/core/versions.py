@@ -1,14 +1,18 @@
-"""The parameter database: versions of named sets of arrays, tags that point to them, and what is known of each. Files in one folder::
+"""The parameter database: versions of named sets of arrays, tags that point to them, and
+what is known of each. Files in one folder::
 
-    index.sqlite               a row per version (with its file's checksum), per tag, per running mean
+    index.sqlite: a row per version (with its file's checksum), per tag, per running mean
     POLICY/VERSION.safetensors
 
-Several processes of one machine use it at a time; each call opens the index, does one transaction and closes it, so that nothing is held in between.
-Safe against a kill at any instant: a file is synced and renamed before its row is committed, and removed after its row is. So a row always has its
-file, and what has no row (a file, or one written aside) is removed by whoever writes next. One lock per policy keeps writers of files apart.
+Several processes of one machine use it at a time; each call opens the index, does one
+transaction and closes it, so that nothing is held in between. Safe against a kill at any
+instant: a file is synced and renamed before its row is committed, and removed after its
+row is. So a row always has its file, and what has no row (a file, or one written aside)
+is removed by whoever writes next. One lock per policy keeps writers of files apart.
 
-The index keeps a rollback journal: a write-ahead log would not work on network shares, leaves files behind when its last user is killed, and has been
-found to corrupt (SQLite 3.7.0 to 3.51.2, "WAL-reset bug"). Transactions are few and short here.
+The index keeps a rollback journal: a write-ahead log would not work on network shares,
+leaves files behind when its last user is killed, and has been found to corrupt (SQLite
+3.7.0 to 3.51.2, "WAL-reset bug"). Transactions are few and short here.
 """
 
 import fcntl
@@ -30,7 +34,14 @@ from numpy.typing import NDArray
 
 from tidemill.core.checkpoint import sync, write_synced
 from tidemill.core.config import check_name
-from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone, did_you_mean
+from tidemill.core.errors import (
+    ConfigError,
+    DatabaseError,
+    DeadlineError,
+    SchemaError,
+    VersionGone,
+    did_you_mean,
+)
 from tidemill.core.packed import pack, unpack
 from tidemill.core.query import Query, check_field
 from tidemill.core.reading import check_database, read_json, read_plain
@@ -48,30 +59,39 @@ _NAMES = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of policies, tags and means
 _OURS = re.compile(r"\.?\d+\.safetensors")
 _FORMAT = 1
 _TABLES = (
-    "CREATE TABLE versions (policy TEXT, version INTEGER, sha256 TEXT NOT NULL, pushed REAL NOT NULL, counters TEXT NOT NULL, "
+    "CREATE TABLE versions (policy TEXT, version INTEGER, sha256 TEXT NOT NULL, pushed REAL NOT NULL, "
+    "counters TEXT NOT NULL, "
     "PRIMARY KEY (policy, version)) WITHOUT ROWID",
     "CREATE TABLE tags (policy TEXT, tag TEXT, version INTEGER NOT NULL, PRIMARY KEY (policy, tag), "
     "FOREIGN KEY (policy, version) REFERENCES versions) WITHOUT ROWID",
-    "CREATE TABLE means (policy TEXT, version INTEGER, name TEXT, count INTEGER NOT NULL, mean REAL NOT NULL, squares REAL NOT NULL, "
-    "PRIMARY KEY (policy, version, name), FOREIGN KEY (policy, version) REFERENCES versions ON DELETE CASCADE) WITHOUT ROWID",
+    "CREATE TABLE means (policy TEXT, version INTEGER, name TEXT, count INTEGER NOT NULL, mean REAL NOT "
+    "NULL, squares REAL NOT NULL, "
+    "PRIMARY KEY (policy, version, name), FOREIGN KEY (policy, version) REFERENCES versions ON DELETE "
+    "CASCADE) WITHOUT ROWID",
 )
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The running mean of `count` values. `squares` is the sum of their squared deviations from it."""
+    """The running mean of `count` values. `squares` is the sum of their squared
+    deviations from it."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, values: NDArray[np.float64]) -> "Mean":
-        """Return the mean of these values too (Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", equations 2.1)."""
+        """Return the mean of these values too (Chan, Golub, LeVeque 1983, "Algorithms for
+        Computing the Sample Variance", equations 2.1)."""
         if not len(values):
             return self
         count, mean = self.count + len(values), float(values.mean())
         apart = mean - self.mean
-        squares = self.squares + float(((values - mean) ** 2).sum()) + apart * apart * self.count * len(values) / count
+        squares = (
+            self.squares
+            + float(((values - mean) ** 2).sum())
+            + apart * apart * self.count * len(values) / count
+        )
         return Mean(count, self.mean + apart * len(values) / count, squares)
 
     @property
@@ -81,7 +101,8 @@ class Mean:
 
     @property
     def margin(self) -> float | None:
-        """Half of the mean's 95 % confidence interval, by the normal distribution; None of fewer than two values."""
+        """Half of the mean's 95 % confidence interval, by the normal distribution; None
+        of fewer than two values."""
         return None if self.variance is None else 1.96 * sqrt(self.variance / self.count)
 
 
@@ -89,9 +110,9 @@ class Mean:
 class Version:
     """What is known of a version.
 
-    pushed     when it was pushed, in seconds since 1970
-    counters   numbers that were pushed with it
-    means      running means of what was recorded for it since, by name
+    pushed: when it was pushed, in seconds since 1970
+    counters: numbers that were pushed with it
+    means: running means of what was recorded for it since, by name
     """
 
     policy: str
@@ -103,21 +124,25 @@ class Version:
 
     def values(self) -> dict[str, float]:
         """Return the number behind each field that a query can ask for."""
-        means = {name: mean.mean for name, mean in self.means.items()} | {f"{name}.n": float(mean.count) for name, mean in self.means.items()}
+        means = {name: mean.mean for name, mean in self.means.items()} | {
+            f"{name}.n": float(mean.count) for name, mean in self.means.items()
+        }
         return {**self.counters, **means, "version": self.version, "age": time() - self.pushed}
 
 
 class ParameterDatabase:
     """The database in `folder`, which the first `push` makes.
 
-    Every call ends within some seconds: it raises `DeadlineError` when another process holds a lock for longer than `BUSY`, `VersionGone` for a
-    version or tag that is not there (any more), and `DatabaseError` for what is damaged or cannot be written. `which` is a version or a tag.
+    Every call ends within some seconds: it raises `DeadlineError` when another process
+    holds a lock for longer than `BUSY`, `VersionGone` for a version or tag that is not
+    there (any more), and `DatabaseError` for what is damaged or cannot be written.
+    `which` is a version or a tag.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._index = folder, folder / INDEX
 
-    # ---- versions ----------------------------------------------------------------------------------------------------------------------------
+    # ---- versions ----------------------------------------------------------------------
 
     def push(
         self,
@@ -129,10 +154,12 @@ class ParameterDatabase:
     ) -> None:
         """Keep `arrays` as this version, and move the tag `latest` to it.
 
-        counters   finite numbers that are known of it
-        text       goes into the file's header, beside ``policy``, ``version`` and ``counters`` (JSON)
+        counters: finite numbers that are known of it
+        text: goes into the file's header, beside ``policy``, ``version`` and ``counters``
+            (JSON)
 
-        To push a version again changes nothing but `latest`; with other arrays it raises `DatabaseError`: a version means one set of weights.
+        To push a version again changes nothing but `latest`; with other arrays it raises
+        `DatabaseError`: a version means one set of weights.
         """
         check_name("policy", policy)
         counters = {name: float(value) for name, value in (counters or {}).items()}
@@ -142,7 +169,10 @@ class ParameterDatabase:
                 raise ConfigError(f'counter "{name}" = {value} is not a finite number')
         if not 0 <= version < 2**63:
             raise ConfigError(f"version = {version} must not be negative")
-        data = pack(arrays, {**(text or {}), "policy": policy, "version": str(version), "counters": json.dumps(counters)})
+        data = pack(
+            arrays,
+            {**(text or {}), "policy": policy, "version": str(version), "counters": json.dumps(counters)},
+        )
         with self._writing(policy) as folder:
             held = self._holds(policy, version, arrays)
             if not held:
@@ -158,7 +188,11 @@ class ParameterDatabase:
             with self._transaction("create") as db:
                 if not held:
                     row = policy, version, sha256(data).hexdigest(), time(), json.dumps(counters)
-                    db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET sha256 = excluded.sha256", row)
+                    db.execute(
+                        "INSERT INTO versions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET sha256 = "
+                        "excluded.sha256",
+                        row,
+                    )
                 _point(db, policy, LATEST, version)
 
     def load(self, policy: str, which: int | str) -> tuple[Arrays, int]:
@@ -172,7 +206,8 @@ class ParameterDatabase:
             raise DatabaseError(f"{_file(self.folder / policy, version)}: {error}") from None
 
     def read(self, policy: str, which: int | str) -> tuple[bytes, int]:
-        """Return the bytes of a version's file (see `tidemill.core.packed`), and its number. They are those that were pushed."""
+        """Return the bytes of a version's file (see `tidemill.core.packed`), and its
+        number. They are those that were pushed."""
         check_name("policy", policy)
         known: tuple[int, str] | None = None
         while True:  # again when it was collected, or its tag moved, between looking it up and reading it
@@ -187,11 +222,14 @@ class ParameterDatabase:
             except OSError as error:
                 wrong = f"cannot be read: {error.strerror}"
             if known == found:
-                raise DatabaseError(f'{path}, version {found[0]} of policy "{policy}", {wrong}; take another version')
+                raise DatabaseError(
+                    f'{path}, version {found[0]} of policy "{policy}", {wrong}; take another version'
+                )
             known = found
 
     def export(self, policy: str, which: int | str, path: Path) -> int:
-        """Write a version into the file `path` (replacing what is there), and return its number."""
+        """Write a version into the file `path` (replacing what is there), and return its
+        number."""
         if path.is_dir():
             raise DatabaseError(f"{path} is a folder; name a file in it")
         data, version = self.read(policy, which)
@@ -209,7 +247,10 @@ class ParameterDatabase:
         """Return the policies that have versions."""
         try:
             with self._transaction("read") as db:
-                return [_name(name) for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")]
+                return [
+                    _name(name)
+                    for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")
+                ]
         except VersionGone:
             return []
 
@@ -218,24 +259,39 @@ class ParameterDatabase:
         try:
             with self._transaction("read") as db:
                 tags: dict[int, list[str]] = {}
-                for tag, version in db.execute("SELECT tag, version FROM tags WHERE policy = ? ORDER BY tag", (policy,)):
+                for tag, version in db.execute(
+                    "SELECT tag, version FROM tags WHERE policy = ? ORDER BY tag", (policy,)
+                ):
                     tags.setdefault(version, []).append(_name(tag))
                 means: dict[int, dict[str, Mean]] = {}
-                for version, name, *mean in db.execute("SELECT version, name, count, mean, squares FROM means WHERE policy = ?", (policy,)):
-                    means.setdefault(version, {})[_name(name)] = Mean(int(mean[0]), float(mean[1]), float(mean[2]))
+                for version, name, *mean in db.execute(
+                    "SELECT version, name, count, mean, squares FROM means WHERE policy = ?", (policy,)
+                ):
+                    means.setdefault(version, {})[_name(name)] = Mean(
+                        int(mean[0]), float(mean[1]), float(mean[2])
+                    )
                 return [
-                    Version(policy, int(version), float(pushed), _numbers(counters), tuple(tags.get(version, ())), means.get(version, {}))
+                    Version(
+                        policy,
+                        int(version),
+                        float(pushed),
+                        _numbers(counters),
+                        tuple(tags.get(version, ())),
+                        means.get(version, {}),
+                    )
                     for version, pushed, counters in db.execute(
-                        "SELECT version, pushed, counters FROM versions WHERE policy = ? ORDER BY version", (policy,)
+                        "SELECT version, pushed, counters FROM versions WHERE policy = ? ORDER BY version",
+                        (policy,),
                     )
                 ]
         except VersionGone:
             return []
 
-    # ---- tags and metadata -------------------------------------------------------------------------------------------------------------------
+    # ---- tags and metadata -------------------------------------------------------------
 
     def tag(self, policy: str, tag: str, which: int | str) -> int:
-        """Let `tag` point to a version, which is not collected while it does, and return the version's number. A tag that exists moves."""
+        """Let `tag` point to a version, which is not collected while it does, and return
+        the version's number. A tag that exists moves."""
         check_tag(tag)
         with self._transaction("write") as db:
             version, _ = _find(db, policy, which)
@@ -254,60 +310,102 @@ class ParameterDatabase:
         return {tag: version.version for version in self.versions(policy) for tag in version.tags}
 
     def record(self, policy: str, version: int, results: Mapping[str, float | Sequence[float]]) -> None:
-        """Fold results of a version, one value or one per game, into its running means by name. Raises `VersionGone` once it was collected."""
+        """Fold results of a version, one value or one per game, into its running means by
+        name. Raises `VersionGone` once it was collected."""
         values = {name: np.atleast_1d(np.asarray(value, np.float64)) for name, value in results.items()}
         for name, array in values.items():
             if array.ndim > 1 or not np.isfinite(array).all():
-                raise ConfigError(f'result "{name}" = {results[name]!r} must be a finite number, or a list of them')
+                raise ConfigError(
+                    f'result "{name}" = {results[name]!r} must be a finite number, or a list of them'
+                )
         with self._transaction("write") as db:
             _find(db, policy, version)
-            (counters,) = db.execute("SELECT counters FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
+            (counters,) = db.execute(
+                "SELECT counters FROM versions WHERE policy = ? AND version = ?", (policy, version)
+            ).fetchone()
             for name, array in values.items():
                 _check_new_field(name, (*RESERVED, *_numbers(counters)))
                 key = policy, version, name
-                known = db.execute("SELECT count, mean, squares FROM means WHERE (policy, version, name) = (?, ?, ?)", key).fetchone()
+                known = db.execute(
+                    "SELECT count, mean, squares FROM means WHERE (policy, version, name) = (?, ?, ?)", key
+                ).fetchone()
                 mean = Mean(*(known or ())).add(array)
-                db.execute("INSERT OR REPLACE INTO means VALUES (?, ?, ?, ?, ?, ?)", (*key, mean.count, mean.mean, mean.squares))
+                db.execute(
+                    "INSERT OR REPLACE INTO means VALUES (?, ?, ?, ?, ?, ?)",
+                    (*key, mean.count, mean.mean, mean.squares),
+                )
 
     def query(self, policy: str, query: Query, declared: Sequence[str] = ()) -> list[Version]:
-        """Return the versions that `query` asks for, in its order. Raises `ConfigError` for a field that no version of the policy has, unless it is
-        `declared`: of those that are still to be recorded."""
+        """Return the versions that `query` asks for, in its order. Raises `ConfigError`
+        for a field that no version of the policy has, unless it is `declared`: of those
+        that are still to be recorded."""
         versions = [(version, version.values()) for version in self.versions(policy)]
-        query.check({*RESERVED, *declared, *(name for _, values in versions for name in values if not name.endswith(".n"))})
+        query.check(
+            {
+                *RESERVED,
+                *declared,
+                *(name for _, values in versions for name in values if not name.endswith(".n")),
+            }
+        )
         return [version for version, _ in query.select(versions, lambda item: item[1])]
 
-    # ---- keeping order -----------------------------------------------------------------------------------------------------------------------
+    # ---- keeping order -----------------------------------------------------------------
 
     def collect(self, policy: str, keep_newest: int) -> list[int]:
-        """Remove a policy's versions but for the newest `keep_newest` and those that a tag points to. Return the removed ones."""
+        """Remove a policy's versions but for the newest `keep_newest` and those that a
+        tag points to. Return the removed ones."""
         with self._writing(policy) as folder:
             with self._transaction("write") as db:
-                newest = "SELECT version FROM versions WHERE policy = :policy ORDER BY version DESC LIMIT :keep"
+                newest = (
+                    "SELECT version FROM versions WHERE policy = :policy ORDER BY version DESC LIMIT :keep"
+                )
                 tagged = "SELECT version FROM tags WHERE policy = :policy"
-                chosen = f"FROM versions WHERE policy = :policy AND version NOT IN ({newest}) AND version NOT IN ({tagged})"
+                chosen = (
+                    f"FROM versions WHERE policy = :policy AND version NOT IN ({newest}) AND version NOT IN "
+                    f"({tagged})"
+                )
                 given = {"policy": policy, "keep": keep_newest}
-                removed = [version for (version,) in db.execute(f"SELECT version {chosen} ORDER BY version", given)]
+                removed = [
+                    version for (version,) in db.execute(f"SELECT version {chosen} ORDER BY version", given)
+                ]
                 db.execute(f"DELETE {chosen}", given)
             self._sweep(policy, folder)
         return removed
 
     def rewind(self, policy: str, version: int) -> list[str]:
-        """Make a policy's versions end at `version`, from which its writer goes on. Return what a user should know of it.
+        """Make a policy's versions end at `version`, from which its writer goes on.
+        Return what a user should know of it.
 
-        Later versions are removed, tagged or not, since their numbers are going to mean other weights; so are those whose files are gone.
+        Later versions are removed, tagged or not, since their numbers are going to mean
+        other weights; so are those whose files are gone.
         """
         notices = []
         with self._writing(policy) as folder:
             with self._transaction("create") as db:
-                known = [number for (number,) in db.execute("SELECT version FROM versions WHERE policy = ?", (policy,))]
-                missing = [number for number in known if number <= version and not _file(folder, number).is_file()]
+                known = [
+                    number
+                    for (number,) in db.execute("SELECT version FROM versions WHERE policy = ?", (policy,))
+                ]
+                missing = [
+                    number for number in known if number <= version and not _file(folder, number).is_file()
+                ]
                 removed = [number for number in known if number > version] + missing
                 for number in removed:
-                    tags = [tag for (tag,) in db.execute("SELECT tag FROM tags WHERE (policy, version) = (?, ?)", (policy, number))]
-                    why = "its file is gone" if number in missing else f"the run goes on from version {version}"
+                    tags = [
+                        tag
+                        for (tag,) in db.execute(
+                            "SELECT tag FROM tags WHERE (policy, version) = (?, ?)", (policy, number)
+                        )
+                    ]
+                    why = (
+                        "its file is gone" if number in missing else f"the run goes on from version {version}"
+                    )
                     if number in missing or tags not in ([], [LATEST]):
                         tagged = f", tagged {', '.join(tags)}," if tags else ""
-                        notices.append(f'version {number} of policy "{policy}"{tagged} is removed from the parameter database: {why}')
+                        notices.append(
+                            f'version {number} of policy "{policy}"{tagged} is removed from the parameter '
+                            f"database: {why}"
+                        )
                     db.execute("DELETE FROM tags WHERE (policy, version) = (?, ?)", (policy, number))
                     db.execute("DELETE FROM versions WHERE (policy, version) = (?, ?)", (policy, number))
                 if left := set(known) - set(removed):
@@ -316,12 +414,14 @@ class ParameterDatabase:
         return notices
 
     def tidy(self) -> None:
-        """Remove what writers that were killed left: files without a row, and a journal. For when no writer lives."""
+        """Remove what writers that were killed left: files without a row, and a journal.
+        For when no writer lives."""
         for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder.is_dir():
                 with self._writing(folder.name):
                     self._sweep(folder.name, folder)
-        if self._index.with_name(f"{INDEX}-journal").exists():  # of a commit that had not begun: SQLite leaves it to the next one
+        # of a commit that had not begun: SQLite leaves it to the next one
+        if self._index.with_name(f"{INDEX}-journal").exists():
             with self._transaction("create") as db:
                 db.execute(f"PRAGMA user_version = {_FORMAT}")
 
@@ -332,20 +432,27 @@ class ParameterDatabase:
                 path.unlink(missing_ok=True)
 
     def _holds(self, policy: str, version: int, arrays: Mapping[str, Array]) -> bool:
-        """True when this version is there with these arrays; False when it is not, or damaged. Raises `DatabaseError` when it has others."""
+        """True when this version is there with these arrays; False when it is not, or
+        damaged. Raises `DatabaseError` when it has others."""
         try:
             known, _ = self.load(policy, version)
         except DatabaseError:
             return False
-        if known.keys() != arrays.keys() or not all(_same(known[name], array) for name, array in arrays.items()):
-            raise DatabaseError(f'version {version} of policy "{policy}" already means other weights in {self.folder}; push them as another version')
+        if known.keys() != arrays.keys() or not all(
+            _same(known[name], array) for name, array in arrays.items()
+        ):
+            raise DatabaseError(
+                f'version {version} of policy "{policy}" already means other weights in {self.folder}; push '
+                "them as another version"
+            )
         return True
 
-    # ---- locks and transactions --------------------------------------------------------------------------------------------------------------
+    # ---- locks and transactions --------------------------------------------------------
 
     @contextmanager
     def _writing(self, policy: str) -> Iterator[Path]:
-        """Hold the lock of a policy's folder (the folder itself: no file to leave behind) and return its path."""
+        """Hold the lock of a policy's folder (the folder itself: no file to leave behind)
+        and return its path."""
         folder = self.folder / policy
         lock = -1
         try:
@@ -355,7 +462,9 @@ class ParameterDatabase:
             _lock(lock, folder)
             yield folder
         except OSError as error:
-            raise DatabaseError(f"{folder} cannot be written: {error.strerror}; free space or make the folder writable") from None
+            raise DatabaseError(
+                f"{folder} cannot be written: {error.strerror}; free space or make the folder writable"
+            ) from None
         finally:
             if lock >= 0:
                 with suppress(OSError):
@@ -364,20 +473,28 @@ class ParameterDatabase:
 
     @contextmanager
     def _transaction(self, kind: Literal["read", "write", "create"]) -> Iterator[sqlite3.Connection]:
-        """One transaction of the index, committed unless something is raised inside. Only "create" makes an index where there is none."""
+        """One transaction of the index, committed unless something is raised inside. Only
+        "create" makes an index where there is none."""
         if kind != "create" and not self._index.exists():
             raise VersionGone(f"{self.folder} holds no versions yet")
         mode = "rwc" if kind == "create" else "rw"
         try:
             check_database(self._index)
-            with closing(sqlite3.connect(f"{self._index.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True)) as db:
+            with closing(
+                sqlite3.connect(
+                    f"{self._index.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True
+                )
+            ) as db:
                 db.execute("PRAGMA foreign_keys = ON")
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute("PRAGMA trusted_schema = OFF")  # the file may be anybody's
-                db.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")  # a lock that is taken first cannot be in the way of another's
+                # a lock that is taken first cannot be in the way of another's
+                db.execute("BEGIN" if kind == "read" else "BEGIN IMMEDIATE")
                 if kind == "create":
                     with suppress(OSError):
-                        self._index.chmod(0o600)  # by name: closing a descriptor of its own would give up SQLite's locks
+                        # by name: closing a descriptor of its own would give up SQLite's
+                        # locks
+                        self._index.chmod(0o600)
                 self._check_format(db, kind == "create")
                 yield db
                 db.execute("COMMIT")
@@ -389,9 +506,17 @@ class ParameterDatabase:
     def _check_format(self, db: sqlite3.Connection, create: bool) -> None:
         (number,) = db.execute("PRAGMA user_version").fetchone()
         if number not in (0, _FORMAT):
-            raise DatabaseError(f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}")
-        found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'")}
-        if found != (set(_TABLES) if number else set()):  # a view may never end, a trigger does something else
+            raise DatabaseError(
+                f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}"
+            )
+        found = {
+            sql
+            for (sql,) in db.execute(
+                "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'"
+            )
+        }
+        # a view may never end, a trigger does something else
+        if found != (set(_TABLES) if number else set()):
             raise self._damaged("its tables are not those of a parameter database")
         if not number and not create:
             raise VersionGone(f"{self.folder} holds no versions yet")
@@ -401,16 +526,26 @@ class ParameterDatabase:
             db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _damaged(self, how: object) -> DatabaseError:
-        return DatabaseError(f"{self._index} is damaged ({how}); move {self.folder} away to go on without its versions")
+        return DatabaseError(
+            f"{self._index} is damaged ({how}); move {self.folder} away to go on without its versions"
+        )
 
     def _explain(self, error: sqlite3.Error) -> Exception:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # Python's own errors, of text that is none, have no code
+        # Python's own errors, of text that is none, have no code
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return _held(self._index)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged(error)
-        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-            return DatabaseError(f"{self._index} cannot be read or written: {error}; free space or make it writable")
+        if code in (
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_IOERR,
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        ):
+            return DatabaseError(
+                f"{self._index} cannot be read or written: {error}; free space or make it writable"
+            )
         return error  # a mistake of ours
 
 
@@ -423,18 +558,28 @@ def _point(db: sqlite3.Connection, policy: str, tag: str, version: int) -> None:
 
 
 def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, str]:
-    """Return number and checksum of the version that `which` means. Raises `VersionGone`."""
+    """Return number and checksum of the version that `which` means. Raises
+    `VersionGone`."""
     version = which
     if isinstance(which, str) and which.isascii() and which.isdigit():
         version = min(int(which[:4000]), 2**63 - 1)  # more is no number that SQLite takes
     elif isinstance(which, str):
         tags: dict[str, int] = dict(db.execute("SELECT tag, version FROM tags WHERE policy = ?", (policy,)))
         if which not in tags:
-            raise _no_such(db, policy) or VersionGone(f'policy "{policy}" has no tag "{which}"; {did_you_mean(which, tags)}')
+            raise _no_such(db, policy) or VersionGone(
+                f'policy "{policy}" has no tag "{which}"; {did_you_mean(which, tags)}'
+            )
         version = int(tags[which])
-    found = db.execute("SELECT version, sha256 FROM versions WHERE policy = ? AND version = ?", (policy, version)).fetchone()
+    found = db.execute(
+        "SELECT version, sha256 FROM versions WHERE policy = ? AND version = ?", (policy, version)
+    ).fetchone()
     if found is None:
-        kept = [number for (number,) in db.execute("SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8", (policy,))]
+        kept = [
+            number
+            for (number,) in db.execute(
+                "SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8", (policy,)
+            )
+        ]
         never = bool(kept) and int(version) > kept[0]
         raise _no_such(db, policy) or VersionGone(
             f'version {version} of policy "{policy}" '
@@ -447,27 +592,39 @@ def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, s
 def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
     """Return the error for a policy without any version, None when it has some."""
     known = [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions")]
-    return None if policy in known else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
+    return (
+        None
+        if policy in known
+        else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
+    )
 
 
 def _name(value: Any) -> str:
-    """Return a name that stands in an index. Raises `ValueError` or `TypeError` for what is none."""
+    """Return a name that stands in an index. Raises `ValueError` or `TypeError` for what
+    is none."""
     if not _NAMES.fullmatch(value):
         raise ValueError(f"{value!a} is no name")
     return str(value)
 
 
 def _numbers(text: str) -> dict[str, float]:
-    """Return counters as they were pushed. Raises `ValueError` or `TypeError` for anything else."""
+    """Return counters as they were pushed. Raises `ValueError` or `TypeError` for
+    anything else."""
     return {str(name): float(value) for name, value in dict(read_json(text)).items()}
 
 
 def check_tag(tag: str) -> None:
-    """Raise `ConfigError` unless `tag` is a name that a user may let point to a version."""
+    """Raise `ConfigError` unless `tag` is a name that a user may let point to a
+    version."""
     if not _TAG.fullmatch(tag):
-        raise ConfigError(f'tag "{tag}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", beginning with a letter')
+        raise ConfigError(
+            f'tag "{tag}" is not a name: use 1 to 64 of letters, digits, ".", "_" and "-", beginning with a '
+            "letter"
+        )
     if tag == LATEST:
-        raise ConfigError(f'the tag "{LATEST}" moves by itself, with each version that is pushed; take another name')
+        raise ConfigError(
+            f'the tag "{LATEST}" moves by itself, with each version that is pushed; take another name'
+        )
 
 
 def _check_new_field(name: str, taken: Sequence[str]) -> None:
@@ -477,11 +634,13 @@ def _check_new_field(name: str, taken: Sequence[str]) -> None:
 
 
 def _same(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()  # to the bit: NaN equals itself
+    # to the bit: NaN equals itself
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Take a folder's lock, which its holder's death frees. The system has no such wait with an end, so it is asked for again and again."""
+    """Take a folder's lock, which its holder's death frees. The system has no such wait
+    with an end, so it is asked for again and again."""
     deadline = monotonic() + BUSY
     while True:
         try:
@@ -500,13 +659,15 @@ def _held(path: Path) -> DeadlineError:
     try:
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
-            parts = line.replace("-> ", "").split()  # number, kind, …, access, process, device:inode, from, to
+            # number, kind, …, access, process, device:inode, from, to
+            parts = line.replace("-> ", "").split()
             if len(parts) > 5 and parts[5].rpartition(":")[2] == inode and parts[4] not in holders:
                 holders.append(parts[4])
     except OSError:
         pass  # not Linux
     who = f"process {', '.join(holders)}" if holders else "another process"
     return DeadlineError(
-        f"{path} was not free within {BUSY:g} s: {who} holds its lock (the run's trainer or evaluation, a tidemill params, or an SQLite tool); "
+        f"{path} was not free within {BUSY:g} s: {who} holds its lock (the run's trainer or evaluation, a "
+        "tidemill params, or an SQLite tool); "
         "let that finish or end it, then try again"
     )

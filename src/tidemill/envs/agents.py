@@ -1,7 +1,9 @@
-"""Copies of an environment of several agents, stepped one after the other inside `send`: what PettingZoo's two kinds have in common.
+"""Copies of an environment of several agents, stepped one after the other inside `send`:
+what PettingZoo's two kinds have in common.
 
-Python is paid per lane, and per agent where the environment is Python per agent anyway; what the agents see becomes rows by a few calls for all of
-them. A seat, here, is lane · A + agent over *all* agents of the environment; a group picks those of its own agents.
+Python is paid per lane, and per agent where the environment is Python per agent anyway;
+what the agents see becomes rows by a few calls for all of them. A seat, here, is lane · A
++ agent over *all* agents of the environment; a group picks those of its own agents.
 """
 
 from abc import abstractmethod
@@ -24,16 +26,19 @@ from tidemill.envs.registry import fps_of
 from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import nest, paths
 
-OWN, MASK, STATE = "own observation", "action mask", "global state"  # where the parts of an observation come from
+# where the parts of an observation come from
+OWN, MASK, STATE = "own observation", "action mask", "global state"
 
 
 @dataclass(frozen=True)
 class Sight:
     """What one agent sees.
 
-    own    its own observation
-    mask   an action mask that comes in its info: part ``action_mask``; None where there is none, or the observation holds it
-    state  the environment's global state: part ``global_state``; None where it was not asked for
+    own: its own observation
+    mask: an action mask that comes in its info: part ``action_mask``; None where there is
+        none, or the observation holds it
+    state: the environment's global state: part ``global_state``; None where it was not
+        asked for
     """
 
     own: Space
@@ -41,8 +46,13 @@ class Sight:
     state: Box | None = None
 
     def space(self) -> Space:
-        """Return the observation's space: `own`, or a Dict of it (its parts, or ``observation``) and what is added."""
-        added = {name: part for name, part in (("action_mask", self.mask), ("global_state", self.state)) if part is not None}
+        """Return the observation's space: `own`, or a Dict of it (its parts, or
+        ``observation``) and what is added."""
+        added = {
+            name: part
+            for name, part in (("action_mask", self.mask), ("global_state", self.state))
+            if part is not None
+        }
         if not added:
             return self.own
         parts = dict(self.own.spaces) if isinstance(self.own, Dict) else {"observation": self.own}
@@ -55,7 +65,10 @@ class Sight:
         """Return the leaves of the observation, each with where it comes from."""
         plain = self.mask is self.state is None
         own = leaves(self.own, "obs" if plain or isinstance(self.own, Dict) else "obs.observation")
-        found = [(OWN, LeafReader(name, path, leaf)) for (name, leaf), path in zip(own.items(), paths(self.own), strict=True)]
+        found = [
+            (OWN, LeafReader(name, path, leaf))
+            for (name, leaf), path in zip(own.items(), paths(self.own), strict=True)
+        ]
         if self.mask is not None:
             found.append((MASK, LeafReader("obs.action_mask", (), self.mask)))
         if self.state is not None:
@@ -67,7 +80,13 @@ class _Group:
     """The seats of one group of agents, in its order."""
 
     def __init__(
-        self, seats: list[int], every: int, names: list[str], readers: list[tuple[str, LeafReader]], action: Space, check: TickCheck
+        self,
+        seats: list[int],
+        every: int,
+        names: list[str],
+        readers: list[tuple[str, LeafReader]],
+        action: Space,
+        check: TickCheck,
     ) -> None:
         self.check = check
         self.names, self.readers, self.action, self.seats = names, readers, action, seats
@@ -77,15 +96,18 @@ class _Group:
 
 
 class AgentLanes(Environment):
-    """L copies of an environment of A agents. `_begin` and `_step` of a kind call `_show` for every agent that has an observation in this tick,
-    and `_end` for every one whose episode is over; whoever is in neither is absent.
+    """L copies of an environment of A agents. `_begin` and `_step` of a kind call `_show`
+    for every agent that has an observation in this tick, and `_end` for every one whose
+    episode is over; whoever is in neither is absent.
 
-    An agent's episode is open from its first observation to its end; it may be absent meanwhile, and begin another one in the same game. A lane is
-    over when no agent's episode is open; then it does nothing until it is reset.
+    An agent's episode is open from its first observation to its end; it may be absent
+    meanwhile, and begin another one in the same game. A lane is over when no agent's
+    episode is open; then it does nothing until it is reset.
     """
 
     _at_once: ClassVar[bool]
-    """A lane tells all of its agents at one time, so that they may see one array; else by turns, and what one has seen is kept from the next."""
+    """A lane tells all of its agents at one time, so that they may see one array; else by
+    turns, and what one has seen is kept from the next."""
 
     def __init__(
         self,
@@ -99,13 +121,20 @@ class AgentLanes(Environment):
         max_steps: int,
         draws: bool,
     ) -> None:
-        """Take over `envs`, equal ones; `name` is what messages call them, `ids` are the agents as they call them."""
+        """Take over `envs`, equal ones; `name` is what messages call them, `ids` are the
+        agents as they call them."""
         self.name, self.lanes, self.envs = name, len(envs), list(envs)
-        self.agents = tuple(AgentInfo(str(agent), Spaces(sight.space(), action)) for agent, sight, action in zip(ids, sights, actions, strict=True))
+        self.agents = tuple(
+            AgentInfo(str(agent), Spaces(sight.space(), action))
+            for agent, sight, action in zip(ids, sights, actions, strict=True)
+        )
         self._ids, self._count, self.render_fps = list(ids), len(ids), fps_of(envs[0])
         self._index = {agent: number for number, agent in enumerate(ids)}
         self._readers = [sight.readers() for sight in sights]
-        self._allowed = [None if sight.mask is None else np.ones(sight.mask.shape, np.int8) for sight in sights]  # what an info without a mask means
+        # what an info without a mask means
+        self._allowed = [
+            None if sight.mask is None else np.ones(sight.mask.shape, np.int8) for sight in sights
+        ]
         self._masked = any(sight.mask is not None for sight in sights)
         self._stated = any(sight.state is not None for sight in sights)
         self._team, self._draws, self.max_episode_steps = team_reward, draws, max_steps
@@ -118,7 +147,8 @@ class AgentLanes(Environment):
         self._steps = [0] * self.lanes
         self._done, self._truncated, self._present = (np.zeros(every, np.bool_) for _ in range(3))
         self._told: dict[str, list[Any]] = {}
-        self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes  # of each lane's last step, by what the environment calls its agents
+        # of each lane's last step, by what the environment calls its agents
+        self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes
         self._rewards: list[Any] = []
         self._sharing = Sharing(name)
 
@@ -129,12 +159,15 @@ class AgentLanes(Environment):
             for index in group:
                 if self.agents[index].spaces != first.spaces:
                     raise ConfigError(
-                        f'{self.name}: agents "{first.name}" and "{self.agents[index].name}" have different spaces and cannot be in one group'
+                        f'{self.name}: agents "{first.name}" and "{self.agents[index].name}" have different '
+                        "spaces and cannot be in one group"
                     )
             seats = [lane * self._count + index for lane in range(self.lanes) for index in group]
             names = [self.agents[index].name for index in group]
             check = TickCheck(first.spaces.observation, self.name, names)
-            self._groups.append(_Group(seats, every, names, self._readers[group[0]], first.spaces.action, check))
+            self._groups.append(
+                _Group(seats, every, names, self._readers[group[0]], first.spaces.action, check)
+            )
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step or reset every lane; one that is over and not reset does nothing."""
@@ -159,13 +192,16 @@ class AgentLanes(Environment):
                 raise
             except Exception as error:
                 doing = "resetting" if begins else self._doing(lane, given)
-                raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
+                raise EnvironmentFault(
+                    f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
+                ) from error
 
     def ready(self) -> bool:
         return True
 
     def recv(self, ticks: Sequence[Tick]) -> None:
-        """Write what the lanes told. Raises `EnvironmentFault` for what the spaces forbid."""
+        """Write what the lanes told. Raises `EnvironmentFault` for what the spaces
+        forbid."""
         for group, tick in zip(self._groups, ticks, strict=True):
             index: Any = slice(None) if group.whole else group.seats
             tick.done[:] = self._done[index]
@@ -214,7 +250,7 @@ class AgentLanes(Environment):
         for env in envs:
             env.close()
 
-    # ---- what a kind does ------------------------------------------------------------------------------------------------------------------------
+    # ---- what a kind does --------------------------------------------------------------
 
     @abstractmethod
     def _begin(self, lane: int, seed: int | None) -> None:
@@ -222,25 +258,33 @@ class AgentLanes(Environment):
 
     @abstractmethod
     def _step(self, lane: int, given: list[Any], last: bool) -> None:
-        """Step a lane by the actions `given` per seat. `last`: it reaches the step limit, so that every open episode ends with it."""
+        """Step a lane by the actions `given` per seat. `last`: it reaches the step limit,
+        so that every open episode ends with it."""
 
     @abstractmethod
     def _doing(self, lane: int, given: list[Any]) -> str:
         """What a lane that raised was doing."""
 
-    # ---- for the kinds ---------------------------------------------------------------------------------------------------------------------------
+    # ---- for the kinds -----------------------------------------------------------------
 
     def _reset(self, lane: int, seed: int | None) -> Any:
-        """Reset a lane's environment, with the curriculum's options where there is one, and return what it returned."""
+        """Reset a lane's environment, with the curriculum's options where there is one,
+        and return what it returned."""
         env = self.envs[lane]
-        return env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=dict(self._options))
+        return (
+            env.reset(seed=seed)
+            if self._options is None
+            else env.reset(seed=seed, options=dict(self._options))
+        )
 
     def _show(self, lane: int, agent: int, observation: Any, info: Mapping[str, Any] | None) -> None:
-        """This agent has an observation. Its first one since its last end begins an episode."""
+        """This agent has an observation. Its first one since its last end begins an
+        episode."""
         seat = lane * self._count + agent
         if self._done[seat] or self._truncated[seat]:
             raise EnvironmentFault(
-                f"{self.name}: lane {lane}: the episode of agent {self.agents[agent].name} ended and another began within one step; "
+                f"{self.name}: lane {lane}: the episode of agent {self.agents[agent].name} ended and another "
+                "began within one step; "
                 "let the agent come back in a later one"
             )
         self._present[seat] = True
@@ -267,7 +311,8 @@ class AgentLanes(Environment):
                 self._end(lane, agent, done)
 
     def _kept(self, value: Any, lane: int, agent: int) -> Any:
-        """Return what a lane told of an agent as it is now, whatever others write where it lies."""
+        """Return what a lane told of an agent as it is now, whatever others write where
+        it lies."""
         if not self._sharing.active:
             return value
         return self._sharing.copied(value, lane if self._at_once else lane * self._count + agent)
@@ -298,7 +343,8 @@ class AgentLanes(Environment):
             return self._index[agent]
         except KeyError:
             raise EnvironmentFault(
-                f"{self.name}: lane {lane} has an agent {agent!r} that is not among its possible_agents ({', '.join(map(str, self._ids))}); "
+                f"{self.name}: lane {lane} has an agent {agent!r} that is not among its possible_agents "
+                f"({', '.join(map(str, self._ids))}); "
                 "name all that may ever appear there"
             ) from None
 
@@ -310,7 +356,7 @@ class AgentLanes(Environment):
             return np.concatenate(mask)
         return self._kept(mask, lane, agent)
 
-    # ---- the rest --------------------------------------------------------------------------------------------------------------------------------
+    # ---- the rest ----------------------------------------------------------------------
 
     def _given(self, actions: Sequence[Arrays]) -> list[Any]:
         """Return each seat's action, as the environment takes it."""
@@ -318,7 +364,11 @@ class AgentLanes(Environment):
         for group, arrays in zip(self._groups, actions, strict=True):
             columns = [writer.column(arrays[writer.name]) for writer in group.writers]
             nested = isinstance(group.action, (Dict, Tuple))
-            values = [nest(group.action, iter(parts)) for parts in zip(*columns, strict=True)] if nested else columns[0]
+            values = (
+                [nest(group.action, iter(parts)) for parts in zip(*columns, strict=True)]
+                if nested
+                else columns[0]
+            )
             if group.whole:
                 return values
             for seat, value in zip(group.seats, values, strict=True):
@@ -326,7 +376,8 @@ class AgentLanes(Environment):
         return given
 
     def _explain(self, group: _Group, error: Exception) -> None:
-        """Find whose answer does not fit, and raise a fault that says what it should have been."""
+        """Find whose answer does not fit, and raise a fault that says what it should have
+        been."""
         for row, seat in enumerate(group.seats):
             where, agent = f"{self.name}: lane {seat // self._count}", group.names[row % len(group.names)]
             check_number(self._rewards[seat], f"reward of agent {agent}", where)

@@ -1,4 +1,5 @@
-"""Environments with `async def` reset and step: hundreds of them wait on one event loop, in the thread of whoever plays them."""
+"""Environments with `async def` reset and step: hundreds of them wait on one event loop,
+in the thread of whoever plays them."""
 
 import asyncio
 import inspect
@@ -20,15 +21,18 @@ from tidemill.envs.tasks import Tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(EnvironmentConfig):
-    """An environment of one's own whose `reset` and `step` are `async def`, with arguments and results as Gymnasium's have.
+    """An environment of one's own whose `reset` and `step` are `async def`, with
+    arguments and results as Gymnasium's have.
 
-    make               "module:NAME" or "FILE.py:NAME": a class or function that returns one, with `observation_space`, `action_space`,
-                       ``async def reset(self, *, seed=None, options=None)`` and ``async def step(self, action)``, and may have a `close`. All copies
-                       live on the event loop of the actor's own thread: what computes or blocks long without an await
-                       holds up the others, and the actor; `await asyncio.to_thread(…)` has a thread for each call
-    kwargs             arguments of it
-    max_episode_steps  a promise: no episode has more steps; 0 where that is not known
-    deadline           seconds for a reset or a step, after which it is broken off
+    make: "module:NAME" or "FILE.py:NAME": a class or function that returns one, with
+        `observation_space`, `action_space`, ``async def reset(self, *, seed=None,
+        options=None)`` and ``async def step(self, action)``, and may have a `close`. All
+        copies live on the event loop of the actor's own thread: what computes or blocks
+        long without an await holds up the others, and the actor;
+        `await asyncio.to_thread(…)` has a thread for each call
+    kwargs: arguments of it
+    max_episode_steps: a promise: no episode has more steps; 0 where that is not known
+    deadline: seconds for a reset or a step, after which it is broken off
     """
 
     make: str
@@ -54,11 +58,16 @@ class Asynchronous(EnvironmentConfig):
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         maker = load_attribute(self.make, "make")
         if not callable(maker):
-            raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns an environment")
+            raise ConfigError(
+                f"make: {self.make} is {maker!r}; it must be a class or function that returns an environment"
+            )
         envs = [call_maker(maker, self.make, maker, self.kwargs) for _ in range(lanes)]
         for name in ("reset", "step"):
             if not inspect.iscoroutinefunction(getattr(envs[0], name, None)):
-                raise ConfigError(f"make: {self.make} has no async def {name}; one with plain functions is trained on as Gymnasium(make=…)")
+                raise ConfigError(
+                    f"make: {self.make} has no async def {name}; one with plain functions is trained on as "
+                    "Gymnasium(make=…)"
+                )
         for name in ("observation_space", "action_space"):
             if not hasattr(envs[0], name):
                 raise ConfigError(f"make: {self.make} has no {name}; give it one of Gymnasium's spaces")
@@ -68,9 +77,10 @@ class Asynchronous(EnvironmentConfig):
 
 
 class AsyncLanes(LaneLoop):
-    """L environments with `async def` reset and step, each in a task of the event loop of whoever plays them.
+    """L environments with `async def` reset and step, each in a task of the event loop of
+    whoever plays them.
 
-    deadline   seconds for each of their calls; None: they see to it themselves
+    deadline: seconds for each of their calls; None: they see to it themselves
     """
 
     def __init__(self, envs: Sequence[Any], name: str, seed: int, deadline: float | None = None) -> None:
@@ -82,7 +92,8 @@ class AsyncLanes(LaneLoop):
             self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
 
     def close(self) -> None:
-        """Break off what is under way, and close every lane that ended; one that does so later is closed then, as long as its loop goes on."""
+        """Break off what is under way, and close every lane that ended; one that does so
+        later is closed then, as long as its loop goes on."""
         envs, self.envs = self.envs, []
         self._sharing.close()
         if not envs:
@@ -95,7 +106,9 @@ class AsyncLanes(LaneLoop):
 
         stuck = self._tasks.close(leave)
         with suppress(TimeoutError, RuntimeError):
-            self._tasks.loop.do(_close([env for lane, env in enumerate(envs) if lane not in stuck]), 2 * CLOSE_SECONDS)
+            self._tasks.loop.do(
+                _close([env for lane, env in enumerate(envs) if lane not in stuck]), 2 * CLOSE_SECONDS
+            )
         self._tasks.loop.give_back()
 
     def _beginner(self, lane: int) -> Callable[[Any], Any]:
@@ -125,7 +138,8 @@ class AsyncLanes(LaneLoop):
                 if not limit.expired():  # its own
                     raise
                 raise EnvironmentFault(
-                    f"{self.name}: lane {lane} did not answer within {self._deadline:g} s (deadline); see what it awaits, or raise deadline"
+                    f"{self.name}: lane {lane} did not answer within {self._deadline:g} s (deadline); see "
+                    "what it awaits, or raise deadline"
                 ) from error
 
         return timed

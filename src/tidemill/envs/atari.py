@@ -1,4 +1,5 @@
-"""Atari games by ale-py's own vector environment, which steps them in threads and does the usual preprocessing itself."""
+"""Atari games by ale-py's own vector environment, which steps them in threads and does
+the usual preprocessing itself."""
 
 import difflib
 import re
@@ -19,21 +20,25 @@ _CURE = 'pip install "ale-py>=0.12"'
 
 @dataclass(frozen=True, kw_only=True)
 class Atari(EnvironmentConfig):
-    """An Atari game: observations uint8 [stack, height, width], 84×84 and four frames in a row unless set otherwise. At its end its info has the
-    game's `score`, whatever rewards are; `evaluate` and `play` have whole games, whose rewards are the score.
+    """An Atari game: observations uint8 [stack, height, width], 84×84 and four frames in
+    a row unless set otherwise. At its end its info has the game's `score`, whatever
+    rewards are; `evaluate` and `play` have whole games, whose rewards are the score.
 
-    id                         "ALE/Pong-v5", "Pong" or "pong"
-    num_threads                threads that step the games; 0: one per core
-    frame_skip                 frames that each action is repeated for
-    stack                      newest frames in an observation
-    size                       height and width
-    noop_max                   a game begins with up to this many idle frames, so that games differ
-    repeat_action_probability  "sticky" actions; the games of id "ALE/…-v5" in Gymnasium use 0.25, published scores mostly 0
-    episodic_life              a lost life ends the episode, and the game with it: the library begins another one, and there is no score
-    reward_clipping            rewards become −1, 0 or 1, so that returns of training are not scores: these are ``info/score``
-    fire_reset                 press fire at the start of games that wait for it
-    full_action_space          all 18 actions, not only those that the game knows
-    max_episode_steps          a game is cut after this many steps (not frames)
+    id: "ALE/Pong-v5", "Pong" or "pong"
+    num_threads: threads that step the games; 0: one per core
+    frame_skip: frames that each action is repeated for
+    stack: newest frames in an observation
+    size: height and width
+    noop_max: a game begins with up to this many idle frames, so that games differ
+    repeat_action_probability: "sticky" actions; the games of id "ALE/…-v5" in Gymnasium
+        use 0.25, published scores mostly 0
+    episodic_life: a lost life ends the episode, and the game with it: the library begins
+        another one, and there is no score
+    reward_clipping: rewards become −1, 0 or 1, so that returns of training are not
+        scores: these are ``info/score``
+    fire_reset: press fire at the start of games that wait for it
+    full_action_space: all 18 actions, not only those that the game knows
+    max_episode_steps: a game is cut after this many steps (not frames)
     """
 
     id: str
@@ -58,7 +63,9 @@ class Atari(EnvironmentConfig):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be 0 or more")
         if not 0 <= self.repeat_action_probability <= 1:
-            raise ConfigError(f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1")
+            raise ConfigError(
+                f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1"
+            )
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
@@ -66,7 +73,9 @@ class Atari(EnvironmentConfig):
 
     @property
     def rewarded(self) -> str:
-        parts = (["clipped to -1, 0 and 1"] if self.reward_clipping else []) + (["of one life"] if self.episodic_life else [])
+        parts = (["clipped to -1, 0 and 1"] if self.reward_clipping else []) + (
+            ["of one life"] if self.episodic_life else []
+        )
         score = "" if self.episodic_life else "; the game's score is info/score"
         return f"rewards {' and '.join(parts)}{score}" if parts else ""
 
@@ -74,12 +83,14 @@ class Atari(EnvironmentConfig):
         return self.replace(reward_clipping=False, episodic_life=False)
 
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
-        """Return `lanes` games. Pictures, where asked for, are the newest frame of an observation: the library draws no others of many games."""
+        """Return `lanes` games. Pictures, where asked for, are the newest frame of an
+        observation: the library draws no others of many games."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         env = self._games(lanes)
         vector = Games(env, self.id, seed, self.reward_clipping, _newest_frame if render else None)
-        vector.max_episode_steps, vector.render_fps = self.max_episode_steps, FRAMES_PER_SECOND / self.frame_skip
+        vector.max_episode_steps = self.max_episode_steps
+        vector.render_fps = FRAMES_PER_SECOND / self.frame_skip
         return vector
 
     def make_one(self) -> Any:
@@ -93,11 +104,17 @@ class Atari(EnvironmentConfig):
             from ale_py import roms
             from ale_py.vector_env import AtariVectorEnv
         except ImportError as error:
-            raise ConfigError(f'environment "{self.id}" needs a package that is not installed: {_CURE} ({error})') from error
-        known = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}  # "ALE/MsPacman-v5" is the ROM "ms_pacman"
+            raise ConfigError(
+                f'environment "{self.id}" needs a package that is not installed: {_CURE} ({error})'
+            ) from error
+        # "ALE/MsPacman-v5" is the ROM "ms_pacman"
+        known = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
         name = re.sub(r"^ALE/|-v\d+$", "", self.id).lower().replace("_", "")
         if name not in known:
-            raise ConfigError(f'id = "{self.id}": no such Atari game; {did_you_mean(name, difflib.get_close_matches(name, known, n=1) or known)}')
+            raise ConfigError(
+                f'id = "{self.id}": no such Atari game; '
+                f"{did_you_mean(name, difflib.get_close_matches(name, known, n=1) or known)}"
+            )
         return AtariVectorEnv(
             game=known[name],
             num_envs=lanes,
@@ -136,7 +153,10 @@ class Games(VectorLanes):
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = super().said(group, seats)
-        return [info if self._left[lane] else {**info, "score": self._score[lane]} for lane, info in zip(seats, infos, strict=True)]
+        return [
+            info if self._left[lane] else {**info, "score": self._score[lane]}
+            for lane, info in zip(seats, infos, strict=True)
+        ]
 
 
 def _newest_frame(observation: Any) -> Any:

@@ -33,18 +33,36 @@ class Finding:
 Look = Callable[[EnvironmentConfig, Environment], list[Finding]]
 
 
-def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float = SECONDS, look: Look | None = None) -> list[Finding]:
-    """Build the environment, play it with random actions and return what was found: one `Finding` per check, in order. `look` looks at it besides.
+def check_environment(
+    config: EnvironmentConfig, seed: int = 0, seconds: float = SECONDS, look: Look | None = None
+) -> list[Finding]:
+    """Build the environment, play it with random actions and return what was found: one
+    `Finding` per check, in order. `look` looks at it besides.
 
-    Checks that need what has failed before them are left out. No finding is of level "fail" when the environment can be trained on.
+    Checks that need what has failed before them are left out. No finding is of level
+    "fail" when the environment can be trained on.
     """
     try:
         environment = config.build(1 if config.single else 2, seed)
     except Exception as error:
-        return [Finding("build", "fail", _said(error), "" if isinstance(error, ConfigError) else "see the error that its constructor raised")]
+        return [
+            Finding(
+                "build",
+                "fail",
+                _said(error),
+                "" if isinstance(error, ConfigError) else "see the error that its constructor raised",
+            )
+        ]
     try:
         play = Play(environment, seed)
-        findings = [Finding("build", "ok", f"{len(environment.agents)} agent(s), {environment.lanes} lane{'s' * (environment.lanes > 1)}")]
+        findings = [
+            Finding(
+                "build",
+                "ok",
+                f"{len(environment.agents)} agent(s), {environment.lanes} "
+                f"lane{'s' * (environment.lanes > 1)}",
+            )
+        ]
         for group in play.groups:
             findings += _spaces([environment.agents[index] for index in group])
         findings += look(config, environment) if look is not None else []
@@ -59,10 +77,11 @@ def check_environment(config: EnvironmentConfig, seed: int = 0, seconds: float =
 
 
 class Play:
-    """Plays an environment with random actions and keeps the rules of the contract, as an actor would.
+    """Plays an environment with random actions and keeps the rules of the contract, as an
+    actor would.
 
-    `over` is [L, A] per group: seats whose episode is finished and whose next one has not begun. `episodes` and `longest` are of lanes or, where
-    these have none, of seats.
+    `over` is [L, A] per group: seats whose episode is finished and whose next one has not
+    begun. `episodes` and `longest` are of lanes or, where these have none, of seats.
     """
 
     def __init__(self, environment: Environment, seed: int) -> None:
@@ -89,17 +108,22 @@ class Play:
         self.reset = np.ones(lanes, np.bool_)
         self.lengths = np.zeros(lanes, np.int64)  # of the episodes under way
         self.longest, self.episodes = 0, 0
-        self._seat_lengths = [np.zeros((lanes, len(group)), np.int64) for group in self.groups]  # the same of seats, where they are independent
+        # the same of seats, where they are independent
+        self._seat_lengths = [np.zeros((lanes, len(group)), np.int64) for group in self.groups]
         self.spent = 0.0  # seconds in the environment
 
     def tick(self, force: NDArray[np.bool_] | None = None) -> None:
-        """Play one tick, `force` resetting lanes besides those that must be. What it told lies in `ticks`."""
+        """Play one tick, `force` resetting lanes besides those that must be. What it told
+        lies in `ticks`."""
         lanes = self.environment.lanes
         self.reset = np.logical_and.reduce([over.all(axis=1) for over in self.over])
         finished = int(self.reset.sum())
         if force is not None:
             self.reset |= force
-        actions = [sample_actions(spaces.action, self.rng, lanes * len(group)) for spaces, group in zip(self.spaces, self.groups, strict=True)]
+        actions = [
+            sample_actions(spaces.action, self.rng, lanes * len(group))
+            for spaces, group in zip(self.spaces, self.groups, strict=True)
+        ]
         for given, spaces, tick in zip(actions, self.spaces, self.ticks, strict=True):
             if "obs.action_mask" in tick.observation:
                 keep_allowed(given, spaces.action, tick.observation["obs.action_mask"], self.rng)
@@ -110,7 +134,9 @@ class Play:
         deadline = awake() + 60
         while not self.environment.ready():
             if awake() > deadline:
-                raise EnvironmentFault("a tick was not ready after 60 s; the environment hangs, or nothing answers it")
+                raise EnvironmentFault(
+                    "a tick was not ready after 60 s; the environment hangs, or nothing answers it"
+                )
             self._bell.wait(0.1)
         self.environment.recv(self.ticks)
         self.spent += time.perf_counter() - began
@@ -127,7 +153,9 @@ class Play:
         self.episodes += finished if self.lengths.any() else 0
         self.lengths[self.reset] = 0
         self.lengths[~self.reset] += 1
-        restarted = np.logical_or.reduce([t.restarted.reshape(len(self.reset), -1).any(axis=1) for t in self.ticks])
+        restarted = np.logical_or.reduce(
+            [t.restarted.reshape(len(self.reset), -1).any(axis=1) for t in self.ticks]
+        )
         self.episodes += int(restarted.sum())
         self.longest = max(self.longest, int(self.lengths.max()))
         self.lengths[restarted] = 0
@@ -142,7 +170,8 @@ class Play:
 
 
 def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
-    """Return `rows` random actions by leaf name, as a policy would answer: Discrete from 0, Box within its bounds where it has any."""
+    """Return `rows` random actions by leaf name, as a policy would answer: Discrete from
+    0, Box within its bounds where it has any."""
     actions: Arrays = {}
     for name, leaf in leaves(space, "action").items():
         out = field_of(leaf)
@@ -167,7 +196,8 @@ def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
 
 
 def keep_allowed(actions: Arrays, space: Space, mask: NDArray[Any], rng: np.random.Generator) -> None:
-    """Draw the actions anew among those that `mask` allows: [rows, n] for Discrete, [rows, sum of nvec] for MultiDiscrete."""
+    """Draw the actions anew among those that `mask` allows: [rows, n] for Discrete,
+    [rows, sum of nvec] for MultiDiscrete."""
     drawn = rng.random(mask.shape) * (mask != 0)
     match space:
         case Discrete():
@@ -183,10 +213,20 @@ def _said(error: BaseException) -> str:
 
 def _spaces(agents: Sequence[AgentInfo]) -> list[Finding]:
     agent = agents[0]
-    seen = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.observation, "obs").items())
-    done = ", ".join(f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.action, "action").items())
+    seen = ", ".join(
+        f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.observation, "obs").items()
+    )
+    done = ", ".join(
+        f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.action, "action").items()
+    )
     names = ", ".join(a.name for a in agents[:4]) + f" and {len(agents) - 4} more" * (len(agents) > 4)
-    findings = [Finding("spaces", "ok", f"{names} see{'s' * (len(agents) == 1)} {seen}; do{'es' * (len(agents) == 1)} {done}")]
+    findings = [
+        Finding(
+            "spaces",
+            "ok",
+            f"{names} see{'s' * (len(agents) == 1)} {seen}; do{'es' * (len(agents) == 1)} {done}",
+        )
+    ]
     for name, leaf in leaves(agent.spaces.action, "action").items():
         if isinstance(leaf, Box) and not all(np.isfinite(bound).all() for bound in leaf.bounds()):
             findings.append(
@@ -212,7 +252,8 @@ def _describe(leaf: Space) -> str:
 
 
 def _play(play: Play, seconds: float) -> list[Finding]:
-    """Play until episodes have ended, forcing a reset on the way, and look at every tick."""
+    """Play until episodes have ended, forcing a reset on the way, and look at every
+    tick."""
     environment, outside, broken = play.environment, "", ""
     start, ticks = time.monotonic(), 0
     try:
@@ -224,15 +265,37 @@ def _play(play: Play, seconds: float) -> list[Finding]:
             broken = broken or _broken(play)
             outside = outside or _outside(play)
     except Exception as error:
-        return [Finding("play", "fail", f"tick {ticks}: {_said(error)}", "" if isinstance(error, TidemillError) else "see the error that it raised")]
-    findings = [Finding("play", "ok", f"{ticks * environment.lanes} steps with finite observations and rewards, of the declared shapes and dtypes")]
+        return [
+            Finding(
+                "play",
+                "fail",
+                f"tick {ticks}: {_said(error)}",
+                "" if isinstance(error, TidemillError) else "see the error that it raised",
+            )
+        ]
+    findings = [
+        Finding(
+            "play",
+            "ok",
+            f"{ticks * environment.lanes} steps with finite observations and rewards, of the declared shapes "
+            "and dtypes",
+        )
+    ]
     findings.append(
-        Finding("bounds", "warn", outside, "declare the bounds that hold; normalisation of bounded observations, and one-hot codes, trust them")
+        Finding(
+            "bounds",
+            "warn",
+            outside,
+            "declare the bounds that hold; normalisation of bounded observations, and one-hot codes, trust "
+            "them",
+        )
         if outside
         else Finding("bounds", "ok", "observations lie within the bounds of their space")
     )
     findings.append(
-        Finding("reset and step", "fail", broken, "see Tick in tidemill.api.environment: what each tick must tell")
+        Finding(
+            "reset and step", "fail", broken, "see Tick in tidemill.api.environment: what each tick must tell"
+        )
         if broken
         else Finding("reset and step", "ok", _autoreset(environment))
     )
@@ -241,8 +304,10 @@ def _play(play: Play, seconds: float) -> list[Finding]:
             Finding(
                 "copies",
                 "warn",
-                "copies of the environment (or agents of one, by turns) hand out one array; each observation is copied before another is asked for",
-                "make the array in __init__ rather than in the class or the module, or return a fresh one: then copies can step in threads, too",
+                "copies of the environment (or agents of one, by turns) hand out one array; each observation "
+                "is copied before another is asked for",
+                "make the array in __init__ rather than in the class or the module, or return a fresh one: "
+                "then copies can step in threads, too",
             )
         )
     return [*findings, _episodes(play, ticks)]
@@ -253,12 +318,21 @@ def _autoreset(environment: Environment) -> str:
         return "agents begin their episodes by themselves"
     if environment.same_step:
         return "finished lanes begin again in the same tick, and tell their final observation"
-    return "lanes are reset when told" if environment.resets_any else "finished lanes begin again on the next tick"
+    return (
+        "lanes are reset when told"
+        if environment.resets_any
+        else "finished lanes begin again on the next tick"
+    )
 
 
 def _episodes(play: Play, ticks: int) -> Finding:
     if play.longest >= LONG_EPISODE:
-        return Finding("episodes", "warn", f"an episode took {play.longest} steps", "limit it: max_episode_steps, or the step limit of the agent")
+        return Finding(
+            "episodes",
+            "warn",
+            f"an episode took {play.longest} steps",
+            "limit it: max_episode_steps, or the step limit of the agent",
+        )
     if play.episodes == 0:
         return Finding(
             "episodes",
@@ -301,7 +375,10 @@ def _outside(play: Play) -> str:
             values = tick.observation[name][tick.present]
             low, high = _limits(leaf)
             if values.size and (np.any(values < low) or np.any(values > high)):
-                return f"{name} holds {values.min()} … {values.max()}, outside of its space ({np.min(low)} … {np.max(high)})"
+                return (
+                    f"{name} holds {values.min()} … {values.max()}, outside of its space ({np.min(low)} … "
+                    f"{np.max(high)})"
+                )
     return ""
 
 
@@ -331,7 +408,10 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
             "return what observation_space declares, dtype included: other libraries insist on it",
         )
     except Exception as error:
-        cure = "see the error; it must be reset(self, *, seed=None, options=None), and return (observation, info)"
+        cure = (
+            "see the error; it must be reset(self, *, seed=None, options=None), and return (observation, "
+            "info)"
+        )
         return Finding("raw observation", "fail", _said(error), cure)
     finally:
         env.close()
@@ -350,7 +430,9 @@ def _record(config: EnvironmentConfig, seed: int, ticks: int, until: float) -> I
                 return
             play.tick()
             yield tuple(
-                part[tick.present].tobytes() for tick in play.ticks for part in (*tick.observation.values(), tick.reward, tick.done, tick.truncated)
+                part[tick.present].tobytes()
+                for tick in play.ticks
+                for part in (*tick.observation.values(), tick.reward, tick.done, tick.truncated)
             ) + tuple(tick.present.tobytes() for tick in play.ticks)
     finally:
         environment.close()
@@ -359,13 +441,16 @@ def _record(config: EnvironmentConfig, seed: int, ticks: int, until: float) -> I
 def _determinism(config: EnvironmentConfig, seed: int, seconds: float) -> Finding:
     until = time.monotonic() + seconds
     compared = 0
-    for first, second in zip(_record(config, seed, 300, until), _record(config, seed, 300, until), strict=False):
+    for first, second in zip(
+        _record(config, seed, 300, until), _record(config, seed, 300, until), strict=False
+    ):
         if first != second:
             return Finding(
                 "determinism",
                 "warn",
                 f"the same seed and actions gave something else in tick {compared}",
-                "draw all random numbers from self.np_random after super().reset(seed=seed); without that, runs cannot be repeated",
+                "draw all random numbers from self.np_random after super().reset(seed=seed); without that, "
+                "runs cannot be repeated",
             )
         compared += 1
     return Finding("determinism", "ok", f"the same seed and actions gave the same {compared} ticks, twice")

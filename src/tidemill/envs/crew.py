@@ -1,4 +1,5 @@
-"""Persistent threads in which the lanes of an environment step: for steps that wait (for a server, a simulator, a device) or leave Python's lock."""
+"""Persistent threads in which the lanes of an environment step: for steps that wait (for
+a server, a simulator, a device) or leave Python's lock."""
 
 import _thread
 import threading
@@ -10,7 +11,9 @@ from typing import Any
 from tidemill.core.cores import kept
 from tidemill.core.errors import ConfigError
 
-CLOSE_SECONDS = 1.0  # how long `close` waits, for all lanes together, from `begin_close` on; less than the controller gives an actor
+# how long `close` waits, for all lanes together, from `begin_close` on; less than the
+# controller gives an actor
+CLOSE_SECONDS = 1.0
 
 
 class Raised:
@@ -21,11 +24,14 @@ class Raised:
 
 
 class Crew:
-    """Lane i is stepped by thread ``i % threads``, always the same one, so that an environment may keep what belongs to a thread.
+    """Lane i is stepped by thread ``i % threads``, always the same one, so that an
+    environment may keep what belongs to a thread.
 
-    Each thread sleeps on a lock of its own, which `begin` opens. The one that finishes last rings, so that a tick
-    costs one ring however many lanes it has. Those still at work are counted by a list from which each takes a number: whoever takes 0 was the
-    last. The threads are daemons: one that hangs in its environment holds up nobody's end.
+    Each thread sleeps on a lock of its own, which `begin` opens. The one that finishes
+    last rings, so that a tick costs one ring however many lanes it has. Those still at
+    work are counted by a list from which each takes a number: whoever takes 0 was the
+    last. The threads are daemons: one that hangs in its environment holds up nobody's
+    end.
     """
 
     def __init__(self, name: str, lanes: int, threads: int) -> None:
@@ -48,7 +54,10 @@ class Crew:
         self._gates = [_thread.allocate_lock() for _ in range(count)]
         for gate in self._gates:
             gate.acquire()
-        self._threads = [threading.Thread(target=self._work, args=(number,), name=f"{name} {number}", daemon=True) for number in range(count)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"{name} {number}", daemon=True)
+            for number in range(count)
+        ]
         try:
             for thread in self._threads:
                 thread.start()
@@ -57,8 +66,10 @@ class Crew:
             self._shares = self._shares[: len(self._threads)]
             self.close()
             raise ConfigError(
-                f"this machine lets no more threads start ({threading.active_count():,} run in this process); take fewer slots or lanes, or an "
-                'environment that waits on one event loop for all of them (Asynchronous, Rest with form = "loop")'
+                f"this machine lets no more threads start ({threading.active_count():,} run in this "
+                "process); take fewer slots or lanes, or an "
+                "environment that waits on one event loop for all of them (Asynchronous, Rest with form = "
+                '"loop")'
             ) from None
 
     def on_ready(self, wake: Callable[[], None]) -> None:
@@ -66,7 +77,8 @@ class Crew:
         self._wake = wake
 
     def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
-        """Have ``calls[lane](given[lane])`` called in every lane; the tick before must have been taken."""
+        """Have ``calls[lane](given[lane])`` called in every lane; the tick before must
+        have been taken."""
         self._calls, self._given = calls, given
         self._left = self._numbers.copy()
         self._finished.acquire()
@@ -78,7 +90,8 @@ class Crew:
         return not self._finished.locked()
 
     def take(self) -> list[Any]:
-        """Return what the lanes returned, or what they `Raised`; waits for the last of them."""
+        """Return what the lanes returned, or what they `Raised`; waits for the last of
+        them."""
         with self._finished:
             return self._results
 
@@ -91,8 +104,9 @@ class Crew:
                     gate.release()
 
     def close(self, leave: Callable[[int], object] = lambda lane: None) -> list[int]:
-        """End the threads, and return the lanes that did not end in time: they hang in their environments, which nobody else may touch. Once they
-        come back their own threads call `leave` with each of them."""
+        """End the threads, and return the lanes that did not end in time: they hang in
+        their environments, which nobody else may touch. Once they come back their own
+        threads call `leave` with each of them."""
         self.begin_close()
         self._leave = leave
         stuck: list[int] = []
@@ -105,7 +119,8 @@ class Crew:
         return stuck
 
     def left(self, seconds: float) -> bool:
-        """Wait for threads to end, so many seconds at most. True when all have: closed, and come back from where they hung."""
+        """Wait for threads to end, so many seconds at most. True when all have: closed,
+        and come back from where they hung."""
         until = monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - monotonic()))

@@ -1,4 +1,5 @@
-"""What environments must not answer, found once per tick and explained in full only when it happens."""
+"""What environments must not answer, found once per tick and explained in full only when
+it happens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,30 +24,41 @@ def is_number(value: Any) -> bool:
 
 
 def is_flag(value: Any) -> bool:
-    """True for one truth: a bool, or 0 or 1. Not None, which would be False, and not "False", which would be True."""
-    return type(value) in FLAGS or (is_number(value) and np.asarray(value).dtype.kind != "f" and value in (0, 1))
+    """True for one truth: a bool, or 0 or 1. Not None, which would be False, and not
+    "False", which would be True."""
+    return type(value) in FLAGS or (
+        is_number(value) and np.asarray(value).dtype.kind != "f" and value in (0, 1)
+    )
 
 
 def check_number(value: Any, what: str, where: str) -> None:
-    """Raise `EnvironmentFault` unless `value`, a reward, is one number that a row can hold. NaN and infinity are told by `TickCheck`."""
+    """Raise `EnvironmentFault` unless `value`, a reward, is one number that a row can
+    hold. NaN and infinity are told by `TickCheck`."""
     if not is_number(value):
-        raise EnvironmentFault(f"{where}: {what} is {brief(value)}; it must be one number, as float(…) returns")
+        raise EnvironmentFault(
+            f"{where}: {what} is {brief(value)}; it must be one number, as float(…) returns"
+        )
     if abs(value) > _LARGEST and (isinstance(value, int) or np.isfinite(value)):
         raise EnvironmentFault(
-            f"{where}: {what} is {brief(value)}; rewards are stored as float32, which holds up to {_LARGEST:.4g}: scale or clip it"
+            f"{where}: {what} is {brief(value)}; rewards are stored as float32, which holds up to "
+            f"{_LARGEST:.4g}: scale or clip it"
         )
 
 
 def check_flag(value: Any, what: str, where: str) -> None:
     """Raise `EnvironmentFault` unless `value`, whether something ended, is one truth."""
     if not is_flag(value):
-        raise EnvironmentFault(f"{where}: {what} is {brief(value)}; it must be one bool, True or False, as bool(…) returns")
+        raise EnvironmentFault(
+            f"{where}: {what} is {brief(value)}; it must be one bool, True or False, as bool(…) returns"
+        )
 
 
 class TickCheck:
-    """Looks at what one group of agents is told: floats must be finite, choices must be among those that there are.
+    """Looks at what one group of agents is told: floats must be finite, choices must be
+    among those that there are.
 
-    `agents` are the group's names, `what` the environment. Rows of absent seats are looked at, too: fill them with zeros.
+    `agents` are the group's names, `what` the environment. Rows of absent seats are
+    looked at, too: fill them with zeros.
     """
 
     def __init__(self, space: Space, what: str, agents: Sequence[str]) -> None:
@@ -54,11 +66,15 @@ class TickCheck:
         self._what, self._agents = what, agents
         found = leaves(space, "obs")
         self._floats = [name for name, leaf in found.items() if np.dtype(field_of(leaf).dtype).kind == "f"]
-        # A negative number taken for one without a sign is larger than any bound: one comparison tells both.
-        self._choices = [(name, leaf, *limit) for name, leaf in found.items() if (limit := _limit(leaf)) is not None]
+        # A negative number taken for one without a sign is larger than any bound: one
+        # comparison tells both.
+        self._choices = [
+            (name, leaf, *limit) for name, leaf in found.items() if (limit := _limit(leaf)) is not None
+        ]
 
     def __call__(self, tick: Tick) -> None:
-        """Raise `EnvironmentFault` naming lane, agent and value for what `tick` must not hold."""
+        """Raise `EnvironmentFault` naming lane, agent and value for what `tick` must not
+        hold."""
         self._finite(tick.reward, "reward")
         for name in self._floats:
             self._finite(tick.observation[name], name)
@@ -78,16 +94,22 @@ class TickCheck:
         row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise EnvironmentFault(
             f"{self._named(name, row, seats)} is not finite: {_short(array[row])}. "
-            "Tidemill trains on finite numbers only; find where the environment divides by zero or overflows, or clip there"
+            "Tidemill trains on finite numbers only; find where the environment divides by zero or "
+            "overflows, or clip there"
         )
 
-    def _among(self, array: Array, name: str, leaf: Space, dtype: str, least: Any, seats: Array | None = None) -> None:
+    def _among(
+        self, array: Array, name: str, leaf: Space, dtype: str, least: Any, seats: Array | None = None
+    ) -> None:
         wrong = array.view(dtype) >= least
         if not np.count_nonzero(wrong):
             return
         row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
         start = leaf.start if isinstance(leaf, Discrete) else 0
-        raise EnvironmentFault(f"{self._named(name, row, seats)} is {_short(array[row] + start)}; the observation space says {leaf}")
+        raise EnvironmentFault(
+            f"{self._named(name, row, seats)} is {_short(array[row] + start)}; the observation space says "
+            f"{leaf}"
+        )
 
     def _named(self, name: str, row: int, seats: Array | None) -> str:
         lane, agent = divmod(row if seats is None else int(seats[row]), len(self._agents))
@@ -95,7 +117,8 @@ class TickCheck:
 
 
 def _limit(leaf: Space) -> tuple[str, Any] | None:
-    """Return the dtype without a sign as which choices are looked at, and the least number that is none; None where there are no choices."""
+    """Return the dtype without a sign as which choices are looked at, and the least
+    number that is none; None where there are no choices."""
     match leaf:
         case Discrete(n=n):
             return "uint64", np.uint64(n)

@@ -1,4 +1,5 @@
-"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`, or each in a thread."""
+"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`,
+or each in a thread."""
 
 import copy
 import operator
@@ -35,15 +36,19 @@ Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 class Gymnasium(EnvironmentConfig):
     """A Gymnasium environment, named by exactly one of `id` and `make`.
 
-    id                 "CartPole-v1", or "module:ENV_ID" to import the module that registers it
-    make               "module:NAME" or "FILE.py:NAME": a class or function that returns a `gymnasium.Env`; or that itself
-    kwargs             arguments of its constructor
-    max_episode_steps  an episode is cut after that many steps; None: the environment's own limit, 0: none
-    threads            threads in which the lanes of a target step, at most one per lane; 0: in the actor's own, one lane after the other. For steps
-                       that wait, or compute outside Python's lock; quick ones in Python are slower so. Copies must not share anything that one
-                       thread alone may touch. Rows are the same whatever the number. Split the lanes among targets (`Actors.ring`), so that some
-                       step while the actor serves others, and where they wait keep it on one core (`Actors.one_core`): ring=16, lanes=4, threads=4
-                       for 64 in all
+    id: "CartPole-v1", or "module:ENV_ID" to import the module that registers it
+    make: "module:NAME" or "FILE.py:NAME": a class or function that returns a
+        `gymnasium.Env`; or that itself
+    kwargs: arguments of its constructor
+    max_episode_steps: an episode is cut after that many steps; None: the environment's
+        own limit, 0: none
+    threads: threads in which the lanes of a target step, at most one per lane; 0: in the
+        actor's own, one lane after the other. For steps that wait, or compute outside
+        Python's lock; quick ones in Python are slower so. Copies must not share anything
+        that one thread alone may touch. Rows are the same whatever the number. Split the
+        lanes among targets (`Actors.ring`), so that some step while the actor serves
+        others, and where they wait keep it on one core (`Actors.one_core`): ring=16,
+        lanes=4, threads=4 for 64 in all
     """
 
     id: str | None = None
@@ -57,7 +62,8 @@ class Gymnasium(EnvironmentConfig):
         object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
             raise ConfigError(
-                f'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id = {self.id!r} and make = {self.make!r}'
+                'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id '
+                f"= {self.id!r} and make = {self.make!r}"
             )
         if self.max_episode_steps is not None and self.max_episode_steps < 0:
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
@@ -83,8 +89,15 @@ class Gymnasium(EnvironmentConfig):
         own = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None)
         limit: int = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         wrapped = limit > 0 and type(envs[0]) is gymnasium.wrappers.TimeLimit
-        # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than a wrapper around each.
-        loop = LaneLoop([env.env for env in envs] if wrapped else envs, self.name, seed, self.threads, limit=limit if wrapped else 0)
+        # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
+        # a wrapper around each.
+        loop = LaneLoop(
+            [env.env for env in envs] if wrapped else envs,
+            self.name,
+            seed,
+            self.threads,
+            limit=limit if wrapped else 0,
+        )
         loop.max_episode_steps = limit
         return loop
 
@@ -97,21 +110,33 @@ class Gymnasium(EnvironmentConfig):
         if self.make is not None:
             maker = load_attribute(self.make, "make")
             if not callable(maker):
-                raise ConfigError(f"make: {self.make} is {maker!r}; it must be a class or function that returns a gymnasium.Env")
+                raise ConfigError(
+                    f"make: {self.make} is {maker!r}; it must be a class or function that returns a "
+                    "gymnasium.Env"
+                )
             env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
             if not isinstance(env, gymnasium.Env):
-                cure = f'; its step is async def: take Asynchronous(make="{self.make}")' if iscoroutinefunction(getattr(env, "step", None)) else ""
+                cure = (
+                    f'; its step is async def: take Asynchronous(make="{self.make}")'
+                    if iscoroutinefunction(getattr(env, "step", None))
+                    else ""
+                )
                 raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env{cure}")
             return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
         spec = find_spec(str(self.id))
         if spec.entry_point is None:
-            raise ConfigError(f'environment "{self.id}" has only a vector form: use GymnasiumVector(id="{self.id}")')
-        # The passive checker looks for what this file looks for, and the order of calls is kept by the contract: neither is worth a call per step.
+            raise ConfigError(
+                f'environment "{self.id}" has only a vector form: use GymnasiumVector(id="{self.id}")'
+            )
+        # The passive checker looks for what this file looks for, and the order of calls
+        # is kept by the contract: neither is worth a call per step.
         plain = copy.copy(spec)
         plain.order_enforce, plain.disable_env_checker = False, True
 
         def make(**kwargs: Any) -> Any:
-            creator: Any = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+            creator: Any = (
+                load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+            )
             given: dict[str, Any] = {**kwargs, **(pictures(creator) if render else {})}
             return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **given)
 
@@ -119,24 +144,38 @@ class Gymnasium(EnvironmentConfig):
 
 
 class LaneLoop(Environment):
-    """L Gymnasium environments of one agent. `send` steps them; `recv` writes what they returned. With `threads`, `send` has them stepped and `recv`
-    is for when they are ready. Either raises `EnvironmentFault` when a lane raised: `send`, or with threads `recv`.
+    """L Gymnasium environments of one agent. `send` steps them; `recv` writes what they
+    returned. With `threads`, `send` has them stepped and `recv` is for when they are
+    ready. Either raises `EnvironmentFault` when a lane raised: `send`, or with threads
+    `recv`.
 
-    Per tick and lane there is only the call of `step`: what the lanes return is turned into arrays by a few calls for all of them.
+    Per tick and lane there is only the call of `step`: what the lanes return is turned
+    into arrays by a few calls for all of them.
     """
 
-    def __init__(self, envs: Sequence[Any], name: str, seed: int, threads: int = 0, crew: Crew | Tasks | None = None, limit: int = 0) -> None:
-        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps them, in place of threads, and is given Python's numbers.
-        After `limit` steps an episode is cut; 0: they see to that themselves."""
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        name: str,
+        seed: int,
+        threads: int = 0,
+        crew: Crew | Tasks | None = None,
+        limit: int = 0,
+    ) -> None:
+        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps
+        them, in place of threads, and is given Python's numbers. After `limit` steps an
+        episode is cut; 0: they see to that themselves."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
         self._spaces = Spaces(
-            from_gymnasium(envs[0].observation_space, f"{name}: observation_space"), from_gymnasium(envs[0].action_space, f"{name}: action_space")
+            from_gymnasium(envs[0].observation_space, f"{name}: observation_space"),
+            from_gymnasium(envs[0].action_space, f"{name}: action_space"),
         )
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(envs[0])
-        self._limit, self._counts = limit, np.zeros(self.lanes, np.int64)  # env steps of each lane in its episode
+        # env steps of each lane in its episode
+        self._limit, self._counts = limit, np.zeros(self.lanes, np.int64)
         self._options: dict[str, Any] | None = None  # of resets
         self._seeds: dict[int, int] = {}  # of next resets
         self.seed(seed)
@@ -145,16 +184,22 @@ class LaneLoop(Environment):
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = [
             LeafReader(leaf_name, path, leaf)
-            for (leaf_name, leaf), path in zip(leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True)
+            for (leaf_name, leaf), path in zip(
+                leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True
+            )
         ]
-        self._writers = [LeafWriter(leaf_name, leaf, plain=crew is not None) for leaf_name, leaf in leaves(self._spaces.action, "action").items()]
+        self._writers = [
+            LeafWriter(leaf_name, leaf, plain=crew is not None)
+            for leaf_name, leaf in leaves(self._spaces.action, "action").items()
+        ]
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
         self._given: list[Any] = []
         self._crew = crew or (Crew(name, self.lanes, threads) if threads else None)
         self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         self._pending = False  # with a crew: sent and not yet received
-        self._last: Sequence[Any] = [None] * self.lanes  # newest observation of each lane: what an idle one shows
+        # newest observation of each lane: what an idle one shows
+        self._last: Sequence[Any] = [None] * self.lanes
         self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
         self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
 
@@ -164,7 +209,8 @@ class LaneLoop(Environment):
             raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
-        """Step every lane, or reset it where `reset` says so. A finished lane that is not reset does nothing."""
+        """Step every lane, or reset it where `reset` says so. A finished lane that is not
+        reset does nothing."""
         calls = self._copying() if self._sharing.active else self._steps
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
@@ -178,7 +224,11 @@ class LaneLoop(Environment):
         else:
             self._absent = None
         columns = [writer.column(actions[0][writer.name]) for writer in self._writers]
-        given = columns[0] if self._plain_action else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
+        given = (
+            columns[0]
+            if self._plain_action
+            else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
+        )
         if self._crew is not None:
             self._given, self._resets, self._pending = given, reset.copy(), True
             self._crew.begin(calls, given)
@@ -190,11 +240,15 @@ class LaneLoop(Environment):
         except (Exception, CancelledError) as error:
             self._raise(len(results), error, reset, given)
 
-    def _raise(self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]) -> NoReturn:
+    def _raise(
+        self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]
+    ) -> NoReturn:
         if isinstance(error, EnvironmentFault) or not isinstance(error, (Exception, CancelledError)):
             raise error
         doing = "resetting" if reset[lane] else f"stepping with action {given[lane]}"
-        raise EnvironmentFault(f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}") from error
+        raise EnvironmentFault(
+            f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
+        ) from error
 
     def ready(self) -> bool:
         """True when all lanes have answered: without threads, always."""
@@ -205,7 +259,8 @@ class LaneLoop(Environment):
             self._crew.on_ready(wake)
 
     def recv(self, ticks: Sequence[Tick]) -> None:
-        """Write what the lanes returned. Raises `EnvironmentFault` for what the spaces forbid."""
+        """Write what the lanes returned. Raises `EnvironmentFault` for what the spaces
+        forbid."""
         if self._pending:
             self._take()
         tick = ticks[0]
@@ -263,7 +318,8 @@ class LaneLoop(Environment):
             self._crew.begin_close()
 
     def close(self) -> None:
-        """Close every lane; those that hang in a thread that thread closes once it comes back: nobody else may touch them."""
+        """Close every lane; those that hang in a thread that thread closes once it comes
+        back: nobody else may touch them."""
         envs, self.envs = self.envs, []
         self._sharing.close()
         stuck = self._crew.close(lambda lane: envs[lane].close()) if self._crew is not None and envs else []
@@ -275,7 +331,8 @@ class LaneLoop(Environment):
         return self._crew is None or self._crew.left(seconds)
 
     def _take(self) -> None:
-        """Take over what the crew's lanes returned; the first that raised is the one that is told."""
+        """Take over what the crew's lanes returned; the first that raised is the one that
+        is told."""
         assert self._crew is not None
         self._results, self._pending = self._crew.take(), False
         for lane, result in enumerate(self._results):
@@ -283,18 +340,24 @@ class LaneLoop(Environment):
                 self._raise(lane, result.error, self._resets, self._given)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
-        """A stand-in for `step` that resets instead. Each lane is seeded once, or whenever `seed` says so."""
+        """A stand-in for `step` that resets instead. Each lane is seeded once, or
+        whenever `seed` says so."""
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         def begin(_: Any) -> Result:
             with every_core():  # a simulator that it starts is no part of this process
-                answer = env.reset(seed=seed) if self._options is None else env.reset(seed=seed, options=dict(self._options))
+                answer = (
+                    env.reset(seed=seed)
+                    if self._options is None
+                    else env.reset(seed=seed, options=dict(self._options))
+                )
             return self._begun(lane, answer)
 
         return begin
 
     def _copying(self) -> list[Callable[[Any], Result]]:
-        """Return the lanes' steps, each with what it tells copied before the next lane is stepped."""
+        """Return the lanes' steps, each with what it tells copied before the next lane is
+        stepped."""
 
         def copier(lane: int, step: Callable[[Any], Result]) -> Callable[[Any], Result]:
             return lambda action: self._copied(lane, step(action))
@@ -312,19 +375,27 @@ class LaneLoop(Environment):
             raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
         for reader in self._readers:
             reader.check(answer[0], where)
-        return self._sharing.copied(answer[0], lane) if self._sharing.active else answer[0], 0.0, False, False, None
+        return (
+            self._sharing.copied(answer[0], lane) if self._sharing.active else answer[0],
+            0.0,
+            False,
+            False,
+            None,
+        )
 
     def _idler(self, lane: int) -> Callable[[Any], Result]:
         observation = self._last[lane]
         return lambda _: (observation, 0.0, False, False, None)
 
     def _explain(self, error: Exception) -> None:
-        """Find which lane's answer does not fit, and raise a fault that says what it should have been."""
+        """Find which lane's answer does not fit, and raise a fault that says what it
+        should have been."""
         for lane, result in enumerate(self._results):
             where = f"{self.name}: lane {lane}"
             if not isinstance(result, tuple) or len(result) != 5:
                 raise EnvironmentFault(
-                    f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, truncated, info)"
+                    f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, "
+                    "truncated, info)"
                 ) from error
             observation, reward, terminated, truncated, _ = result
             for reader in self._readers:

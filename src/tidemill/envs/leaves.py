@@ -1,4 +1,5 @@
-"""One leaf of observations and actions, between what many copies of an environment in Python take and return, and arrays with a row for each."""
+"""One leaf of observations and actions, between what many copies of an environment in
+Python take and return, and arrays with a row for each."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,20 +14,27 @@ from tidemill.envs.spaces import action_caster
 
 
 class LeafReader:
-    """One leaf of the observation: from what the copies returned into one array. `path` are the keys that lead to it."""
+    """One leaf of the observation: from what the copies returned into one array. `path`
+    are the keys that lead to it."""
 
     def __init__(self, name: str, path: tuple[str | int, ...], leaf: Space) -> None:
         self.name, self.path, self.field, self.space = name, path, field_of(leaf), leaf
         self.start = leaf.start if isinstance(leaf, Discrete) else 0
         self._length = self.field.shape[0] if self.field.shape else 0
         self._lengths = {self._length}
-        self._join = np.concatenate if np.dtype(self.field.dtype).kind == "f" else partial(np.concatenate, casting="safe")
+        self._join = (
+            np.concatenate
+            if np.dtype(self.field.dtype).kind == "f"
+            else partial(np.concatenate, casting="safe")
+        )
 
     def write(self, observations: Sequence[Any], out: Array) -> None:
-        """Fill `out`; raises when anything has not the declared shape, or a value that `out` cannot hold."""
+        """Fill `out`; raises when anything has not the declared shape, or a value that
+        `out` cannot hold."""
         for key in self.path:
             observations = [observation[key] for observation in observations]
-        # One call for all, without an array in between: their first axes laid end to end are the memory of `out`, if each has the right length.
+        # One call for all, without an array in between: their first axes laid end to end
+        # are the memory of `out`, if each has the right length.
         if self._length and out.flags.c_contiguous and {*map(len, observations)} == self._lengths:
             try:
                 self._join(observations, out=out.reshape(-1, *out.shape[2:]))
@@ -36,8 +44,9 @@ class LeafReader:
         self.put(np.asarray(observations), out)
 
     def put(self, values: Array, out: Array) -> None:
-        """Copy `values` into `out`, of which they must have the shape. Raises `TypeError` for another kind of number, and `OverflowError` where one
-        is too large for `out`."""
+        """Copy `values` into `out`, of which they must have the shape. Raises `TypeError`
+        for another kind of number, and `OverflowError` where one is too large for `out`.
+        """
         if values.shape != out.shape:
             raise ValueError(f"shape {values.shape} is not {out.shape}")
         if values.dtype.kind in "iu" and out.dtype.kind in "iu":
@@ -52,7 +61,8 @@ class LeafReader:
             out -= self.start
 
     def write_some(self, observations: Sequence[Any], out: Array, rows: Array) -> None:
-        """Fill those rows of `out`, one for each observation, and the others with zeros."""
+        """Fill those rows of `out`, one for each observation, and the others with
+        zeros."""
         out[...] = 0
         if len(rows):
             some = np.empty((len(rows), *self.field.shape), out.dtype)
@@ -60,26 +70,30 @@ class LeafReader:
             out[rows] = some
 
     def check(self, observation: Any, where: str, agent: str = "agent") -> None:
-        """Raise `EnvironmentFault` when `observation` lacks this leaf, or `check_leaf` finds fault with it."""
+        """Raise `EnvironmentFault` when `observation` lacks this leaf, or `check_leaf`
+        finds fault with it."""
         for key in self.path:
             try:
                 observation = observation[key]
             except (KeyError, IndexError, TypeError):
                 raise EnvironmentFault(
-                    f"{where}: the observation of agent {agent} has no part {key!r}, which its space declares: {brief(observation)}"
+                    f"{where}: the observation of agent {agent} has no part {key!r}, which its space "
+                    f"declares: {brief(observation)}"
                 ) from None
         self.check_leaf(observation, where, agent)
 
     def check_leaf(self, value: Any, where: str, agent: str = "agent") -> None:
-        """Raise `EnvironmentFault` when what stands in this leaf's place has another shape or dtype, or holds what the space has no place for."""
+        """Raise `EnvironmentFault` when what stands in this leaf's place has another
+        shape or dtype, or holds what the space has no place for."""
         if wrong := misfit(self.space, value, "the observation space"):
             raise EnvironmentFault(f"{where}: {self.name} of agent {agent}{wrong}")
 
 
 def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> str:
-    """Return what is wrong with `value` as one of a leaf `space`, called `whose`: its shape, its dtype, or that it cannot be stored (as rows are, or
-    as the dtype `stored`); "" when nothing.
-    Bounds of a Box are no law, and NaN and infinity are told by `TickCheck`."""
+    """Return what is wrong with `value` as one of a leaf `space`, called `whose`: its
+    shape, its dtype, or that it cannot be stored (as rows are, or as the dtype `stored`);
+    "" when nothing. Bounds of a Box are no law, and NaN and infinity are told by
+    `TickCheck`."""
     declared = field_of(space)
     low: Any
     high: Any
@@ -90,23 +104,33 @@ def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> s
         return f" is no array: {error}"
     if value.shape != declared.shape:
         return f" has shape {value.shape}; {whose} says {declared.shape}"
-    if not np.can_cast(value.dtype, dtype, "same_kind") and not (value.dtype.kind in "iu" and dtype.kind in "iu"):
+    if not np.can_cast(value.dtype, dtype, "same_kind") and not (
+        value.dtype.kind in "iu" and dtype.kind in "iu"
+    ):
         return f" has dtype {value.dtype}; {whose} says {dtype}"
     match space:
         case Discrete(n=n, start=start):
             low, high, says = start, start + n - 1, f"{whose} says {start} … {start + n - 1} (Discrete({n}))"
         case MultiDiscrete(nvec=nvec):
-            low, high, says = 0, np.asarray(nvec) - 1, f"{whose} says numbers from 0 on, below {list(nvec)} (MultiDiscrete)"
+            low = 0
+            high = np.asarray(nvec) - 1
+            says = f"{whose} says numbers from 0 on, below {list(nvec)} (MultiDiscrete)"
         case MultiBinary():
             low, high, says = 0, 1, f"{whose} says 0 or 1 (MultiBinary)"
         case _:
             if value.dtype == dtype:
                 return ""
-            limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+            limits: Any = (
+                np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+            )
             if limits is None:  # bool, of which numpy's kinds let nothing else through
                 return ""
-            low, high = limits.min.item() if dtype.kind == "f" else limits.min, limits.max.item() if dtype.kind == "f" else limits.max
-            says = f"it is stored as {dtype}, which holds {low:.4g} … {high:.4g}: clip or scale it, or declare a dtype that holds it"
+            low = limits.min.item() if dtype.kind == "f" else limits.min
+            high = limits.max.item() if dtype.kind == "f" else limits.max
+            says = (
+                f"it is stored as {dtype}, which holds {low:.4g} … {high:.4g}: clip or scale it, or declare "
+                "a dtype that holds it"
+            )
     wrong = ~((value >= low) & (value <= high) | ~np.isfinite(value))
     if not wrong.any():
         return ""
@@ -117,8 +141,9 @@ def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> s
 class LeafWriter:
     """One leaf of the action: from one array to what each copy is given, and may keep.
 
-    Scalars are numpy's, as `action_space.sample()` returns them: Gymnasium's `Discrete.contains`, which most environments call, takes 0.3 µs longer
-    with Python's. `plain`: they are Python's, as what speaks JSON needs them.
+    Scalars are numpy's, as `action_space.sample()` returns them: Gymnasium's
+    `Discrete.contains`, which most environments call, takes 0.3 µs longer with Python's.
+    `plain`: they are Python's, as what speaks JSON needs them.
     """
 
     def __init__(self, name: str, leaf: Space, plain: bool) -> None:

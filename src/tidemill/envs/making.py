@@ -1,4 +1,5 @@
-"""Environments that take long to make: engines that start, sessions that are opened. Threads make them while others go on."""
+"""Environments that take long to make: engines that start, sessions that are opened.
+Threads make them while others go on."""
 
 import threading
 import weakref
@@ -18,9 +19,11 @@ LONGEST = 600.0  # seconds for one; at a run's start the controller's deadline c
 
 
 class Making:
-    """A thread that makes an environment. First it closes the one that was `lost`, and waits `pause` seconds (nothing is made once `closed` is set).
-    `wake` is called from it in the end. It lives on as long as what it made, since an engine may be told to end with the thread that started it
-    (PR_SET_PDEATHSIG); where what it made is a mere connection (not `needs_maker`) it ends."""
+    """A thread that makes an environment. First it closes the one that was `lost`, and
+    waits `pause` seconds (nothing is made once `closed` is set). `wake` is called from it
+    in the end. It lives on as long as what it made, since an engine may be told to end
+    with the thread that started it (PR_SET_PDEATHSIG); where what it made is a mere
+    connection (not `needs_maker`) it ends."""
 
     def __init__(
         self,
@@ -44,9 +47,13 @@ class Making:
         return made
 
     def take(self) -> Environment:
-        """Return what is made, as soon as it is. Raises what that raised, and `EnvironmentFault` after `LONGEST` seconds."""
+        """Return what is made, as soon as it is. Raises what that raised, and
+        `EnvironmentFault` after `LONGEST` seconds."""
         if not self._done.wait(LONGEST):
-            raise EnvironmentFault(f"an environment was not made within {LONGEST:g} s; what its constructor waits for does not come")
+            raise EnvironmentFault(
+                f"an environment was not made within {LONGEST:g} s; what its constructor waits for does not "
+                "come"
+            )
         made = self.made()
         if isinstance(made, Exception):
             raise made
@@ -95,8 +102,10 @@ class Making:
 
 
 def make_all(make: Callable[[int], Environment], numbers: Iterable[int]) -> Iterator[Environment]:
-    """Return an environment for each of `numbers`, in this order, as they get ready. Where the first takes long, the others are made side by side, if
-    they are such as are made anew in threads anyway (`Environment.voids`). Raises what making one raised; who is not handed out is closed."""
+    """Return an environment for each of `numbers`, in this order, as they get ready.
+    Where the first takes long, the others are made side by side, if they are such as are
+    made anew in threads anyway (`Environment.voids`). Raises what making one raised; who
+    is not handed out is closed."""
     left, began = iter(numbers), monotonic()
     first = make(next(left))
     slow = first.voids and monotonic() - began > QUICK

@@ -1,4 +1,5 @@
-"""One game of ale-py's vector environment as a `gymnasium.Env`, for a server to play: what training sees of it, preprocessing included."""
+"""One game of ale-py's vector environment as a `gymnasium.Env`, for a server to play:
+what training sees of it, preprocessing included."""
 
 from typing import Any
 
@@ -7,13 +8,16 @@ import numpy as np
 
 
 class OneGame(gymnasium.Env[Any, Any]):
-    """Takes over a vector environment of one game. It is reset whenever whoever plays it asks, so that the library never begins a game by itself."""
+    """Takes over a vector environment of one game. It is reset whenever whoever plays it
+    asks, so that the library never begins a game by itself."""
 
     def __init__(self, games: Any, clip: bool) -> None:
         self._games, self._clip, self._score = games, clip, 0.0
         self.observation_space, self.action_space = games.single_observation_space, games.single_action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._score = 0.0
         observation, _ = self._games.reset(seed=seed)
         return observation[0], {}

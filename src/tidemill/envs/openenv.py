@@ -1,7 +1,9 @@
-"""OpenEnv servers as environments: a session is a WebSocket, over which resets, steps and observations go as JSON maps.
+"""OpenEnv servers as environments: a session is a WebSocket, over which resets, steps and
+observations go as JSON maps.
 
-Their protocol has no spaces, so that whoever trains says how its maps become arrays; it has no step numbers, and ends a session with its connection,
-so that a lost reply always costs the episode. It does not tell cut episodes from ended ones.
+Their protocol has no spaces, so that whoever trains says how its maps become arrays; it
+has no step numbers, and ends a session with its connection, so that a lost reply always
+costs the episode. It does not tell cut episodes from ended ones.
 """
 
 import asyncio
@@ -17,7 +19,15 @@ import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
-from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import (
+    ConfigError,
+    ProtocolFault,
+    RemoteFault,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ReplyLost,
+    SessionLost,
+)
 from tidemill.core.secrets import reveal
 from tidemill.core.source import load_attribute, name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
@@ -32,19 +42,23 @@ LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnv(EnvironmentConfig):
-    """An OpenEnv server (package openenv-core). Each lane is a session of its own; all wait on one event loop.
+    """An OpenEnv server (package openenv-core). Each lane is a session of its own; all
+    wait on one event loop.
 
-    url                "http://HOST:PORT" or "https://HOST/PATH"
-    translate          "module:NAME" or "FILE.py:NAME": a class or function that returns an object with `observation_space` and `action_space`
-                       (Gymnasium's), ``observation(map)``, which turns the server's observation into a value of the former, and ``action(value)``,
-                       which turns a value of the latter into the map that the server takes
-    kwargs             arguments of it
-    reset              what resets send besides the seed
-    max_episode_steps  an episode is cut after that many steps; 0: none
-    token              sent as ``Authorization: Bearer …`` when a session is opened, for what stands before the server (it asks for none itself);
-                       "$NAME" is read from the environment variable NAME, so that the token is not saved with the run; unset it means none
-    deadline           seconds for a call; where no session is open, that is done in it, too: a server that answered once and is gone is tried again
-                       for so long
+    url: "http://HOST:PORT" or "https://HOST/PATH"
+    translate: "module:NAME" or "FILE.py:NAME": a class or function that returns an object
+        with `observation_space` and `action_space` (Gymnasium's), ``observation(map)``,
+        which turns the server's observation into a value of the former, and
+        ``action(value)``, which turns a value of the latter into the map that the server
+        takes
+    kwargs: arguments of it
+    reset: what resets send besides the seed
+    max_episode_steps: an episode is cut after that many steps; 0: none
+    token: sent as ``Authorization: Bearer …`` when a session is opened, for what stands
+        before the server (it asks for none itself); "$NAME" is read from the environment
+        variable NAME, so that the token is not saved with the run; unset it means none
+    deadline: seconds for a call; where no session is open, that is done in it, too: a
+        server that answered once and is gone is tried again for so long
     """
 
     url: str
@@ -77,27 +91,38 @@ class OpenEnv(EnvironmentConfig):
         return [connection(cls, settings), called(settings.get("translate"), settings.get("kwargs"))]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> AsyncLanes:
-        """Return `lanes` sessions as one environment; each is opened by its first reset."""
+        """Return `lanes` sessions as one environment; each is opened by its first
+        reset."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         try:
             import websockets  # noqa: F401
         except ImportError as error:
-            raise ConfigError(f'OpenEnv servers need a package that is not installed: pip install "tidemill[openenv]" ({error})') from error
+            raise ConfigError(
+                'OpenEnv servers need a package that is not installed: pip install "tidemill[openenv]" '
+                f"({error})"
+            ) from error
         maker = load_attribute(self.translate, "translate")
         if not callable(maker):
-            raise ConfigError(f"translate: {self.translate} is {maker!r}; it must be a class or function that returns a translator")
+            raise ConfigError(
+                f"translate: {self.translate} is {maker!r}; it must be a class or function that returns a "
+                "translator"
+            )
         translators = [call_maker(maker, self.translate, maker, self.kwargs) for _ in range(lanes)]
         for name in ("observation_space", "action_space", "observation", "action"):
             if not hasattr(translators[0], name):
-                raise ConfigError(f"translate: {self.translate} has no {name}; it needs observation_space, action_space, observation and action")
+                raise ConfigError(
+                    f"translate: {self.translate} has no {name}; it needs observation_space, action_space, "
+                    "observation and action"
+                )
         made = AsyncLanes([OpenEnvSession(self, translator) for translator in translators], self.url, seed)
         made.needs_maker = False
         return made
 
 
 class OpenEnvSession:
-    """One session as an environment with `async def` calls. What fails raises a `RemoteFault` and closes it; the next reset opens another."""
+    """One session as an environment with `async def` calls. What fails raises a
+    `RemoteFault` and closes it; the next reset opens another."""
 
     def __init__(self, config: OpenEnv, translator: Any) -> None:
         """Nothing is sent before the first reset."""
@@ -110,7 +135,9 @@ class OpenEnvSession:
         self._socket: Any = None
         self._steps, self._answered, self._proven = 0, False, False
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
         asked = {**reveal(self._config.reset), **(options or {}), **({} if seed is None else {"seed": seed})}
         said = await self._call("reset", asked)
@@ -124,16 +151,29 @@ class OpenEnvSession:
         said = await self._call("step", self._translator.action(action))
         self._steps += 1
         reward, done = self._told(said)
-        return self._translator.observation(said["observation"]), reward, done, not done and self._steps == self._config.max_episode_steps, {}
+        return (
+            self._translator.observation(said["observation"]),
+            reward,
+            done,
+            not done and self._steps == self._config.max_episode_steps,
+            {},
+        )
 
     def _told(self, said: dict[str, Any]) -> tuple[float, bool]:
-        """Return a step's reward and end. A reward of null is their way to say that there was none. Raises `ProtocolFault`."""
+        """Return a step's reward and end. A reward of null is their way to say that there
+        was none. Raises `ProtocolFault`."""
         for name, right in (("reward", (int, float, NoneType)), ("done", (bool,))):
             if name not in said or not isinstance(said[name], right):
                 is_ = f"is {brief(said[name])}" if name in said else "is missing"
-                raise self._wrong(f"{name} {is_}; it must be {'a number, or null where there is none' if name == 'reward' else 'true or false'}")
+                raise self._wrong(
+                    f"{name} {is_}; it must be "
+                    f"{'a number, or null where there is none' if name == 'reward' else 'true or false'}"
+                )
         if not math.isfinite(reward := float(said["reward"] or 0.0)):
-            raise self._wrong(f"reward is not finite but {reward}; find where the environment divides by zero or overflows, or clip there")
+            raise self._wrong(
+                f"reward is not finite but {reward}; find where the environment divides by zero or "
+                "overflows, or clip there"
+            )
         self._proven = True
         return reward, said["done"]
 
@@ -152,7 +192,8 @@ class OpenEnvSession:
                     await socket.close()
 
     async def _call(self, what: str, data: Any) -> dict[str, Any]:
-        """Return the answer's data. Whatever goes wrong, cancelling included, ends the session: what comes later answers nobody."""
+        """Return the answer's data. Whatever goes wrong, cancelling included, ends the
+        session: what comes later answers nobody."""
         import websockets
 
         where, sent, whole = f"{self._config.url}: {what}", False, False
@@ -163,19 +204,29 @@ class OpenEnvSession:
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
                 said = msgspec.json.decode(await self._socket.recv())
-            if not isinstance(said, dict) or not isinstance(answer := said.get("data"), dict) or said.get("type") not in ("observation", "error"):
+            if (
+                not isinstance(said, dict)
+                or not isinstance(answer := said.get("data"), dict)
+                or said.get("type") not in ("observation", "error")
+            ):
                 raise RemoteFault(f"{where}: what was answered is not of OpenEnv's protocol: {brief(said)}")
             if said["type"] == "error":
-                raise RemoteFault(f"{where}: answered {answer.get('code', 'an error')}: {answer.get('message', '')}; see the server's environment")
+                raise RemoteFault(
+                    f"{where}: answered {answer.get('code', 'an error')}: {answer.get('message', '')}; see "
+                    "the server's environment"
+                )
             if not isinstance(answer.get("observation"), dict):
                 raise RemoteFault(f"{where}: what was answered has no observation: {brief(answer)}")
             whole = self._answered = True
             return answer
         except TimeoutError as error:
             if not sent:
-                raise RemoteUnavailable(f"{where}: no session could be opened within {self._config.deadline:g} s (deadline)") from error
+                raise RemoteUnavailable(
+                    f"{where}: no session could be opened within {self._config.deadline:g} s (deadline)"
+                ) from error
             raise RemoteTimeout(
-                f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for all the while: "
+                f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for "
+                "all the while: "
                 "raise deadline above what a call takes, or see why the server does not answer"
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -183,9 +234,12 @@ class OpenEnvSession:
         except (OSError, websockets.WebSocketException) as error:
             if not sent:
                 raise RemoteUnavailable(
-                    f"{where}: no session could be opened ({error}); see whether an OpenEnv server runs there, and takes this token"
+                    f"{where}: no session could be opened ({error}); see whether an OpenEnv server runs "
+                    "there, and takes this token"
                 ) from error
-            raise ReplyLost(f"{where}: the connection was lost, and with it the session and its episode ({error})") from error
+            raise ReplyLost(
+                f"{where}: the connection was lost, and with it the session and its episode ({error})"
+            ) from error
         finally:
             if not whole:
                 broken, self._socket = self._socket, None
@@ -193,13 +247,20 @@ class OpenEnvSession:
                     broken.transport.abort()
 
     async def _open(self) -> Any:
-        """Return the connection of a new session. Nothing has been applied yet, so that a server which starts again may be tried again."""
+        """Return the connection of a new session. Nothing has been applied yet, so that a
+        server which starts again may be tried again."""
         import websockets
 
         pause = 0.1
         while True:
             try:
-                return await websockets.connect(self._url, additional_headers=self._headers, max_size=LARGEST, open_timeout=None, ping_timeout=None)
+                return await websockets.connect(
+                    self._url,
+                    additional_headers=self._headers,
+                    max_size=LARGEST,
+                    open_timeout=None,
+                    ping_timeout=None,
+                )
             except OSError:
                 if not self._answered:  # a wrong URL, more likely
                     raise

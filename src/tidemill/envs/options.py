@@ -9,8 +9,9 @@ from tidemill.core.secrets import reveal
 
 
 def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` for the resets of `env` (Gymnasium's or PettingZoo's, in its wrappers), with what references in them stand for. Raises
-    `ConfigError` where it, or one of its wrappers, takes none: found out without a reset."""
+    """Return `options` for the resets of `env` (Gymnasium's or PettingZoo's, in its
+    wrappers), with what references in them stand for. Raises `ConfigError` where it, or
+    one of its wrappers, takes none: found out without a reset."""
     layer = env
     while layer is not None:
         reset = getattr(layer, "reset", None)
@@ -18,9 +19,14 @@ def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, A
             known = inspect.signature(reset).parameters if callable(reset) else {}
         except ValueError:  # made in C, it does not say
             known = {}
-        if known and "options" not in known and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        if (
+            known
+            and "options" not in known
+            and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
+        ):
             raise ConfigError(
-                f"{name}: {type(layer).__name__}.reset({', '.join(known)}) takes no options, so that the experiment can have no curriculum; give it "
+                f"{name}: {type(layer).__name__}.reset({', '.join(known)}) takes no options, so that the "
+                "experiment can have no curriculum; give it "
                 "the argument options=None, and have it read there what the stages say"
             )
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None

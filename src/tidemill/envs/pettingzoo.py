@@ -1,4 +1,5 @@
-"""PettingZoo: environments of several agents, which act together (parallel) or in turn (AEC)."""
+"""PettingZoo: environments of several agents, which act together (parallel) or in turn
+(AEC)."""
 
 import importlib.util
 import pkgutil
@@ -32,17 +33,24 @@ _INSTALL = {  # by the start of a module's name, longer ones first: what pip ins
 
 @dataclass(frozen=True, kw_only=True)
 class PettingZoo(EnvironmentConfig):
-    """A PettingZoo environment: a `ParallelEnv` or an `AECEnv`, which is seen from what `make` returns.
+    """A PettingZoo environment: a `ParallelEnv` or an `AECEnv`, which is seen from what
+    `make` returns.
 
-    Agents are those of its `possible_agents`, in their order. An observation that is a Dict with a part `action_mask` keeps it as a part; a mask that
-    comes in the agents' infos instead (seen when the environment is built) is added as one.
+    Agents are those of its `possible_agents`, in their order. An observation that is a
+    Dict with a part `action_mask` keeps it as a part; a mask that comes in the agents'
+    infos instead (seen when the environment is built) is added as one.
 
-    make               "module:NAME" or "FILE.py:NAME": a class or function that returns the environment. "module" alone: its `parallel_env`, or
-                       else its `env`. By PettingZoo's registry: "pettingzoo:make", with kwargs = {"env_type": "aec", "id": "classic/chess-v6"}
-    kwargs             arguments of it
-    state              add the environment's global state (its `state()`) to every observation, as part `global_state`: for critics
-    team_reward        every agent is paid the mean of what the agents that live are paid in a step, instead of its own reward
-    max_episode_steps  a game is cut after that many steps (where agents act in turn: actions of all agents together); 0: where it ends itself
+    make: "module:NAME" or "FILE.py:NAME": a class or function that returns the
+        environment. "module" alone: its `parallel_env`, or else its `env`. By
+        PettingZoo's registry: "pettingzoo:make", with kwargs = {"env_type": "aec", "id":
+        "classic/chess-v6"}
+    kwargs: arguments of it
+    state: add the environment's global state (its `state()`) to every observation, as
+        part `global_state`: for critics
+    team_reward: every agent is paid the mean of what the agents that live are paid in a
+        step, instead of its own reward
+    max_episode_steps: a game is cut after that many steps (where agents act in turn:
+        actions of all agents together); 0: where it ends itself
     """
 
     make: str
@@ -74,7 +82,9 @@ class PettingZoo(EnvironmentConfig):
             ids, sights, actions = self._look(envs[0], seed)
             envs += [self._make_one(maker, accepts, False) for _ in range(1, lanes)]
             kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else TurnLanes
-            return kind(envs, self.make, seed, ids, sights, actions, self.team_reward, self.max_episode_steps, render)
+            return kind(
+                envs, self.make, seed, ids, sights, actions, self.team_reward, self.max_episode_steps, render
+            )
         except BaseException:
             for env in envs:
                 env.close()
@@ -85,38 +95,57 @@ class PettingZoo(EnvironmentConfig):
 
         env = call_maker(maker, self.make, accepts, {**self.kwargs, **(pictures(maker) if render else {})})
         if not isinstance(env, (AECEnv, ParallelEnv)):
-            raise ConfigError(f"make: {self.make} returned {env!r}, which is neither a pettingzoo.ParallelEnv nor a pettingzoo.AECEnv")
+            raise ConfigError(
+                f"make: {self.make} returned {env!r}, which is neither a pettingzoo.ParallelEnv nor a "
+                "pettingzoo.AECEnv"
+            )
         return env
 
     def _look(self, env: Any, seed: int) -> tuple[list[Any], list[Sight], list[Space]]:
-        """Return the agents as the environment calls them, what each sees, and the space of its actions. The environment is reset for that."""
+        """Return the agents as the environment calls them, what each sees, and the space
+        of its actions. The environment is reset for that."""
         ids = getattr(env, "possible_agents", None)
         if not ids:
-            raise ConfigError(f"{self.make} does not say which agents there are; its possible_agents must name all that may ever appear")
+            raise ConfigError(
+                f"{self.make} does not say which agents there are; its possible_agents must name all that "
+                "may ever appear"
+            )
         try:
             answer = env.reset(seed=seed)
             infos = answer[1] if isinstance(answer, tuple) and len(answer) == 2 else getattr(env, "infos", {})
         except Exception as error:
-            raise ConfigError(f"{self.make} raised {type(error).__name__} at its first reset: {error}") from error
+            raise ConfigError(
+                f"{self.make} raised {type(error).__name__} at its first reset: {error}"
+            ) from error
         masked = any("action_mask" in info for info in infos.values())
         state = self._state_space(env) if self.state else None
         sights, actions = [], []
         for agent in ids:
             own = from_gymnasium(env.observation_space(agent), f"{self.make}: observation space of {agent}")
             action = from_gymnasium(env.action_space(agent), f"{self.make}: action space of {agent}")
-            mask = _mask_space(action) if masked and not (isinstance(own, Dict) and "action_mask" in own.spaces) else None
+            mask = (
+                _mask_space(action)
+                if masked and not (isinstance(own, Dict) and "action_mask" in own.spaces)
+                else None
+            )
             sights.append(Sight(own, mask, state))
             actions.append(action)
         return list(ids), sights, actions
 
     def _state_space(self, env: Any) -> Box:
-        """Return the space of the global state: as it is, with the bounds that the environment declares for it, if any."""
+        """Return the space of the global state: as it is, with the bounds that the
+        environment declares for it, if any."""
         try:
             state = np.asarray(env.state())
         except (NotImplementedError, AttributeError) as error:
-            raise ConfigError(f"state = true, but {self.make} has no state(): {error}; leave state out") from error
+            raise ConfigError(
+                f"state = true, but {self.make} has no state(): {error}; leave state out"
+            ) from error
         if state.dtype.kind not in "fiub":
-            raise ConfigError(f"state = true, but the state() of {self.make} is of {state.dtype}, which no row can hold; leave state out")
+            raise ConfigError(
+                f"state = true, but the state() of {self.make} is of {state.dtype}, which no row can hold; "
+                "leave state out"
+            )
         declared = getattr(env, "state_space", None) or getattr(env.unwrapped, "state_space", None)
         if declared is not None:
             space = from_gymnasium(declared, f"{self.make}: state space")
@@ -126,24 +155,34 @@ class PettingZoo(EnvironmentConfig):
 
 
 def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what `make` names (see `PettingZoo`), and what tells its arguments: PettingZoo's own modules have a `raw_env` for that.
+    """Return what `make` names (see `PettingZoo`), and what tells its arguments:
+    PettingZoo's own modules have a `raw_env` for that.
 
     Raises `ConfigError`, saying what to install or what else there is.
     """
     source, _, name = make.rpartition(":")
     raw = None
     if make.endswith(".py"):
-        raise ConfigError(f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"')
+        raise ConfigError(
+            f'make: {make} is a file; say which of its functions makes the environment: "{make}:NAME"'
+        )
     if not source.endswith(".py"):
         module = _import(make, source or make)
         raw = getattr(module, "raw_env", None)
         if not source:
-            source, name = make, next((known for known in ("parallel_env", "env") if hasattr(module, known)), "")
+            source = make
+            name = next((known for known in ("parallel_env", "env") if hasattr(module, known)), "")
         if not name:
-            raise ConfigError(f'make: {make} has neither "parallel_env" nor "env"; say which of its functions makes the environment: "{make}:NAME"')
+            raise ConfigError(
+                f'make: {make} has neither "parallel_env" nor "env"; say which of its functions makes the '
+                f'environment: "{make}:NAME"'
+            )
     maker = load_attribute(f"{source}:{name}", "make")
     if not callable(maker):
-        raise ConfigError(f"make: {make} is {maker!r}; it must be a class or function that returns a ParallelEnv or an AECEnv")
+        raise ConfigError(
+            f"make: {make} is {maker!r}; it must be a class or function that returns a ParallelEnv or an "
+            "AECEnv"
+        )
     return maker, raw or maker
 
 
@@ -155,14 +194,20 @@ def _import(make: str, module: str) -> ModuleType:
         package = _package(module)
         if package is None or not isinstance(error.__cause__, ModuleNotFoundError):
             raise
-        raise ConfigError(f'make: {make} needs the module "{error.__cause__.name}", which is not installed: pip install "{package}"') from error
+        raise ConfigError(
+            f'make: {make} needs the module "{error.__cause__.name}", which is not installed: pip install '
+            f'"{package}"'
+        ) from error
 
 
 def _need(make: str, module: str) -> None:
     """Raise `ConfigError` unless `module` can be found."""
     root, parent = module.partition(".")[0], module.rpartition(".")[0]
     if module == "pettingzoo.mpe":
-        raise ConfigError(f"make: {make}: the particle environments have a package of their own now: {make.replace('pettingzoo.mpe', 'mpe2', 1)}")
+        raise ConfigError(
+            f"make: {make}: the particle environments have a package of their own now: "
+            f"{make.replace('pettingzoo.mpe', 'mpe2', 1)}"
+        )
     if importlib.util.find_spec(root) is None:
         package = _package(module)
         cure = f'pip install "{package}"' if package else "install it, or name its folder in PYTHONPATH"
@@ -171,14 +216,23 @@ def _need(make: str, module: str) -> None:
         return
     _need(make, parent)
     if not hasattr(import_module(parent, "make"), "__path__"):
-        raise ConfigError(f'make: {parent} is a module, not a package; write "{parent}:{module.rpartition(".")[2]}" for what it holds')
+        raise ConfigError(
+            f'make: {parent} is a module, not a package; write "{parent}:{module.rpartition(".")[2]}" for '
+            "what it holds"
+        )
     if importlib.util.find_spec(module) is None:
-        names = [f"{parent}.{found.name}" for found in pkgutil.iter_modules(importlib.import_module(parent).__path__)]
+        names = [
+            f"{parent}.{found.name}"
+            for found in pkgutil.iter_modules(importlib.import_module(parent).__path__)
+        ]
         raise ConfigError(f'make: there is no module "{module}"; {did_you_mean(module, names)}')
 
 
 def _package(module: str) -> str | None:
-    return next((package for start, package in _INSTALL.items() if module == start or module.startswith(f"{start}.")), None)
+    return next(
+        (package for start, package in _INSTALL.items() if module == start or module.startswith(f"{start}.")),
+        None,
+    )
 
 
 def _mask_space(action: Space) -> Box | None:

@@ -28,7 +28,8 @@ _INSTALL = {  # by the start of an entry point: what pip installs
 
 
 def find_spec(env_id: str) -> Any:
-    """Return Gymnasium's entry (EnvSpec) for ``ID`` or ``module:ID``. Raises `ConfigError` with the nearest known name."""
+    """Return Gymnasium's entry (EnvSpec) for ``ID`` or ``module:ID``. Raises
+    `ConfigError` with the nearest known name."""
     import gymnasium
 
     module, _, name = env_id.rpartition(":")
@@ -38,22 +39,28 @@ def find_spec(env_id: str) -> Any:
         try:
             importlib.import_module("ale_py")  # registers its games when imported
         except ImportError:
-            raise ConfigError(f'environment "{env_id}" needs a package that is not installed: pip install "ale-py"') from None
+            raise ConfigError(
+                f'environment "{env_id}" needs a package that is not installed: pip install "ale-py"'
+            ) from None
     if name.startswith("MinAtar/") and name not in gymnasium.registry:
         try:
             importlib.import_module("minatar.gym").register_envs()
         except ImportError:
-            raise ConfigError(f'environment "{env_id}" needs a package that is not installed: pip install "minatar"') from None
+            raise ConfigError(
+                f'environment "{env_id}" needs a package that is not installed: pip install "minatar"'
+            ) from None
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     hint = (
         did_you_mean(name, gymnasium.registry)
         if difflib.get_close_matches(name, gymnasium.registry)
-        else "gymnasium.pprint_registry() lists those that are known, and Atari games are named like ALE/Pong-v5."
+        else "gymnasium.pprint_registry() lists those that are known, and Atari games are named like "
+        "ALE/Pong-v5."
     )
     raise ConfigError(
         f'no environment "{env_id}" is registered; {hint} '
-        'One that a package registers when imported is named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
+        'One that a package registers when imported is named "module:ENV_ID", one that a function makes '
+        '"module:FUNCTION" or "FILE.py:FUNCTION"'
     )
 
 
@@ -64,21 +71,32 @@ def outside(settings: Mapping[str, Any]) -> list[Outside]:
         return [called(make, kwargs)]
     module = str(env_id).rpartition(":")[0]
     if module and not _is_plugin(module):
-        return [Outside(f"imports {quoted(module)} for {quoted(env_id)}" + (f" with {quoted(kwargs)}" if kwargs else ""), module)]
+        return [
+            Outside(
+                f"imports {quoted(module)} for {quoted(env_id)}"
+                + (f" with {quoted(kwargs)}" if kwargs else ""),
+                module,
+            )
+        ]
     return [] if names_nothing(kwargs) else [Outside(f"makes {quoted(env_id)} with {quoted(kwargs)}")]
 
 
 def _is_plugin(module: str) -> bool:
-    """True for an installed package that Gymnasium imports by itself, as those that register environments have it do."""
+    """True for an installed package that Gymnasium imports by itself, as those that
+    register environments have it do."""
     plugins = {point.module.partition(".")[0] for point in entry_points(group="gymnasium.envs")}
     return module in plugins and all(is_installed(Path(file)) for file in module_file(module) or ("",))
 
 
-def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any] | str | None, kwargs: Mapping[str, Any]) -> Any:
-    """Call ``maker(**kwargs)`` with a copy of them, since some environments change what they are given, and turn its failures into `ConfigError`: a
-    package that is missing, an argument that is unknown.
+def call_maker(
+    maker: Callable[..., Any], what: str, accepts: Callable[..., Any] | str | None, kwargs: Mapping[str, Any]
+) -> Any:
+    """Call ``maker(**kwargs)`` with a copy of them, since some environments change what
+    they are given, and turn its failures into `ConfigError`: a package that is missing,
+    an argument that is unknown.
 
-    `what` names the environment in messages; `accepts` is the constructor whose arguments `kwargs` must be (its entry point where it has a name).
+    `what` names the environment in messages; `accepts` is the constructor whose arguments
+    `kwargs` must be (its entry point where it has a name).
     """
     import gymnasium
 
@@ -89,16 +107,25 @@ def call_maker(maker: Callable[..., Any], what: str, accepts: Callable[..., Any]
         raise ConfigError(f"{what}: {mask(str(error), known(given))}") from None
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         place = accepts if isinstance(accepts, str) else getattr(accepts, "__module__", "")
-        package = next((p for start, p in _INSTALL.items() if place.startswith(start)), getattr(error, "name", None))
+        package = next(
+            (p for start, p in _INSTALL.items() if place.startswith(start)), getattr(error, "name", None)
+        )
         cure = f'pip install "{package}"' if package else "install what it asks for"
         raise ConfigError(f"{what} needs a package that is not installed: {cure} ({error})") from error
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None:
-            raise ConfigError(f"{what} cannot be made with {hide(given)}: {mask(str(error), known(given))}") from error
-        raise ConfigError(f'{what} has no argument "{unknown[1]}"; {did_you_mean(unknown[1], arguments(accepts))}') from None
+            raise ConfigError(
+                f"{what} cannot be made with {hide(given)}: {mask(str(error), known(given))}"
+            ) from error
+        raise ConfigError(
+            f'{what} has no argument "{unknown[1]}"; {did_you_mean(unknown[1], arguments(accepts))}'
+        ) from None
     except Exception as error:
-        raise ConfigError(f"{what} cannot be made with {hide(given)}: {type(error).__name__}: {mask(str(error), known(given))}") from error
+        raise ConfigError(
+            f"{what} cannot be made with {hide(given)}: {type(error).__name__}: "
+            f"{mask(str(error), known(given))}"
+        ) from error
 
 
 def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:
@@ -106,21 +133,25 @@ def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:
     from gymnasium.envs.registration import load_env_creator
 
     try:
-        names = list(inspect.signature(load_env_creator(accepts) if isinstance(accepts, str) else accepts).parameters)  # type: ignore[arg-type]
+        names = list(
+            inspect.signature(load_env_creator(accepts) if isinstance(accepts, str) else accepts).parameters  # type: ignore[arg-type]
+        )
     except (TypeError, ValueError, ImportError, AttributeError):
         return []
     return [n for n in names if n not in ("self", "args", "kwargs", "render_mode")]
 
 
 def fps_of(env: Any) -> float:
-    """Return the pictures per second at which an environment of Gymnasium or PettingZoo says that it is to be watched, 0 where it does not."""
+    """Return the pictures per second at which an environment of Gymnasium or PettingZoo
+    says that it is to be watched, 0 where it does not."""
     metadata = getattr(env, "metadata", None)
     fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
     return float(fps) if isinstance(fps, (int, float)) and 0 < fps <= 1000 else 0.0
 
 
 def pictures(maker: Callable[..., Any]) -> dict[str, str]:
-    """Return the argument that asks `maker` for pictures, {} where it does not understand that."""
+    """Return the argument that asks `maker` for pictures, {} where it does not understand
+    that."""
     try:
         parameters = inspect.signature(maker).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,5 @@
-"""Environments whose every number is known beforehand: for checks, tests and measurements."""
+"""Environments whose every number is known beforehand: for checks, tests and
+measurements."""
 
 import threading
 import time
@@ -23,7 +24,8 @@ ACTIONS = 4
 
 
 def reward_of(lane: Any, agent: Any, episode: Any, row: Any, action: Any) -> Any:
-    """The reward of one action of `Scripted`: exact in float32, and telling apart all rows of 128 seats × 16 episodes × 128 rows × 8 actions."""
+    """The reward of one action of `Scripted`: exact in float32, and telling apart all
+    rows of 128 seats × 16 episodes × 128 rows × 8 actions."""
     return action + 8 * (row % 128) + 1024 * (episode % 16) + 16384 * ((lane * 16 + agent) % 128)
 
 
@@ -38,22 +40,26 @@ def _mix(*numbers: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(EnvironmentConfig):
-    """Lanes × agents whose observations, rewards and ends are known functions of (lane, agent, episode, row).
+    """Lanes × agents whose observations, rewards and ends are known functions of (lane,
+    agent, episode, row).
 
-    An observation is float32 [lane, agent, episode, row, tick]: row counts the agent's own actions in the episode, tick those of the lane. Agents of
-    kind "blue" see one number more, 1, so that there are two specs. Rewards are `reward_of`; a seat that was absent gets what it is owed when it is
-    next present, or when its episode closes.
+    An observation is float32 [lane, agent, episode, row, tick]: row counts the agent's
+    own actions in the episode, tick those of the lane. Agents of kind "blue" see one
+    number more, 1, so that there are two specs. Rewards are `reward_of`; a seat that was
+    absent gets what it is owed when it is next present, or when its episode closes.
 
-    agents        per lane, named red_0, red_1, … or, with two kinds, red_0, blue_1, red_2, …
-    kinds         1 or 2
-    shortest, longest  the length of a lane's episodes, in ticks, is `length(lane, episode)` between these
-    truncations   every third episode is cut instead of ended
-    deaths        about half of the agents end before their lane does
-    turns         agent a is present at ticks t with t % turns == a % turns; 1: always
-    same_step     a lane begins its next episode in the tick that ends one
-    delay         seconds from `send` until the tick is ready
-    fault         what goes wrong in tick `fault_tick` (counted from 0), in the last lane: "raise", "shape", "nan" (an observation), "reward" (not
-                  finite), "hang" (never ready again)
+    agents: per lane, named red_0, red_1, … or, with two kinds, red_0, blue_1, red_2, …
+    kinds: 1 or 2
+    shortest, longest: the length of a lane's episodes, in ticks, is
+        `length(lane, episode)` between these
+    truncations: every third episode is cut instead of ended
+    deaths: about half of the agents end before their lane does
+    turns: agent a is present at ticks t with t % turns == a % turns; 1: always
+    same_step: a lane begins its next episode in the tick that ends one
+    delay: seconds from `send` until the tick is ready
+    fault: what goes wrong in tick `fault_tick` (counted from 0), in the last lane:
+        "raise", "shape", "nan" (an observation), "reward" (not finite), "hang" (never
+        ready again)
     """
 
     agents: int = 1
@@ -77,12 +83,16 @@ class Scripted(EnvironmentConfig):
             raise ConfigError(f"longest = {self.longest} must be at least shortest = {self.shortest}")
         if self.shortest < self.turns:
             raise ConfigError(
-                f"shortest = {self.shortest} must be at least turns = {self.turns}, so that every agent acts before its episode is over"
+                f"shortest = {self.shortest} must be at least turns = {self.turns}, so that every agent acts "
+                "before its episode is over"
             )
         if self.kinds not in (1, 2):
             raise ConfigError(f"kinds = {self.kinds} must be 1 or 2")
         if self.same_step and self.turns > 1:
-            raise ConfigError(f"same_step goes with turns = 1 only, not {self.turns}: an absent seat has no final observation")
+            raise ConfigError(
+                f"same_step goes with turns = 1 only, not {self.turns}: an absent seat has no final "
+                "observation"
+            )
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
@@ -103,7 +113,8 @@ class Scripted(EnvironmentConfig):
         return np.asarray((lane + episode) % 3 == 2) & self.truncations
 
     def death(self, lane: Any, agent: Any, episode: Any) -> Any:
-        """The tick at which the agent dies; beyond the lane's episode when it does not."""
+        """The tick at which the agent dies; beyond the lane's episode when it does
+        not."""
         roll = _mix(lane, agent, episode, 7)
         return np.where((roll % 2 == 0) & self.deaths, self.turns + roll // 2 % self.longest, 2**40)
 
@@ -113,9 +124,15 @@ class ScriptedEnvironment(Environment):
 
     def __init__(self, config: Scripted, lanes: int) -> None:
         """Prepare `lanes` lanes; the first `send` begins their episode 0."""
-        self.config, self.lanes, self.same_step, self.max_episode_steps = config, lanes, config.same_step, config.longest
+        self.config = config
+        self.lanes = lanes
+        self.same_step = config.same_step
+        self.max_episode_steps = config.longest
         self.agents = tuple(
-            AgentInfo(f"{KINDS[a % config.kinds]}_{a}", Spaces(Box((5 + a % config.kinds,), "float32"), Discrete(ACTIONS)))
+            AgentInfo(
+                f"{KINDS[a % config.kinds]}_{a}",
+                Spaces(Box((5 + a % config.kinds,), "float32"), Discrete(ACTIONS)),
+            )
             for a in range(config.agents)
         )
         shape = (lanes, config.agents)
@@ -136,10 +153,14 @@ class ScriptedEnvironment(Environment):
         self._wake: Callable[[], None] | None = None
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        self._groups = [slice(None) if list(group) == list(range(self.config.agents)) else list(group) for group in groups]
+        self._groups = [
+            slice(None) if list(group) == list(range(self.config.agents)) else list(group) for group in groups
+        ]
         self._names = [[self.agents[a].name for a in group] for group in groups]
         firsts = [self.agents[group[0]].spaces.observation for group in groups]
-        self._checks = [TickCheck(space, "Scripted", names) for space, names in zip(firsts, self._names, strict=True)]
+        self._checks = [
+            TickCheck(space, "Scripted", names) for space, names in zip(firsts, self._names, strict=True)
+        ]
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._count += 1
@@ -147,12 +168,16 @@ class ScriptedEnvironment(Environment):
         action = np.zeros(shape, np.int64)
         for group, given in zip(self._groups, actions, strict=True):
             action[:, group] = given["action"].reshape(self.lanes, -1)
-        steps = ~reset[:, None] & self._alive.any(axis=1, keepdims=True)  # [L, 1]; a finished lane that is not reset is idle
+        # [L, 1]; a finished lane that is not reset is idle
+        steps = ~reset[:, None] & self._alive.any(axis=1, keepdims=True)
         acts = self._acts & steps
         self._owed += np.where(acts, reward_of(self._lane, self._agent, self._episode, self._row, action), 0)
         self._row += acts
         self._tick += steps
-        self._reward, self._final_row, self._final_tick, self._final_episode = np.zeros(shape, np.float32), self._row, self._tick, self._episode
+        self._reward = np.zeros(shape, np.float32)
+        self._final_row = self._row
+        self._final_tick = self._tick
+        self._final_episode = self._episode
         over = steps & (self._tick >= self.config.length(self._lane, self._episode))
         cut = over & self.config.cut(self._lane, self._episode)
         dies = steps & self._alive & (self._tick >= self.config.death(self._lane, self._agent, self._episode))
@@ -170,7 +195,11 @@ class ScriptedEnvironment(Environment):
         self._reward[pays] = self._owed[pays]
         self._owed[pays] = 0
         if begins.any():
-            self._final_row, self._final_tick, self._final_episode = self._row.copy(), self._tick.copy(), self._episode.copy()
+            self._final_row, self._final_tick, self._final_episode = (
+                self._row.copy(),
+                self._tick.copy(),
+                self._episode.copy(),
+            )
             self._episode = self._episode + begins
             self._tick[begins] = 0
             seats = np.broadcast_to(begins, shape)
@@ -208,7 +237,9 @@ class ScriptedEnvironment(Environment):
             if not self._present.all():
                 out[~self._present[:, group].reshape(-1)] = 0
             if tick.final:
-                self._observe(tick.final["obs"], group, self._final_row, self._final_tick, self._final_episode)
+                self._observe(
+                    tick.final["obs"], group, self._final_row, self._final_tick, self._final_episode
+                )
             tick.reward[:] = self._reward[:, group].reshape(-1)
             tick.done[:] = self._done[:, group].reshape(-1)
             tick.truncated[:] = self._truncated[:, group].reshape(-1)
@@ -249,21 +280,26 @@ class ScriptedEnvironment(Environment):
         elif self.config.fault == "reward":
             ticks[0].reward[-1] = np.inf
         elif self.config.fault == "raise":
-            raise EnvironmentFault(f"Scripted: lane {lane} raised ValueError while stepping: as its configuration asks (fault)") from ValueError(
-                "scripted"
-            )
+            raise EnvironmentFault(
+                f"Scripted: lane {lane} raised ValueError while stepping: as its configuration asks (fault)"
+            ) from ValueError("scripted")
         elif self.config.fault == "shape":
-            raise EnvironmentFault(f"Scripted: lane {lane}: obs of agent {self._names[0][-1]} has shape (3,); the observation space says (5,)")
+            raise EnvironmentFault(
+                f"Scripted: lane {lane}: obs of agent {self._names[0][-1]} has shape (3,); the observation "
+                "space says (5,)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Free(EnvironmentConfig):
-    """Returns zeros and costs nearly nothing, so that what remains is the cost of the actor.
+    """Returns zeros and costs nearly nothing, so that what remains is the cost of the
+    actor.
 
-    agents      per lane
-    shape       of an observation (float32)
-    actions     number of actions
-    death_rate  share of the agents that die in each tick, at random; a lane is over when all are dead. 0: no episode ever ends
+    agents: per lane
+    shape: of an observation (float32)
+    actions: number of actions
+    death_rate: share of the agents that die in each tick, at random; a lane is over when
+        all are dead. 0: no episode ever ends
     """
 
     agents: int = 1
@@ -298,14 +334,20 @@ class FreeEnvironment(Environment):
         spaces = Spaces(Box(config.shape, "float32"), Discrete(config.actions))
         self.agents = tuple(AgentInfo(f"agent_{a}", spaces) for a in range(config.agents))
         shape = (lanes, config.agents)
-        self._deaths = np.random.default_rng(seed).random((256, *shape)) < config.death_rate if config.death_rate else np.zeros((1, *shape), np.bool_)
+        self._deaths = (
+            np.random.default_rng(seed).random((256, *shape)) < config.death_rate
+            if config.death_rate
+            else np.zeros((1, *shape), np.bool_)
+        )
         self._alive = np.zeros(shape, np.bool_)
         self._present = self._done = self._alive
         self._count = 0
         self._groups: list[Any] = []
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        self._groups = [slice(None) if list(group) == list(range(len(self.agents))) else list(group) for group in groups]
+        self._groups = [
+            slice(None) if list(group) == list(range(len(self.agents))) else list(group) for group in groups
+        ]
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._count += 1

@@ -1,7 +1,9 @@
-"""Slots: environments that may fail. A step that raises or takes too long is voided, its episode is cut there, and the environment is made anew.
+"""Slots: environments that may fail. A step that raises or takes too long is voided, its
+episode is cut there, and the environment is made anew.
 
-Nothing is made up: what the lost step would have told is not known, so that the episode ends after its last known observation, never terminally
-(`Tick.voided`). One that keeps failing rests, for longer each time, while the others go on.
+Nothing is made up: what the lost step would have told is not known, so that the episode
+ends after its last known observation, never terminally (`Tick.voided`). One that keeps
+failing rests, for longer each time, while the others go on.
 """
 
 import threading
@@ -28,22 +30,32 @@ from tidemill.envs.making import Making
 
 @dataclass(frozen=True, kw_only=True)
 class Slots(EnvironmentConfig):
-    """`environment`, as one that may fail: for slow and remote environments, a lane in each target (`Actors.lanes` = 1, `Actors.ring` = the number of
-    slots) of stepwise agents. Let it step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that slots do not wait for others.
+    """`environment`, as one that may fail: for slow and remote environments, a lane in
+    each target (`Actors.lanes` = 1, `Actors.ring` = the number of slots) of stepwise
+    agents. Let it step in a thread of its own (`Gymnasium(threads=1)`), or on an event
+    loop, so that slots do not wait for others.
 
-    deadline_s      seconds that a step, a reset, or making the environment may take at most; None: any time (one that hangs then holds its step for
-                    ever, and the run cannot end as it should). Only for what steps elsewhere
-    backoff_s       seconds before a failed environment is made anew, varied by half, so that slots that fail together do not come back together
-    failures        so many failures among the last `window_steps` steps, and the slot rests: with each further one the seconds double; each step
-                    that comes halves them again
-    window_steps    see `failures`. Attempts to make it anew or to reset it count where they fail
-    max_backoff_s   the longest rest
-    max_episode_seconds  an episode is cut (truncated) with the first step that answers so many seconds after its reset did; None: it takes what it
-                    takes. A step that is under way is waited for, up to its deadline
+    deadline_s: seconds that a step, a reset, or making the environment may take at most;
+        None: any time (one that hangs then holds its step for ever, and the run cannot
+        end as it should). Only for what steps elsewhere
+    backoff_s: seconds before a failed environment is made anew, varied by half, so that
+        slots that fail together do not come back together
+    failures: so many failures among the last `window_steps` steps, and the slot rests:
+        with each further one the seconds double; each step that comes halves them again
+    window_steps: see `failures`. Attempts to make it anew or to reset it count where they
+        fail
+    max_backoff_s: the longest rest
+    max_episode_seconds: an episode is cut (truncated) with the first step that answers so
+        many seconds after its reset did; None: it takes what it takes. A step that is
+        under way is waited for, up to its deadline
     """
 
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
-        "window_s": (60.0, "faults count against steps, not seconds; a slot rests after `failures` among its last window_steps steps")
+        "window_s": (
+            60.0,
+            "faults count against steps, not seconds; a slot rests after `failures` among its last "
+            "window_steps steps",
+        )
     }
 
     environment: EnvironmentConfig
@@ -57,19 +69,27 @@ class Slots(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.environment, Slots):
-            raise ConfigError("Slots in Slots: write Slots(environment=…) once, around the environment itself")
+            raise ConfigError(
+                "Slots in Slots: write Slots(environment=…) once, around the environment itself"
+            )
         if self.deadline_s is not None and self.deadline_s <= 0:
             raise ConfigError(f"deadline_s = {self.deadline_s} must be above 0; None is no deadline")
         if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
-            raise ConfigError(f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = {self.max_backoff_s}")
+            raise ConfigError(
+                f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = "
+                f"{self.max_backoff_s}"
+            )
         if not 1 <= self.failures <= self.window_steps:
             raise ConfigError(
-                f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot be: take 1 to window_steps; a slot that "
+                f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot "
+                "be: take 1 to window_steps; a slot that "
                 "never rests for longer than backoff_s has max_backoff_s = backoff_s"
             )
 
         if self.max_episode_seconds is not None and self.max_episode_seconds <= 0:
-            raise ConfigError(f"max_episode_seconds = {self.max_episode_seconds} must be above 0; None is no limit")
+            raise ConfigError(
+                f"max_episode_seconds = {self.max_episode_seconds} must be above 0; None is no limit"
+            )
 
     @property
     def draws(self) -> bool:
@@ -83,14 +103,19 @@ class Slots(EnvironmentConfig):
         return ()
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "SlotEnvironment":
-        """Return the environment of one slot. What cannot be made at all raises here, at the start."""
+        """Return the environment of one slot. What cannot be made at all raises here, at
+        the start."""
         if lanes != 1:
-            raise ConfigError(f"lanes = {lanes}: a slot is a target of one lane, so that it fails alone; take Actors(lanes=1, ring={lanes})")
+            raise ConfigError(
+                f"lanes = {lanes}: a slot is a target of one lane, so that it fails alone; take "
+                f"Actors(lanes=1, ring={lanes})"
+            )
         made = SlotEnvironment(self, seed, render)
         if made.timed and not made.resets_any:
             made.close()
             raise ConfigError(
-                f"max_episode_seconds = {self.max_episode_seconds}: this environment resets finished lanes by itself and no others, so that we "
+                f"max_episode_seconds = {self.max_episode_seconds}: this environment resets finished lanes "
+                "by itself and no others, so that we "
                 "cannot cut its episodes; set a limit in the environment"
             )
         return made
@@ -105,8 +130,12 @@ class SlotEnvironment(Environment):
     def __init__(self, config: Slots, seed: int, render: bool) -> None:
         self._config, self._seed, self._render = config, seed, render
         self._inner: Environment | None = config.environment.build(1, seed, render)
-        self.agents, self.info, self.max_episode_steps = self._inner.agents, self._inner.info, self._inner.max_episode_steps
-        self.same_step, self.most_lanes, self.needs_maker = self._inner.same_step, self._inner.most_lanes, self._inner.needs_maker
+        self.agents = self._inner.agents
+        self.info = self._inner.info
+        self.max_episode_steps = self._inner.max_episode_steps
+        self.same_step = self._inner.same_step
+        self.most_lanes = self._inner.most_lanes
+        self.needs_maker = self._inner.needs_maker
         self.resets_any, self.timed = self._inner.resets_any, config.max_episode_seconds is not None
         self.faults: list[str] = []
         self.resting = False
@@ -116,7 +145,8 @@ class SlotEnvironment(Environment):
         self._options: Mapping[str, Any] | None = None
         self._reset_seed: int | None = None
         self._chance = Random(seed)
-        self._lately: deque[bool] = deque(maxlen=config.window_steps)  # of each of the last steps, whether it failed
+        # of each of the last steps, whether it failed
+        self._lately: deque[bool] = deque(maxlen=config.window_steps)
         self._doubled = self._made = 0  # how often its pause is doubled, environments made
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
@@ -130,7 +160,10 @@ class SlotEnvironment(Environment):
         assert self._inner is not None
         self._groups = groups
         self._inner.bind(groups)
-        self._ticks = [Tick.allocate(self.agents[group[0]].spaces.observation, len(group), self.info, False) for group in groups]
+        self._ticks = [
+            Tick.allocate(self.agents[group[0]].spaces.observation, len(group), self.info, False)
+            for group in groups
+        ]
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -156,7 +189,8 @@ class SlotEnvironment(Environment):
 
     def _begin(self, inner: Environment) -> None:
         try:
-            if self._reset[0] and self._reset_seed is not None:  # that of a reset which fails is that of the next attempt
+            # that of a reset which fails is that of the next attempt
+            if self._reset[0] and self._reset_seed is not None:
                 inner.seed(self._reset_seed)
             inner.send(self._sent, self._reset)
         except Exception as error:
@@ -178,7 +212,9 @@ class SlotEnvironment(Environment):
         """True when it has answered."""
         try:
             if inner.ready():
-                if self._reset[0]:  # one that fails is tried again, so that nobody may be told before it is there
+                # one that fails is tried again, so that nobody may be told before it is
+                # there
+                if self._reset[0]:
                     inner.recv(self._ticks)
                     self._began_at = awake()
                 self._answered = True
@@ -209,7 +245,11 @@ class SlotEnvironment(Environment):
                 array[:] = own.info[name]
             tick.voided.fill(self._void)
             tick.restarted.fill(False)
-            for out, value in ((tick.reward, own.reward), (tick.done, own.done), (tick.truncated, own.truncated)):
+            for out, value in (
+                (tick.reward, own.reward),
+                (tick.done, own.done),
+                (tick.truncated, own.truncated),
+            ):
                 out[:] = 0 if self._void else value
             tick.present[:] = self._void | own.present
 
@@ -225,7 +265,8 @@ class SlotEnvironment(Environment):
         inner, self._inner = self._inner, None
         if inner is not None:
             self._lost.append(inner)
-            with suppress(Exception):  # it was to end anyway: what it did until now holds, as when it is made anew
+            # it was to end anyway: what it did until now holds, as when it is made anew
+            with suppress(Exception):
                 inner.close()
 
     def wait_closed(self, seconds: float) -> bool:
@@ -233,7 +274,11 @@ class SlotEnvironment(Environment):
         return all(lost.wait_closed(max(0.0, until - awake())) for lost in self._lost)
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        return super().said(group, seats) if self._inner is None or self._void else self._inner.said(group, seats)
+        return (
+            super().said(group, seats)
+            if self._inner is None or self._void
+            else self._inner.said(group, seats)
+        )
 
     def statistics(self) -> dict[str, Told]:
         return {} if self._inner is None else self._inner.statistics()
@@ -241,25 +286,34 @@ class SlotEnvironment(Environment):
     def render(self) -> NDArray[np.uint8] | None:
         return None if self._inner is None else self._inner.render()
 
-    # ---- faults ------------------------------------------------------------------------------------------------------------------------------
+    # ---- faults ------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> None:
-        """A step or a reset is lost, and the environment with it. Raises what no other environment would mend."""
+        """A step or a reset is lost, and the environment with it. Raises what no other
+        environment would mend."""
         if isinstance(error, ProtocolFault) and error.first:
             raise error
         config = self._config
         what = "reset" if self._reset[0] else "step"
-        text = str(error) if isinstance(error, (EnvironmentFault, DeadlineError)) else f"{type(error).__name__}: {error}"
+        text = (
+            str(error)
+            if isinstance(error, (EnvironmentFault, DeadlineError))
+            else f"{type(error).__name__}: {error}"
+        )
         self.faults.append(f"a {what} is lost: {text}")
         self._lately.append(True)
         if sum(self._lately) >= config.failures:
             self.rests += not self.resting
             self.resting, self._doubled = True, self._doubled + 1
         lost, self._inner = self._inner, None
-        self._lost = [other for other in self._lost if not other.wait_closed(0)] + ([] if lost is None else [lost])
+        self._lost = [other for other in self._lost if not other.wait_closed(0)] + (
+            [] if lost is None else [lost]
+        )
         if self._mending is not None:
             self._mending.give_up()
-        middle = min(config.backoff_s * 2 ** min(self._doubled, 30), max(config.max_backoff_s / 1.5, config.backoff_s))
+        middle = min(
+            config.backoff_s * 2 ** min(self._doubled, 30), max(config.max_backoff_s / 1.5, config.backoff_s)
+        )
         pause = min(middle * self._chance.uniform(0.5, 1.5), config.max_backoff_s)
         self._made += 1
         self._mending = Making(partial(self._remake, self._made), self._wake, lost, pause, self._closed)
@@ -269,7 +323,8 @@ class SlotEnvironment(Environment):
             self._void = True
 
     def _mend(self) -> None:
-        """A reset is asked for while the environment is being made anew; that has its own time."""
+        """A reset is asked for while the environment is being made anew; that has its own
+        time."""
         self._since = awake() + (self._mending.pause if self._mending is not None else 0.0)
 
     def _remake(self, number: int) -> Environment:
@@ -277,7 +332,10 @@ class SlotEnvironment(Environment):
             made = self._config.environment.build(1, self._seed + 1_000_003 * number, self._render)
         if made.agents != self.agents:
             made.close()
-            raise EnvironmentFault("it came back with other spaces than it had: it is another environment, or another version of it, now")
+            raise EnvironmentFault(
+                "it came back with other spaces than it had: it is another environment, or another version "
+                "of it, now"
+            )
         made.bind(self._groups)
         made.on_ready(self._wake)
         if self._options is not None:

@@ -19,19 +19,24 @@ _CURE = (
 
 
 def from_gymnasium(space: "gymnasium.Space[Any]", where: str = "space") -> Space:
-    """Return `space` as plain data. Raises `ConfigError` naming `where` when it (or a part of it) is of a kind that has no array of fixed shape."""
+    """Return `space` as plain data. Raises `ConfigError` naming `where` when it (or a
+    part of it) is of a kind that has no array of fixed shape."""
     from gymnasium import spaces
 
     match space:
         case spaces.Box():
             if space.dtype is None or space.dtype.kind not in "fiub":
                 raise ConfigError(f"{where} is a Box of {space.dtype}, which no row can hold; {_CURE}")
-            return Box(tuple(map(int, space.shape)), space.dtype.name, _bounds(space.low), _bounds(space.high))
+            return Box(
+                tuple(map(int, space.shape)), space.dtype.name, _bounds(space.low), _bounds(space.high)
+            )
         case spaces.Discrete():
             return Discrete(int(space.n), int(space.start))
         case spaces.MultiDiscrete():
             if space.nvec.ndim != 1 or np.any(space.start != 0):
-                raise ConfigError(f"{where} is {space}: a MultiDiscrete must have one axis and start at 0; {_CURE}")
+                raise ConfigError(
+                    f"{where} is {space}: a MultiDiscrete must have one axis and start at 0; {_CURE}"
+                )
             return MultiDiscrete(tuple(map(int, space.nvec)))
         case spaces.MultiBinary():
             if len(space.shape) != 1:
@@ -41,12 +46,15 @@ def from_gymnasium(space: "gymnasium.Space[Any]", where: str = "space") -> Space
             for key in space.spaces:
                 if not isinstance(key, str) or not key or "." in key:
                     raise ConfigError(
-                        f"{where} has the key {key!r}; keys must be strings without a dot, since they become names of fields. Rename it in a wrapper"
+                        f"{where} has the key {key!r}; keys must be strings without a dot, since they become "
+                        "names of fields. Rename it in a wrapper"
                     )
             return Dict({key: from_gymnasium(part, f"{where}.{key}") for key, part in space.spaces.items()})
         case spaces.Tuple():
             return Tuple(tuple(from_gymnasium(part, f"{where}.{i}") for i, part in enumerate(space.spaces)))
-    raise ConfigError(f"{where} is a {type(space).__name__} space ({space}), which has no array of fixed shape; {_CURE}")
+    raise ConfigError(
+        f"{where} is a {type(space).__name__} space ({space}), which has no array of fixed shape; {_CURE}"
+    )
 
 
 def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
@@ -56,7 +64,10 @@ def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
     match space:
         case Box():
             dtype = np.dtype(space.dtype)
-            low, high = (np.full(space.shape, b[0]) if len(b) == 1 else np.reshape(b, space.shape) for b in (space.low, space.high))
+            low, high = (
+                np.full(space.shape, b[0]) if len(b) == 1 else np.reshape(b, space.shape)
+                for b in (space.low, space.high)
+            )
             return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype.type)
         case Discrete():
             return spaces.Discrete(space.n, start=space.start)
@@ -71,7 +82,8 @@ def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
 
 
 def paths(space: Space) -> list[tuple[str | int, ...]]:
-    """Return the keys that lead to each leaf of a (nested) observation, in the order of `tidemill.api.spaces.leaves`."""
+    """Return the keys that lead to each leaf of a (nested) observation, in the order of
+    `tidemill.api.spaces.leaves`."""
     parts: list[tuple[str | int, Space]]
     match space:
         case Dict():
@@ -84,7 +96,8 @@ def paths(space: Space) -> list[tuple[str | int, ...]]:
 
 
 def nest(space: Space, parts: Iterator[Any]) -> Any:
-    """Return the leaves `parts`, in the order of `leaves`, as the (nested) value that `space` describes."""
+    """Return the leaves `parts`, in the order of `leaves`, as the (nested) value that
+    `space` describes."""
     match space:
         case Dict():
             return {key: nest(part, parts) for key, part in space.spaces.items()}
@@ -94,7 +107,8 @@ def nest(space: Space, parts: Iterator[Any]) -> Any:
 
 
 def action_caster(leaf: Space) -> Callable[[Any], "np.typing.NDArray[Any]"]:
-    """Return what turns rows of actions of one leaf, [N, ...], into what Gymnasium is given: a fresh array, inside bounds, of the space's dtype."""
+    """Return what turns rows of actions of one leaf, [N, ...], into what Gymnasium is
+    given: a fresh array, inside bounds, of the space's dtype."""
     match leaf:
         case Discrete(start=start):
             return lambda array: array + start
@@ -107,7 +121,11 @@ def action_caster(leaf: Space) -> Callable[[Any], "np.typing.NDArray[Any]"]:
 
 
 def _bounds(bound: "np.typing.NDArray[Any]") -> tuple[float, ...]:
-    """One number when all elements agree. What float32 cannot hold is no bound: many environments write the largest float64 for "none"."""
+    """One number when all elements agree. What float32 cannot hold is no bound: many
+    environments write the largest float64 for "none"."""
     largest = float(np.finfo(np.float32).max)
-    values = [v if abs(v) <= largest else math.copysign(math.inf, v) for v in np.ravel(bound).astype(np.float64).tolist()]
+    values = [
+        v if abs(v) <= largest else math.copysign(math.inf, v)
+        for v in np.ravel(bound).astype(np.float64).tolist()
+    ]
     return (values[0],) if len(set(values)) == 1 else tuple(values)

@@ -1,4 +1,5 @@
-"""Tasks of an event loop in which the lanes of environments with `async def` steps wait at once: the loop of the thread that plays them."""
+"""Tasks of an event loop in which the lanes of environments with `async def` steps wait
+at once: the loop of the thread that plays them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ LOOK_AGAIN = 0.1
 
 
 class Tasks:
-    """Steps lanes as a `Crew` does, but each in a task of the event loop of the thread that begins the first tick: what a call returns is awaited.
-    They go on while that thread waits at a bell, and when it looks whether they are `ready`."""
+    """Steps lanes as a `Crew` does, but each in a task of the event loop of the thread
+    that begins the first tick: what a call returns is awaited. They go on while that
+    thread waits at a bell, and when it looks whether they are `ready`."""
 
     def __init__(self, lanes: int) -> None:
         self._loop: Loop | None = None
@@ -37,35 +39,44 @@ class Tasks:
         self._wake = wake
 
     def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
-        """Have ``calls[lane](given[lane])`` awaited in every lane, from the loop's next turn on; the tick before must have been taken."""
+        """Have ``calls[lane](given[lane])`` awaited in every lane, from the loop's next
+        turn on; the tick before must have been taken."""
         loop, self._left = self.loop.loop, len(self._results)
         for lane, (call, value) in enumerate(zip(calls, given, strict=True)):
             self._tasks[lane] = loop.create_task(self._lane(lane, call, value))
 
     def ready(self) -> bool:
-        """True when all lanes have answered. Where the loop has stood for a while it is given a turn."""
+        """True when all lanes have answered. Where the loop has stood for a while it is
+        given a turn."""
         if self._left:
             self.loop.go_on()
         return not self._left
 
     def take(self) -> list[Any]:
-        """Return what the lanes returned, or what they `Raised`; waits for the last of them."""
+        """Return what the lanes returned, or what they `Raised`; waits for the last of
+        them."""
         while self._left:
             self.loop.run(LOOK_AGAIN)
         return self._results
 
     def begin_close(self) -> None:
-        """Break off what is under way. In another thread than the loop's, that is left to `close`."""
+        """Break off what is under way. In another thread than the loop's, that is left to
+        `close`."""
         if not self._closed and self.loop is Loop.own():
             self._closed, self._until = True, monotonic() + CLOSE_SECONDS
             for task in self._running():
                 task.cancel()
 
     def close(self, leave: Callable[[int], object] = lambda lane: None) -> list[int]:
-        """Break off what is under way, and return the lanes that did not end in time. Once they do, `leave` is called with each of them, in the
-        loop's thread, as long as that goes on."""
+        """Break off what is under way, and return the lanes that did not end in time.
+        Once they do, `leave` is called with each of them, in the loop's thread, as long
+        as that goes on."""
         self.begin_close()
-        work, seconds = (self._wait(), max(LOOK_AGAIN, self._until - monotonic())) if self._closed else (self._cancel(), CLOSE_SECONDS)
+        work, seconds = (
+            (self._wait(), max(LOOK_AGAIN, self._until - monotonic()))
+            if self._closed
+            else (self._cancel(), CLOSE_SECONDS)
+        )
         self._closed = True
         with suppress(TimeoutError, RuntimeError):
             self.loop.do(work, seconds)
@@ -78,7 +89,8 @@ class Tasks:
         return stuck
 
     def left(self, seconds: float) -> bool:
-        """True: nobody can wait for tasks but by going on with their loop, which `close` has done."""
+        """True: nobody can wait for tasks but by going on with their loop, which `close`
+        has done."""
         return True
 
     def _running(self) -> list[asyncio.Task[None]]:
@@ -96,11 +108,15 @@ class Tasks:
     async def _lane(self, lane: int, call: Callable[[Any], Any], value: Any) -> None:
         try:
             result = call(value)
-            self._results[lane] = await result if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future) else result
+            self._results[lane] = (
+                await result if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future) else result
+            )
         except (asyncio.CancelledError, GeneratorExit) as error:
             if self._closed:
                 raise
-            self._results[lane] = Raised(RuntimeError(f"what it awaits was cancelled ({type(error).__name__}) {error}".rstrip()))
+            self._results[lane] = Raised(
+                RuntimeError(f"what it awaits was cancelled ({type(error).__name__}) {error}".rstrip())
+            )
         except BaseException as error:  # a second Ctrl-C, too, is the actor's to tell
             self._results[lane] = Raised(error)
         finally:

@@ -1,4 +1,5 @@
-"""PettingZoo's environments of agents that act in turn (AEC: agent, environment, cycle)."""
+"""PettingZoo's environments of agents that act in turn (AEC: agent, environment,
+cycle)."""
 
 from typing import Any
 
@@ -8,11 +9,14 @@ from tidemill.envs.leaves import brief
 
 
 class TurnLanes(AgentLanes):
-    """L copies of a `pettingzoo.AECEnv`. A step of a lane is the action of one agent; the one selected next is present, all others are absent.
+    """L copies of a `pettingzoo.AECEnv`. A step of a lane is the action of one agent; the
+    one selected next is present, all others are absent.
 
-    What a step pays (``env.rewards``) goes to every agent whose episode is open at once, so that it is part of the reward of the agent's own last
-    action; until its next turn that adds up to the environment's cumulative reward. Finished agents that are selected take their dead step
-    (``env.step(None)``) within the tick. One whose first selection finds it finished never had a turn, and no row.
+    What a step pays (``env.rewards``) goes to every agent whose episode is open at once,
+    so that it is part of the reward of the agent's own last action; until its next turn
+    that adds up to the environment's cumulative reward. Finished agents that are selected
+    take their dead step (``env.step(None)``) within the tick. One whose first selection
+    finds it finished never had a turn, and no row.
     """
 
     _at_once = False
@@ -25,7 +29,9 @@ class TurnLanes(AgentLanes):
         self._reset(lane, seed)
         self._select(lane, False)
         if not self._living[lane]:
-            raise EnvironmentFault(f"{self.name}: lane {lane}: reset selects no agent that lives, so that none can act")
+            raise EnvironmentFault(
+                f"{self.name}: lane {lane}: reset selects no agent that lives, so that none can act"
+            )
 
     def _step(self, lane: int, given: list[Any], last: bool) -> None:
         env, first = self.envs[lane], lane * self._count
@@ -44,7 +50,8 @@ class TurnLanes(AgentLanes):
         self._see_state(lane)
         for _ in range(2 * self._count + 1):
             if not env.agents:
-                return self._end_all(lane, done=not cut)  # those that left without a dead step end as the last ones did
+                # those that left without a dead step end as the last ones did
+                return self._end_all(lane, done=not cut)
             agent = env.agent_selection
             number = self._number(lane, agent)
             seat, done = first + number, bool(env.terminations[agent])
@@ -59,13 +66,17 @@ class TurnLanes(AgentLanes):
             if self._open[seat]:
                 self._show(lane, number, env.observe(agent), env.infos.get(agent))
                 self._end(lane, number, done)
-                self._infos[lane] = {**self._infos[lane], agent: env.infos.get(agent)}  # it leaves with its info
+                # it leaves with its info
+                self._infos[lane] = {**self._infos[lane], agent: env.infos.get(agent)}
             env.step(None)
         raise EnvironmentFault(
-            f"{self.name}: lane {lane}: finished agents do not leave (the last was {env.agent_selection}); step(None) must remove them: "
+            f"{self.name}: lane {lane}: finished agents do not leave (the last was {env.agent_selection}); "
+            "step(None) must remove them: "
             "call self._was_dead_step(action) there"
         )
 
     def _doing(self, lane: int, given: list[Any]) -> str:
         number = self._turn[lane]
-        return f"stepping: agent {self.agents[number].name}, action {brief(given[lane * self._count + number])}"
+        return (
+            f"stepping: agent {self.agents[number].name}, action {brief(given[lane * self._count + number])}"
+        )

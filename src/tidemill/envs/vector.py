@@ -21,22 +21,27 @@ from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, out
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
-_PUBLISHED: dict[str, Autoreset] = {"NextStep": "next-step", "SameStep": "same-step", "Disabled": "disabled"}  # values of Gymnasium's AutoresetMode
+# values of Gymnasium's AutoresetMode
+_PUBLISHED: dict[str, Autoreset] = {"NextStep": "next-step", "SameStep": "same-step", "Disabled": "disabled"}
 _MODES = {mode: published for published, mode in _PUBLISHED.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumVector(EnvironmentConfig):
-    """An environment that comes as a vector of its own (Gymnasium's ``make_vec``), named by exactly one of `id` and `make`.
+    """An environment that comes as a vector of its own (Gymnasium's ``make_vec``), named
+    by exactly one of `id` and `make`.
 
-    id                 "CartPole-v1", or "module:ENV_ID"
-    make               "module:NAME" or "FILE.py:NAME": a callable that takes `num_envs` and returns a `gymnasium.vector.VectorEnv`
-    kwargs             arguments of its constructor
-    max_episode_steps  passed to its constructor; None: its own
-    seed_argument      argument of its constructor that takes the seed, where `reset` does not: "seed" for EnvPool, as in
-                       GymnasiumVector(make="envpool:make_gymnasium", kwargs={"task_id": "HalfCheetah-v5", "num_threads": 1}, seed_argument="seed")
-    autoreset          how finished lanes begin again. None: as the environment publishes, or next-step where it can be told. State it only for an
-                       environment that publishes nothing, or to choose for one that can be told
+    id: "CartPole-v1", or "module:ENV_ID"
+    make: "module:NAME" or "FILE.py:NAME": a callable that takes `num_envs` and returns a
+        `gymnasium.vector.VectorEnv`
+    kwargs: arguments of its constructor
+    max_episode_steps: passed to its constructor; None: its own
+    seed_argument: argument of its constructor that takes the seed, where `reset` does
+        not: "seed" for EnvPool, as in GymnasiumVector(make="envpool:make_gymnasium",
+        kwargs={"task_id": "HalfCheetah-v5", "num_threads": 1}, seed_argument="seed")
+    autoreset: how finished lanes begin again. None: as the environment publishes, or
+        next-step where it can be told. State it only for an environment that publishes
+        nothing, or to choose for one that can be told
     """
 
     id: str | None = None
@@ -50,7 +55,10 @@ class GymnasiumVector(EnvironmentConfig):
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         if (self.id is None) == (self.make is None):
-            raise ConfigError(f"name an environment by exactly one of id and make, not id = {self.id!r} and make = {self.make!r}")
+            raise ConfigError(
+                f"name an environment by exactly one of id and make, not id = {self.id!r} and make = "
+                f"{self.make!r}"
+            )
         if self.autoreset is not None and self.autoreset not in _MODES:
             raise ConfigError(f'autoreset = "{self.autoreset}" must be one of {", ".join(_MODES)}')
 
@@ -70,12 +78,18 @@ class GymnasiumVector(EnvironmentConfig):
         if self.make is not None:
             maker = accepts = load_attribute(self.make, "make")
             if not callable(maker):
-                raise ConfigError(f"make: {self.make} is {maker!r}; it must be a callable that returns a gymnasium.vector.VectorEnv")
+                raise ConfigError(
+                    f"make: {self.make} is {maker!r}; it must be a callable that returns a "
+                    "gymnasium.vector.VectorEnv"
+                )
         else:
             spec = find_spec(str(self.id))
             accepts = spec.vector_entry_point
             if accepts is None:
-                raise ConfigError(f'environment "{self.id}" has no vector form of its own: use Gymnasium(id="{self.id}"), which steps copies of it')
+                raise ConfigError(
+                    f'environment "{self.id}" has no vector form of its own: use Gymnasium(id="{self.id}"), '
+                    "which steps copies of it"
+                )
 
             def maker(**kwargs: Any) -> Any:
                 return gymnasium.make_vec(spec, vectorization_mode="vector_entry_point", **kwargs)
@@ -84,63 +98,85 @@ class GymnasiumVector(EnvironmentConfig):
         if self.max_episode_steps is not None:
             kwargs["max_episode_steps"] = self.max_episode_steps
         if "autoreset_mode" in arguments(accepts):
-            kwargs.setdefault("autoreset_mode", gymnasium.vector.AutoresetMode(_MODES[self.autoreset or "next-step"]))
+            kwargs.setdefault(
+                "autoreset_mode", gymnasium.vector.AutoresetMode(_MODES[self.autoreset or "next-step"])
+            )
         if self.seed_argument is not None:
             kwargs[self.seed_argument] = seed % (1 << 31)
         if render:
             kwargs["render_mode"] = "rgb_array"
         env = call_maker(maker, f'vector environment "{name}"', accepts, kwargs)
         _check_vector(env, name, lanes)
-        vector = VectorLanes(env, name, None if self.seed_argument else seed, autoreset_of(env, name, self.autoreset))
+        vector = VectorLanes(
+            env, name, None if self.seed_argument else seed, autoreset_of(env, name, self.autoreset)
+        )
         own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
         vector.max_episode_steps = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         return vector
 
 
 def _check_vector(env: Any, name: str, lanes: int) -> None:
-    """Raise `ConfigError`, with `env` closed where it can be, unless that is a vector of so many lanes."""
-    missing = [part for part in ("num_envs", "single_observation_space", "single_action_space", "metadata") if not hasattr(env, part)]
+    """Raise `ConfigError`, with `env` closed where it can be, unless that is a vector of
+    so many lanes."""
+    missing = [
+        part
+        for part in ("num_envs", "single_observation_space", "single_action_space", "metadata")
+        if not hasattr(env, part)
+    ]
     if not missing and env.num_envs == lanes:
         return
     if callable(close := getattr(env, "close", None)):
         close()
     if missing:
         raise ConfigError(
-            f'"{name}" made a {type(env).__name__}, which is no gymnasium.vector.VectorEnv: it has no {", ".join(missing)}. Single environments are '
+            f'"{name}" made a {type(env).__name__}, which is no gymnasium.vector.VectorEnv: it has no '
+            f"{', '.join(missing)}. Single environments are "
             "named by Gymnasium(id=…)"
         )
     raise ConfigError(
-        f'vector environment "{name}" was asked for num_envs = {lanes} and has {env.num_envs}; it must take the number that it is given'
+        f'vector environment "{name}" was asked for num_envs = {lanes} and has {env.num_envs}; it must take '
+        "the number that it is given"
     )
 
 
 def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:
-    """Return the mode that `env` publishes, or else the declared one. Raises `ConfigError` when there is neither, or both and they differ."""
+    """Return the mode that `env` publishes, or else the declared one. Raises
+    `ConfigError` when there is neither, or both and they differ."""
     value = env.metadata.get("autoreset_mode")
     mode = _PUBLISHED.get(str(getattr(value, "value", value)))
     if mode is None and declared is None:
         env.close()
         raise ConfigError(
-            f'vector environment "{name}" does not publish how it resets finished lanes (metadata["autoreset_mode"] is {value!r}); read its '
+            f'vector environment "{name}" does not publish how it resets finished lanes '
+            f'(metadata["autoreset_mode"] is {value!r}); read its '
             'documentation and set autoreset to "next-step", "same-step" or "disabled"'
         )
     if mode is not None and declared is not None and mode != declared:
         env.close()
-        raise ConfigError(f'vector environment "{name}" publishes autoreset "{mode}"; it cannot be set to "{declared}". Leave autoreset away')
+        raise ConfigError(
+            f'vector environment "{name}" publishes autoreset "{mode}"; it cannot be set to "{declared}". '
+            "Leave autoreset away"
+        )
     return mode or declared  # type: ignore[return-value]
 
 
 class VectorLanes(Environment):
     """A `gymnasium.vector.VectorEnv` of one agent as an environment.
 
-    next-step  the environment resets a finished lane on the tick after, and the target's `reset` must say just that
-    same-step  two rows in the tick that ends an episode: the final observation comes in the environment's infos
-    disabled   the same two rows: here it is us who reset the finished lanes right after the step, since a finished lane must not be stepped.
-               A lane can be reset at any other time, too: it is stepped once more with the rest, and what came of that is thrown away
+    next-step: the environment resets a finished lane on the tick after, and the target's
+        `reset` must say just that
+    same-step: two rows in the tick that ends an episode: the final observation comes in
+        the environment's infos
+    disabled: the same two rows: here it is us who reset the finished lanes right after
+        the step, since a finished lane must not be stepped. A lane can be reset at any
+        other time, too: it is stepped once more with the rest, and what came of that is
+        thrown away
 
-    `partial_resets`: a next-step environment that takes ``options={"reset_mask": mask}`` as well, so that any lane can be reset. `halves`: the
-    environment has `send` and `recv`, and works on threads of its own in between; a thread here waits for it and rings. `picture` makes lane 0's
-    picture from the observation where the environment draws none.
+    `partial_resets`: a next-step environment that takes ``options={"reset_mask": mask}``
+    as well, so that any lane can be reset. `halves`: the environment has `send` and
+    `recv`, and works on threads of its own in between; a thread here waits for it and
+    rings. `picture` makes lane 0's picture from the observation where the environment
+    draws none.
     """
 
     def __init__(
@@ -154,7 +190,8 @@ class VectorLanes(Environment):
         halves: bool = False,
         picture: Callable[[Any], NDArray[np.uint8]] | None = None,
     ) -> None:
-        """Take over `env`; `name` is what messages call it, `seed` goes to its first `reset`."""
+        """Take over `env`; `name` is what messages call it, `seed` goes to its first
+        `reset`."""
         self.env, self.name, self.lanes, self.autoreset = env, name, int(env.num_envs), autoreset
         self.same_step = autoreset != "next-step"
         self.resets_any = partial_resets or autoreset == "disabled"
@@ -164,15 +201,23 @@ class VectorLanes(Environment):
         )
         self.agents = (AgentInfo("agent", self._spaces),)
         observation = leaves(self._spaces.observation, "obs").items()
-        self._readers = [_Reader(leaf_name, path, leaf) for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)]
+        self._readers = [
+            _Reader(leaf_name, path, leaf)
+            for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)
+        ]
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
-        self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(self._spaces.action, "action").items()}
+        self._casters = {
+            leaf_name: action_caster(leaf)
+            for leaf_name, leaf in leaves(self._spaces.action, "action").items()
+        }
         self.render_fps = fps_of(env)
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
         self._started = False
-        self._finished = np.zeros(self.lanes, np.bool_)  # lanes that the environment resets by itself with the next step
-        self._began = np.zeros(self.lanes, np.bool_)  # lanes whose row in the tick under way is the first of an episode
+        # lanes that the environment resets by itself with the next step
+        self._finished = np.zeros(self.lanes, np.bool_)
+        # lanes whose row in the tick under way is the first of an episode
+        self._began = np.zeros(self.lanes, np.bool_)
         self._result: Any = None
         self._picture = picture
         self._halves = halves
@@ -192,7 +237,9 @@ class VectorLanes(Environment):
             seed, self._seed, self._started = self._seed, None, True
             answer = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed, **self._asked()))
             if not isinstance(answer, tuple) or len(answer) != 2:
-                raise EnvironmentFault(f"{self.name}: reset must return (observations, infos), not this {type(answer).__name__}")
+                raise EnvironmentFault(
+                    f"{self.name}: reset must return (observations, infos), not this {type(answer).__name__}"
+                )
             observation, _ = answer
             nothing = np.zeros(self.lanes, np.bool_)
             self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
@@ -201,13 +248,17 @@ class VectorLanes(Environment):
         forced = reset & ~self._finished
         if not self.resets_any and forced.any():
             raise EnvironmentFault(
-                f"{self.name} resets finished lanes by itself and no others; lane {int(np.argmax(forced))} has not finished and was to be reset"
+                f"{self.name} resets finished lanes by itself and no others; lane {int(np.argmax(forced))} "
+                "has not finished and was to be reset"
             )
         if np.any(self._finished & ~reset):
             raise EnvironmentFault(
-                f"{self.name} resets finished lanes on the next step; lane {int(np.argmax(self._finished & ~reset))} was to be left as it is"
+                f"{self.name} resets finished lanes on the next step; lane "
+                f"{int(np.argmax(self._finished & ~reset))} was to be left as it is"
             )
-        given = nest(self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()]))
+        given = nest(
+            self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()])
+        )
         mask = forced if forced.any() else None
         if self._waiter is None:
             self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
@@ -219,7 +270,8 @@ class VectorLanes(Environment):
             self._pending.add_done_callback(lambda _: wake())
 
     def ready(self) -> bool:
-        """True when the step is done, or when nobody asked to be rung: then `recv` waits for it."""
+        """True when the step is done, or when nobody asked to be rung: then `recv` waits
+        for it."""
         return self._pending is None or self._wake is None or self._pending.done()
 
     def on_ready(self, wake: Callable[[], None]) -> None:
@@ -227,7 +279,8 @@ class VectorLanes(Environment):
             self._wake = wake
 
     def recv(self, ticks: Sequence[Tick]) -> None:
-        """Write what the environment returned. Raises `EnvironmentFault` for what its spaces forbid."""
+        """Write what the environment returned. Raises `EnvironmentFault` for what its
+        spaces forbid."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._result = self._ask("stepping", pending.result)
@@ -264,21 +317,28 @@ class VectorLanes(Environment):
         return [_of_lane(infos, lane, self.lanes) for lane in seats]
 
     def seed(self, seed: int) -> None:
-        """Seed the next reset of all lanes together; lanes that are reset by themselves have no seeds."""
+        """Seed the next reset of all lanes together; lanes that are reset by themselves
+        have no seeds."""
         self._seed = seed
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         if self.autoreset != "disabled":
             raise ConfigError(
-                f"{self.name} resets finished lanes by itself, without options, so that the experiment can have no curriculum; take "
-                'GymnasiumVector(autoreset="disabled") where it can be told that, or copies of a single environment (Gymnasium)'
+                f"{self.name} resets finished lanes by itself, without options, so that the experiment can "
+                "have no curriculum; take "
+                'GymnasiumVector(autoreset="disabled") where it can be told that, or copies of a single '
+                "environment (Gymnasium)"
             )
         self._options = take_options(self.env, self.name, options)
         if "reset_mask" in self._options:
-            raise ConfigError(f'{self.name}: a stage\'s options have "reset_mask", by which it is told which lanes to reset; rename it')
+            raise ConfigError(
+                f'{self.name}: a stage\'s options have "reset_mask", by which it is told which lanes to '
+                "reset; rename it"
+            )
 
     def _asked(self, mask: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-        """Return the arguments of a reset: of the lanes of `mask`, or of all. New ones each time, since Gymnasium takes the mask out of them."""
+        """Return the arguments of a reset: of the lanes of `mask`, or of all. New ones
+        each time, since Gymnasium takes the mask out of them."""
         options = {**(self._options or {}), **({} if mask is None else {"reset_mask": mask})}
         return {} if mask is None and self._options is None else {"options": options}
 
@@ -301,11 +361,19 @@ class VectorLanes(Environment):
     def _step(self, result: Any, forced: NDArray[np.bool_] | None) -> Any:
         """Reset what must be reset after a step."""
         if not isinstance(result, (tuple, list)) or len(result) != 5:
-            what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"this {type(result).__name__}"
-            raise EnvironmentFault(f"{self.name}: step must return (observations, rewards, terminated, truncated, infos), not {what}")
+            what = (
+                f"{len(result)} values"
+                if isinstance(result, (tuple, list))
+                else f"this {type(result).__name__}"
+            )
+            raise EnvironmentFault(
+                f"{self.name}: step must return (observations, rewards, terminated, truncated, infos), not "
+                f"{what}"
+            )
         observation, reward, terminated, truncated, infos = result
         reward = np.array(self._array(reward, "reward"))  # copies: what is reset may write where they lie
-        terminated, truncated = np.array(self._array(terminated, "terminated"), np.bool_), np.array(self._array(truncated, "truncated"), np.bool_)
+        terminated = np.array(self._array(terminated, "terminated"), np.bool_)
+        truncated = np.array(self._array(truncated, "truncated"), np.bool_)
         if forced is not None:  # what their last step led to is of an episode that is over
             terminated[forced] = truncated[forced] = False
         if self.autoreset == "disabled":
@@ -322,15 +390,19 @@ class VectorLanes(Environment):
         return observation, reward, terminated, truncated, infos
 
     def _array(self, values: Any, name: str) -> NDArray[Any]:
-        """Return rewards or ends as an array of the lanes. Raises `EnvironmentFault` for what is none of numbers, or of bools."""
+        """Return rewards or ends as an array of the lanes. Raises `EnvironmentFault` for
+        what is none of numbers, or of bools."""
         array = np.asarray(values)
         if array.shape != (self.lanes,):  # a single number would be everybody's
             raise EnvironmentFault(
-                f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes; {name} has the shape {array.shape}"
+                f"{self.name}: reward, terminated and truncated must each be an array of {self.lanes} lanes; "
+                f"{name} has the shape {array.shape}"
             )
         if array.dtype.kind not in ("fiub" if name == "reward" else "b"):
             for lane, each in enumerate(array.tolist()):
-                (check_number if name == "reward" else check_flag)(each, f"{name} of agent agent", f"{self.name}: lane {lane}")
+                (check_number if name == "reward" else check_flag)(
+                    each, f"{name} of agent agent", f"{self.name}: lane {lane}"
+                )
         return array
 
     def _finals(self, tick: Tick, finished: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
@@ -338,10 +410,15 @@ class VectorLanes(Environment):
         final = infos.get("final_obs")
         if final is None:
             raise EnvironmentFault(
-                f'{self.name}: lanes finished in same-step mode, but infos has no "final_obs" (it has: {", ".join(infos) or "nothing"})'
+                f'{self.name}: lanes finished in same-step mode, but infos has no "final_obs" (it has: '
+                f"{', '.join(infos) or 'nothing'})"
             )
         for reader in self._readers:
-            rows = final[reader.name] if self.autoreset == "disabled" else reader.finals(final, finished, self._result[0], self.name)
+            rows = (
+                final[reader.name]
+                if self.autoreset == "disabled"
+                else reader.finals(final, finished, self._result[0], self.name)
+            )
             out = np.empty((len(rows), *reader.field.shape), reader.field.dtype)
             reader.write_rows(rows, out, self.name, np.flatnonzero(finished).tolist())
             tick.final[reader.name][finished] = out
@@ -352,12 +429,15 @@ class VectorLanes(Environment):
         except EnvironmentFault:
             raise
         except Exception as error:
-            raise EnvironmentFault(f"{self.name}: raised {type(error).__name__} while {doing}: {error}") from error
+            raise EnvironmentFault(
+                f"{self.name}: raised {type(error).__name__} while {doing}: {error}"
+            ) from error
 
 
 def _of_lane(infos: Any, lane: int, lanes: int) -> Any:
-    """Return one lane's info of Gymnasium's infos of all: by name an array of all lanes, with a mask ``_NAME`` of those that said it, or again a
-    mapping; or an array of infos."""
+    """Return one lane's info of Gymnasium's infos of all: by name an array of all lanes,
+    with a mask ``_NAME`` of those that said it, or again a mapping; or an array of infos.
+    """
     if isinstance(infos, np.ndarray) and infos.dtype == object and len(infos) == lanes:
         return infos[lane]
     if not isinstance(infos, Mapping):
@@ -365,7 +445,9 @@ def _of_lane(infos: Any, lane: int, lanes: int) -> Any:
     found = {}
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
-        if (isinstance(name, str) and name.startswith("_")) or (isinstance(mask, np.ndarray) and mask.shape == (lanes,) and not mask[lane]):
+        if (isinstance(name, str) and name.startswith("_")) or (
+            isinstance(mask, np.ndarray) and mask.shape == (lanes,) and not mask[lane]
+        ):
             continue
         if isinstance(values, Mapping):
             found[name] = _of_lane(values, lane, lanes)
@@ -384,18 +466,22 @@ class _Reader(LeafReader):
         return np.asarray(observation)
 
     def write_all(self, observation: Any, out: NDArray[Any], name: str) -> None:
-        """Fill `out`. Raises `EnvironmentFault` for what the space forbids; `name` is what it calls the environment."""
+        """Fill `out`. Raises `EnvironmentFault` for what the space forbids; `name` is
+        what it calls the environment."""
         try:
             values = self.of(observation)
         except (KeyError, IndexError, TypeError):
-            raise EnvironmentFault(f"{name}: the observation has no part {self.name}, which its space declares") from None
+            raise EnvironmentFault(
+                f"{name}: the observation has no part {self.name}, which its space declares"
+            ) from None
         self.write_rows(values, out, name, range(len(out)))
 
     def write_rows(self, values: NDArray[Any], out: NDArray[Any], name: str, lanes: Sequence[int]) -> None:
         """Fill `out` by the rows of these lanes."""
         if values.shape[:1] != out.shape[:1]:
             raise EnvironmentFault(
-                f"{name}: {self.name} of agent agent has shape {values.shape} for {len(out)} lanes; the observation space says {out.shape}"
+                f"{name}: {self.name} of agent agent has shape {values.shape} for {len(out)} lanes; the "
+                f"observation space says {out.shape}"
             )
         try:
             self.put(values, out)
@@ -409,8 +495,9 @@ class _Reader(LeafReader):
             self.check_leaf(each, f"{name}: lane {lane}")
 
     def finals(self, final: Any, finished: NDArray[np.bool_], observation: Any, name: str) -> NDArray[Any]:
-        """Return this leaf of the lanes that finished, from one array of all lanes or, as Gymnasium's own do, an array of each lane's observation.
-        Raises `EnvironmentFault` where that is the memory of `observation`, what the lanes see next."""
+        """Return this leaf of the lanes that finished, from one array of all lanes or, as
+        Gymnasium's own do, an array of each lane's observation. Raises `EnvironmentFault`
+        where that is the memory of `observation`, what the lanes see next."""
         lanes, now = np.flatnonzero(finished), self.of(observation)
         if isinstance(final, np.ndarray) and final.dtype == object:
             rows = final[finished].tolist()
@@ -420,7 +507,8 @@ class _Reader(LeafReader):
             rows = [self.of(final)[lane] for lane in lanes]
         if any(np.may_share_memory(row, now[lane]) for lane, row in zip(lanes, rows, strict=True)):
             raise EnvironmentFault(
-                f'{name}: {self.name} in infos["final_obs"] is the memory of what the lane sees next, which has overwritten it; '
+                f'{name}: {self.name} in infos["final_obs"] is the memory of what the lane sees next, which '
+                "has overwritten it; "
                 "the environment must copy an observation before it resets the lane"
             )
         return np.stack(rows)

@@ -38,7 +38,9 @@ GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gon
 @forgiving_output()
 def main() -> None:
     """Run the workers that standard input describes."""
-    gc.set_threshold(10_000)  # imports make objects that stay: with 700, a tenth of torch's import is looking for garbage among them
+    # imports make objects that stay: with 700, a tenth of torch's import is looking for
+    # garbage among them
+    gc.set_threshold(10_000)
     keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
@@ -64,22 +66,41 @@ def main() -> None:
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
             experiment = decode(Experiment, json.loads(order.experiment))
-            config, endpoints = dict(experiment.members())[seat.worker], SharedEndpoints(bell, link, seat.edges)
+            config = dict(experiment.members())[seat.worker]
+            endpoints = SharedEndpoints(bell, link, seat.edges)
             workers.append(
-                config.build(Context(experiment, seat.worker, config, endpoints, order.folder, order.resume, order.spin, order.math_threads))
+                config.build(
+                    Context(
+                        experiment,
+                        seat.worker,
+                        config,
+                        endpoints,
+                        order.folder,
+                        order.resume,
+                        order.spin,
+                        order.math_threads,
+                    )
+                )
             )
         except TidemillError as error:
             link.send(pack(Status(State.FAILED, error=str(error))))
             return
         except Exception as error:
-            link.send(pack(Status(State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc())))
+            link.send(
+                pack(
+                    Status(
+                        State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc()
+                    )
+                )
+            )
             return
     with noticing_stops():
         workers[0].run(*workers[1:])
     for link in links:
         link.finish()
     if _hung_up(lifeline, 0) and _has_company():
-        # A dying runner closes its links a moment before it is dead. One that lives on ends the session itself.
+        # A dying runner closes its links a moment before it is dead. One that lives on
+        # ends the session itself.
         deadline = monotonic() + 0.5
         while os.getppid() == runner and monotonic() < deadline:
             sleep(0.005)
@@ -88,8 +109,9 @@ def main() -> None:
 
 
 def _leave_signals_to_runner() -> None:
-    """Ctrl-C is the runner's to handle, and so is a SIGTERM that a batch system sends to every process. Handled, not ignored: what an environment
-    starts or forks must not inherit that. What is ignored already stays so (nohup)."""
+    """Ctrl-C is the runner's to handle, and so is a SIGTERM that a batch system sends to
+    every process. Handled, not ignored: what an environment starts or forks must not
+    inherit that. What is ignored already stays so (nohup)."""
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -104,7 +126,8 @@ def _take_signals_again() -> None:
 
 
 def _end_with_runner(link: int) -> None:
-    """Wait until the runner is gone; a worker that is still here a little later (its environment hangs) is ended."""
+    """Wait until the runner is gone; a worker that is still here a little later (its
+    environment hangs) is ended."""
     _hung_up(link, None)
     sleep(GRACE)
     _end_session()
@@ -126,7 +149,8 @@ def _has_company() -> bool:
 
 
 def _end_session() -> None:
-    """End this process and all that its environment started: nobody else is left to do it."""
+    """End this process and all that its environment started: nobody else is left to do
+    it."""
     os.killpg(0, signal.SIGKILL)
 
 

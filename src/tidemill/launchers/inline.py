@@ -1,4 +1,5 @@
-"""The inline launcher: every worker in this thread, in turn. Deterministic: the debugger's launcher."""
+"""The inline launcher: every worker in this thread, in turn. Deterministic: the
+debugger's launcher."""
 
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
@@ -6,7 +7,9 @@ from tidemill.api.transport import Link
 from tidemill.core.threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
 
-_NAP = 0.001  # seconds to wait when no worker can do anything: for an environment outside of this process, or for the end of a pause
+# seconds to wait when no worker can do anything: for an environment outside of this
+# process, or for the end of a pause
+_NAP = 0.001
 
 
 class InlineLauncher(Launcher):
@@ -27,7 +30,11 @@ class InlineLauncher(Launcher):
         for name, config in experiment.members():
             endpoints, links[name] = ends[name]
             self._links.append(ends[name][1])
-            self._workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads))
+            self._workers[name] = config.build(
+                Context(
+                    experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads
+                )
+            )
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:

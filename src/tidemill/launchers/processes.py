@@ -1,7 +1,9 @@
-"""The processes launcher: every worker in a process of its own, or several by turns in one, over shared memory. Linux only (memfd, eventfd).
+"""The processes launcher: every worker in a process of its own, or several by turns in
+one, over shared memory. Linux only (memfd, eventfd).
 
-All memory and bells are created here and inherited by descriptor; a worker's configuration goes to its standard input. Nothing has a name in the
-system, so nothing is left behind however a process ends.
+All memory and bells are created here and inherited by descriptor; a worker's
+configuration goes to its standard input. Nothing has a name in the system, so nothing is
+left behind however a process ends.
 """
 
 import contextlib
@@ -31,7 +33,9 @@ from tidemill.core.private import private
 from tidemill.core.source import environment_of_ours, own_path
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
-SPIN = 100e-6  # seconds of polling before a sleep, where every worker has a core of its own: two wake-ups' worth
+# seconds of polling before a sleep, where every worker has a core of its own: two
+# wake-ups' worth
+SPIN = 100e-6
 _TAIL = 2000  # characters of a dead worker's output that are shown
 _SPARE = 100  # descriptors for all else that a process has open
 _CAUSES: dict[int, str] = {  # of a process that a signal ended
@@ -68,7 +72,11 @@ class Order(msgspec.Struct, frozen=True):
     def descriptors(self) -> set[int]:
         """Return all that the process inherits."""
         handles = [handle for seat in self.seats for handle in seat.edges.values()]
-        return {self.bell, *(seat.link for seat in self.seats), *(d for handle in handles for d in (handle.segment, *handle.wake))}
+        return {
+            self.bell,
+            *(seat.link for seat in self.seats),
+            *(d for handle in handles for d in (handle.segment, *handle.wake)),
+        }
 
 
 class ProcessesLauncher(Launcher):
@@ -78,7 +86,10 @@ class ProcessesLauncher(Launcher):
 
     def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
-            raise RunError(f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch threads or --launch inline")
+            raise RunError(
+                f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch "
+                "threads or --launch inline"
+            )
         self._processes: list[subprocess.Popen[bytes]] = []
         self._process_of: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
@@ -97,16 +108,32 @@ class ProcessesLauncher(Launcher):
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The runner sleeps mostly, and those that take turns wait for nobody but each other, and shortly: they need not leave it a core.
+        # The runner sleeps mostly, and those that take turns wait for nobody but each
+        # other, and shortly: they need not leave it a core.
         own_cores = len(processes) < cores() + all(len(names) > 1 for names in processes)
         kept = self._cores(experiment, processes)
         text = json.dumps(encode(experiment))
         for names, core in zip(processes, kept, strict=True):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
-            seats = [Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells)) for name, (_, theirs) in zip(names, pairs, strict=True)]
+            seats = [
+                Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells))
+                for name, (_, theirs) in zip(names, pairs, strict=True)
+            ]
             math_threads, files = experiment.math_threads(names), dict(job.files)
-            order = Order(seats, text, job.source, job.folder, job.resume, spin, math_threads, core, files, bells[names[0]], own_path())
+            order = Order(
+                seats,
+                text,
+                job.source,
+                job.folder,
+                job.resume,
+                spin,
+                math_threads,
+                core,
+                files,
+                bells[names[0]],
+                own_path(),
+            )
             log = logs / f"{'+'.join(names)}.log"
             for name, (ours, _) in zip(names, pairs, strict=True):
                 self._links[name] = RunnerLink(ours, bells[name], self._bell)
@@ -123,10 +150,13 @@ class ProcessesLauncher(Launcher):
 
     @staticmethod
     def _cores(experiment: Experiment, processes: list[list[str]]) -> list[int | None]:
-        """Return the core that each process keeps to, or None: another one for each, as far as there are so many. The first is any one, since other
-        runs do the same."""
+        """Return the core that each process keeps to, or None: another one for each, as
+        far as there are so many. The first is any one, since other runs do the same."""
         workers, free, turn = dict(experiment.members()), sorted(os.sched_getaffinity(0)), count(os.getpid())
-        return [free[next(turn) % len(free)] if any(workers[name].one_core for name in names) else None for names in processes]
+        return [
+            free[next(turn) % len(free)] if any(workers[name].one_core for name in names) else None
+            for names in processes
+        ]
 
     def _keep(self, descriptor: int) -> int:
         self._descriptors.append(descriptor)
@@ -137,7 +167,8 @@ class ProcessesLauncher(Launcher):
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tidemill.launchers.entry"],  # without the working directory among its places of modules
+                # without the working directory among its places of modules
+                [sys.executable, "-P", "-m", "tidemill.launchers.entry"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -163,9 +194,17 @@ class ProcessesLauncher(Launcher):
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "it hung up, but its process still runs"
-        how = f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process ended with status {code}"
+        how = (
+            f"its process was killed by {_signal_name(-code)}"
+            if code < 0
+            else f"its process ended with status {code}"
+        )
         how += _CAUSES.get(-code, "")
-        tail = self._logs[worker].read_text(errors="replace")[-_TAIL:].strip() if self._logs[worker].exists() else ""
+        tail = (
+            self._logs[worker].read_text(errors="replace")[-_TAIL:].strip()
+            if self._logs[worker].exists()
+            else ""
+        )
         return how + (f"; its last output:\n{tail}" if tail else "")
 
     def condition(self, worker: str) -> str:
@@ -190,7 +229,8 @@ class ProcessesLauncher(Launcher):
                 process.wait()
         deadline = monotonic() + _AFTER
         for process in self._processes:
-            # What its environment started, and what that left to itself (a resource tracker, say) ends by itself.
+            # What its environment started, and what that left to itself (a resource
+            # tracker, say) ends by itself.
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
             kill_session(process.pid)
@@ -211,7 +251,8 @@ class ProcessesLauncher(Launcher):
 
 
 class RunnerBell(EventBell):
-    """The runner's bell, also rung by links, and by the ends of processes. Nobody plays an environment in the runner's thread."""
+    """The runner's bell, also rung by links, and by the ends of processes. Nobody plays
+    an environment in the runner's thread."""
 
     def wait(self, seconds: float) -> bool:
         return self.hear(seconds)
@@ -223,8 +264,9 @@ class RunnerBell(EventBell):
 
 
 class RunnerLink(SocketLink):
-    """The runner's end. It rings the worker after each message, since a worker sleeps on its bell alone; and it hangs up when the worker's process is
-    dead, even where the other end of the socket is still open in what the process forked."""
+    """The runner's end. It rings the worker after each message, since a worker sleeps on
+    its bell alone; and it hangs up when the worker's process is dead, even where the
+    other end of the socket is still open in what the process forked."""
 
     def __init__(self, connection: socket.socket, bell: int, runner_bell: RunnerBell) -> None:
         super().__init__(connection)
@@ -256,8 +298,8 @@ class RunnerLink(SocketLink):
 
 
 def allow_descriptors(experiment: Experiment) -> None:
-    """Raise this process's limit of open descriptors, where it is too low for the processes of `experiment`. Raises `ConfigError` where it may not be
-    raised so far."""
+    """Raise this process's limit of open descriptors, where it is too low for the
+    processes of `experiment`. Raises `ConfigError` where it may not be raised so far."""
     import resource  # no module of every system's
 
     count = len(experiment.edges()) + len(experiment.processes()) + 3 * len(list(experiment.members()))
@@ -265,8 +307,10 @@ def allow_descriptors(experiment: Experiment) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < needed:
         raise ConfigError(
-            f"this needs {needed:,} open files ({count:,} of shared memory, bells and links, {_SPARE} besides), and {hard:,} are allowed; make a "
-            "count smaller (of n equal trainers each has a channel to each other), or have the limit raised: ulimit -Hn"
+            f"this needs {needed:,} open files ({count:,} of shared memory, bells and links, {_SPARE} "
+            f"besides), and {hard:,} are allowed; make a "
+            "count smaller (of n equal trainers each has a channel to each other), or have the limit raised: "
+            "ulimit -Hn"
         )
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -274,7 +318,8 @@ def allow_descriptors(experiment: Experiment) -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Have processes that are started within this begin with `ENDING` blocked, until they can handle it: a batch system signals all of them."""
+    """Have processes that are started within this begin with `ENDING` blocked, until they
+    can handle it: a batch system signals all of them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -283,7 +328,8 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def kill_session(leader: int) -> None:
-    """Kill the process group that `leader` began (a worker and what its environment started)."""
+    """Kill the process group that `leader` began (a worker and what its environment
+    started)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -303,12 +349,16 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def edge_handles(worker: str, edges: list[Edge], segments: Mapping[str, int], bells: Mapping[str, int]) -> dict[str, EdgeHandle]:
+def edge_handles(
+    worker: str, edges: list[Edge], segments: Mapping[str, int], bells: Mapping[str, int]
+) -> dict[str, EdgeHandle]:
     """Return how `worker` reaches each of its edges."""
     handles = {}
     for edge in edges:
         if worker == edge.source:
-            handles[edge.name] = EdgeHandle(segments[edge.name], tuple(bells[target] for target in edge.targets))
+            handles[edge.name] = EdgeHandle(
+                segments[edge.name], tuple(bells[target] for target in edge.targets)
+            )
         elif worker in edge.targets:
             handles[edge.name] = EdgeHandle(segments[edge.name], (bells[edge.source],))
     return handles

@@ -1,5 +1,6 @@
-"""The threads launcher: every worker in a thread of this process, but for those that take turns in one (`Experiment.together`). Those with `one_core`
-keep to one core with all threads that step for them."""
+"""The threads launcher: every worker in a thread of this process, but for those that take
+turns in one (`Experiment.together`). Those with `one_core` keep to one core with all
+threads that step for them."""
 
 import os
 import threading
@@ -35,11 +36,17 @@ class ThreadsLauncher(Launcher):
             links[name] = link
             self._links.append(link)
             self._bell = link.bell
-            workers[name] = config.build(Context(experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads))
+            workers[name] = config.build(
+                Context(
+                    experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads
+                )
+            )
         for names in groups:
             core = self._core if any(configs[name].one_core for name in names) else None
             lives = [workers[name] for name in names], [ends[name][1].peer for name in names], core
-            self._threads |= dict.fromkeys(names, threading.Thread(target=_live, args=lives, name="+".join(names), daemon=True))
+            self._threads |= dict.fromkeys(
+                names, threading.Thread(target=_live, args=lives, name="+".join(names), daemon=True)
+            )
         for names in groups:
             self._threads[names[0]].start()
         return links
@@ -56,18 +63,21 @@ class ThreadsLauncher(Launcher):
             link.close()
         deadline = monotonic() + seconds
         for thread in filter(threading.Thread.is_alive, self._threads.values()):
-            thread.join(max(deadline - monotonic(), 0.01))  # one whose environment hangs ends with this process
+            # one whose environment hangs ends with this process
+            thread.join(max(deadline - monotonic(), 0.01))
         keep_to(None)
 
 
 def _any_core() -> int:
-    """Return the core for those that keep to one (the same for all: they have Python's lock by turns). Other runs do the same."""
+    """Return the core for those that keep to one (the same for all: they have Python's
+    lock by turns). Other runs do the same."""
     free = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     return free[os.getpid() % len(free)]
 
 
 def _live(workers: Sequence[WorkerHandle], links: Sequence[LocalLink], core: int | None) -> None:
-    """What each thread runs. Its ends of the links hang up with it, so that the runner notices however it ends."""
+    """What each thread runs. Its ends of the links hang up with it, so that the runner
+    notices however it ends."""
     if core is not None:
         keep_to(core)
     try:

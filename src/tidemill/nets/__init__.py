@@ -1,1 +1,2 @@
-"""Networks: policies of observations, encoders, distributions and normalisers. Acting with an MLP needs no torch; training and images do."""
+"""Networks: policies of observations, encoders, distributions and normalisers. Acting
+with an MLP needs no torch; training and images do."""

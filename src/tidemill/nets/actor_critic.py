@@ -1,4 +1,5 @@
-"""The configuration of the built-in policy: an actor and a critic, with an MLP or Mnih et al.'s convolutions. Imports no torch."""
+"""The configuration of the built-in policy: an actor and a critic, with an MLP or Mnih et
+al.'s convolutions. Imports no torch."""
 
 from dataclasses import dataclass
 from math import isfinite, prod
@@ -25,10 +26,13 @@ def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCritic(PolicyConfig):
-    """A feed-forward policy with a value head, for every observation space and for Discrete, MultiDiscrete, MultiBinary and float Box actions.
+    """A feed-forward policy with a value head, for every observation space and for
+    Discrete, MultiDiscrete, MultiBinary and float Box actions.
 
-    Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else flattened (integers as one-hot) through the hidden layers;
-    an observation that has both joins them before the hidden layers. One that is a single image has no hidden layers.
+    Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else
+    flattened (integers as one-hot) through the hidden layers; an observation that has
+    both joins them before the hidden layers. One that is a single image has no hidden
+    layers.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -36,48 +40,73 @@ class ActorCritic(PolicyConfig):
     activation: Literal["tanh", "relu"] = "tanh"
     """After each hidden layer. (Convolutions have relu.)"""
     encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
-    """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two are at least 36, and flattens the rest; ``mlp`` flattens
-    all; ``nature_cnn`` is ``auto`` that refuses an observation without images."""
+    """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
+    are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
+    ``auto`` that refuses an observation without images."""
     convolutions: Literal["float32", "bfloat16"] = "float32"
-    """What the convolutions compute in; weights, heads and Adam are float32 always. bfloat16 is about twice as fast on a CPU that
-    has it; on one that has not, float32 is taken all the same."""
+    """What the convolutions compute in; weights, heads and Adam are float32 always.
+    bfloat16 is about twice as fast on a CPU that has it; on one that has not, float32 is
+    taken all the same."""
     shared_critic: bool | None = None
-    """Whether the critic shares all layers but its head with the actor. None: with images yes, unless the critic sees more; else no."""
+    """Whether the critic shares all layers but its head with the actor. None: with images
+    yes, unless the critic sees more; else no."""
     normalise_observations: bool = False
-    """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by statistics of the trained rows."""
+    """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by
+    statistics of the trained rows."""
     log_std_init: float = 0.0
     """First log-deviation of Box actions, in units of half the action's range."""
     action_mask: str | None = "action_mask"
-    """Part of the observation that says which actions are allowed: bool or int8 [n] for Discrete(n), [sum of nvec] for MultiDiscrete. What is 0
-    there is never drawn; the network does not see the part. An observation without it allows everything, but a part of another name than this usual
-    one must be there. None: there is no such part."""
+    """Part of the observation that says which actions are allowed: bool or int8 [n] for
+    Discrete(n), [sum of nvec] for MultiDiscrete. What is 0 there is never drawn; the
+    network does not see the part. An observation without it allows everything, but a part
+    of another name than this usual one must be there. None: there is no such part."""
     critic_only: tuple[str, ...] = ("global_state",)
-    """Parts of the observation that the critic alone sees (a centralised critic: Yu et al. 2022, "The Surprising Effectiveness of PPO in Cooperative
-    Multi-Agent Games"): the actor does not depend on them in any way. ``global_state`` is passed over where an observation lacks it;
-    parts of other names must be there."""
+    """Parts of the observation that the critic alone sees (a centralised critic: Yu et
+    al. 2022, "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games"): the
+    actor does not depend on them in any way. ``global_state`` is passed over where an
+    observation lacks it; parts of other names must be there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(width < 1 for width in self.hidden):
-            raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
+            raise ConfigError(
+                f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead"
+            )
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
-            raise ConfigError(f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one between -20 and 20, such as 0")
-        choices = {"activation": ("tanh", "relu"), "encoder": ("auto", "mlp", "nature_cnn"), "convolutions": ("float32", "bfloat16")}
+            raise ConfigError(
+                f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one "
+                "between -20 and 20, such as 0"
+            )
+        choices = {
+            "activation": ("tanh", "relu"),
+            "encoder": ("auto", "mlp", "nature_cnn"),
+            "convolutions": ("float32", "bfloat16"),
+        }
         if self.action_mask in self.critic_only:
-            raise ConfigError(f'"{self.action_mask}" is named by action_mask and by critic_only; a mask is for the actor: take it out of critic_only')
+            raise ConfigError(
+                f'"{self.action_mask}" is named by action_mask and by critic_only; a mask is for the actor: '
+                "take it out of critic_only"
+            )
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise ConfigError(f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}')
+                raise ConfigError(
+                    f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}'
+                )
 
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
-        """Return what flattens the observations. Raises `ConfigError` where the settings do not go with `spaces`."""
+        """Return what flattens the observations. Raises `ConfigError` where the settings
+        do not go with `spaces`."""
         mask = mask_of(spaces, self.action_mask)
-        encoder = ObservationEncoder(spaces.observation, self.encoder, mask.name if mask else None, self.critic_only)
+        encoder = ObservationEncoder(
+            spaces.observation, self.encoder, mask.name if mask else None, self.critic_only
+        )
         check_deviation(self, spaces)
         if not encoder.images:
             self.refuse_idle("convolutions", "on an observation without images")
         if encoder.images and not encoder.width:
-            self.refuse_idle("hidden", "on an observation that is images alone: their convolutions lead to the heads")
+            self.refuse_idle(
+                "hidden", "on an observation that is images alone: their convolutions lead to the heads"
+            )
         if not self._layers(encoder):
             self.refuse_idle("activation", "without hidden layers")
         if not encoder.boxes:
@@ -86,24 +115,47 @@ class ActorCritic(PolicyConfig):
             names = ", ".join(encoder.critic_only)
             if self.shared_critic:
                 raise ConfigError(
-                    f"shared_critic = True, but only the critic is to see {names}; take shared_critic = False, or take that part out of critic_only"
+                    f"shared_critic = True, but only the critic is to see {names}; take shared_critic = "
+                    "False, or take that part out of critic_only"
                 )
             if not self.hidden:
-                raise ConfigError(f"hidden = [], but only the critic is to see {names}, which takes a hidden layer; take hidden = [64] or the like")
+                raise ConfigError(
+                    f"hidden = [], but only the critic is to see {names}, which takes a hidden layer; take "
+                    "hidden = [64] or the like"
+                )
         return encoder
 
     def towers(self, encoder: ObservationEncoder) -> int:
-        """Return 2, or 1 where the critic shares all layers but its head with the actor."""
-        return 1 if (bool(encoder.images) and not encoder.critic_only if self.shared_critic is None else self.shared_critic) else 2
+        """Return 2, or 1 where the critic shares all layers but its head with the
+        actor."""
+        return (
+            1
+            if (
+                bool(encoder.images) and not encoder.critic_only
+                if self.shared_critic is None
+                else self.shared_critic
+            )
+            else 2
+        )
 
     @property
     def memory(self) -> Memory | None:
         """The cell between hidden layers and heads, in a policy that remembers."""
         return None
 
-    def shapes(self, encoder: ObservationEncoder, distribution: Distribution) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain of each weight (see `weight_shapes`)."""
-        return weight_shapes(encoder, self.towers(encoder), self._layers(encoder), distribution.size, distribution.deviations, self.memory)
+    def shapes(
+        self, encoder: ObservationEncoder, distribution: Distribution
+    ) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return the shape and the orthogonal gain of each weight (see
+        `weight_shapes`)."""
+        return weight_shapes(
+            encoder,
+            self.towers(encoder),
+            self._layers(encoder),
+            distribution.size,
+            distribution.deviations,
+            self.memory,
+        )
 
     def _layers(self, encoder: ObservationEncoder) -> tuple[int, ...]:
         """Return the widths of the hidden layers that there are."""
@@ -111,21 +163,32 @@ class ActorCritic(PolicyConfig):
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         encoder = self.observation_encoder(spaces)
-        fields = {name: Field(shape, "float32") for name, (shape, _) in self.shapes(encoder, distribution_of(spaces.action)).items() if prod(shape)}
+        fields = {
+            name: Field(shape, "float32")
+            for name, (shape, _) in self.shapes(encoder, distribution_of(spaces.action)).items()
+            if prod(shape)
+        }
         if self.normalise_observations and encoder.width:
             fields |= RunningMoments.fields("observation", (encoder.width,))
         return fields | RunningMoments.fields("returns", ())
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
-        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,
+        value in reward units)."""
+        return {
+            **schema_of_space(spaces.action, "action"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
-        """Return the policy. Weights and samples come from two independent streams of `seed`."""
+        """Return the policy. Weights and samples come from two independent streams of
+        `seed`."""
         return self.build_on("cpu", spaces, seed)
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
-        """Return the policy; its first weights are the same on every device. An MLP on a CPU is numpy's, everything else torch's."""
+        """Return the policy; its first weights are the same on every device. An MLP on a
+        CPU is numpy's, everything else torch's."""
         if device == "cpu" and not self.observation_encoder(spaces).images:
             from tidemill.nets.actor_critic_policy import ActorCriticPolicy
 

@@ -1,8 +1,9 @@
-"""The policy that `ActorCritic` describes, for MLPs on a CPU: all in numpy; only `evaluate` imports torch, over the same memory.
-Images and GPUs: `torch_actor_critic`.
+"""The policy that `ActorCritic` describes, for MLPs on a CPU: all in numpy; only
+`evaluate` imports torch, over the same memory. Images and GPUs: `torch_actor_critic`.
 
-All weights lie in one flat float32 array. Layers of the actor and of the critic have the same shapes (but for the heads), so they lie stacked along a
-first axis "towers" (2, or 1 when the critic shares them) and run as one batched product.
+All weights lie in one flat float32 array. Layers of the actor and of the critic have the
+same shapes (but for the heads), so they lie stacked along a first axis "towers" (2, or 1
+when the critic shares them) and run as one batched product.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ OBSERVATION_CLIP = np.float32(10)  # deviations
 
 
 class ActorCriticPolicy(TrainablePolicy):
-    """Acts for any number of rows; see `ActorCritic` for the network and `distributions` for what an action and its log-probability are."""
+    """Acts for any number of rows; see `ActorCritic` for the network and `distributions`
+    for what an action and its log-probability are."""
 
     library: LibraryName = "numpy"
     _memory: Memory | None
@@ -54,27 +56,39 @@ class ActorCriticPolicy(TrainablePolicy):
         self.weights = views(self.flat, self._shapes)
         rng = np.random.default_rng(weights_seed)
         for name, (_, gain) in gains.items():
-            if gain and encoder.critic_only and name == "hidden.0.weight":  # the actor's are 0 where it does not see, and stay so
+            # the actor's are 0 where it does not see, and stay so
+            if gain and encoder.critic_only and name == "hidden.0.weight":
                 actor, critic = self.weights[name]
                 for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
                     orthogonal(part, gain, rng, 0)
             elif gain:
-                orthogonal(self.weights[name], gain, rng, self.towers if not name.startswith(("actor", "critic")) else 0)
+                orthogonal(
+                    self.weights[name],
+                    gain,
+                    rng,
+                    self.towers if not name.startswith(("actor", "critic")) else 0,
+                )
         self.weights["log_std"][...] = config.log_std_init
         if self._memory is not None:
             self._memory.cell.begin(self.weights)
         self.layers = layers_of(self.weights)
         """(weight [towers, in, out], bias [towers, 1, out]) of each hidden layer."""
         self._towers_of_acting, self._towers_of_training = (
-            Towers(self.layers, config.activation, encoder.seen if encoder.critic_only else None) for _ in range(2)
+            Towers(self.layers, config.activation, encoder.seen if encoder.critic_only else None)
+            for _ in range(2)
         )
         self._scratch = Scratch()  # of training
         self.turn = 0
         """Counts what changes the intermediate results that `backward` needs."""
         self._last: Floats = self.flat[:0]  # what `forward` kept: what the heads see, [towers, n, width]
         self._forbidden: Bools = np.empty((0, 0), np.bool_)  # likewise, where there is a mask: [n, actions]
-        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
-        self._observation = RunningMoments("observation", (self.encoder.width,)) if config.normalise_observations and self.encoder.width else None
+        # where `backward` wrote last, and its views
+        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
+        self._observation = (
+            RunningMoments("observation", (self.encoder.width,))
+            if config.normalise_observations and self.encoder.width
+            else None
+        )
         self._returns = RunningMoments("returns", ())
         self._leaf: Tensor | None = None  # all weights as torch sees them
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)
@@ -106,10 +120,13 @@ class ActorCriticPolicy(TrainablePolicy):
         if not isinstance(deterministic, bool):
             some = deterministic.any()
             deterministic = deterministic if deterministic.ndim and some else bool(some)
-        self.distribution.sample(head, weights["log_std"], deterministic, self._rng, out["action"][:n], out["log_prob"][:n])
+        self.distribution.sample(
+            head, weights["log_std"], deterministic, self._rng, out["action"][:n], out["log_prob"][:n]
+        )
 
     def _remember(self, last: Floats, state: Arrays, out: Arrays) -> Floats:
-        """Return what the heads see, [towers, n, width], when acting: the `last` hidden layers."""
+        """Return what the heads see, [towers, n, width], when acting: the `last` hidden
+        layers."""
         return last
 
     def _normalise(self, x: Floats) -> None:
@@ -125,10 +142,13 @@ class ActorCriticPolicy(TrainablePolicy):
         if self._observation is not None:
             boxes = self.encoder.normalised
             self._shift = np.where(boxes, self._observation.mean, 0).astype(np.float32)
-            self._factor = np.where(boxes, 1 / np.sqrt(self._observation.variance + 1e-8), 1).astype(np.float32)
+            self._factor = np.where(boxes, 1 / np.sqrt(self._observation.variance + 1e-8), 1).astype(
+                np.float32
+            )
 
     def parameters(self) -> Arrays:
-        """Return the weights (float32) and the statistics ``observation.*`` and ``returns.*`` (float64), as views."""
+        """Return the weights (float32) and the statistics ``observation.*`` and
+        ``returns.*`` (float64), as views."""
         return self._named()
 
     def _named(self) -> Arrays:
@@ -138,14 +158,16 @@ class ActorCriticPolicy(TrainablePolicy):
         return named | self._returns.parameters()
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        """See `Policy.load`. Nothing is changed when a name, shape or dtype does not fit."""
+        """See `Policy.load`. Nothing is changed when a name, shape or dtype does not
+        fit."""
         load_parameters(self._named(), parameters)
         self.version = version
         self._refresh()
 
     def prepare(self, observation: Arrays) -> Arrays:
-        """Return ``features`` (float32 [n, width], flattened and normalised) when anything is flattened, the images as they are, and where there is a
-        mask ``forbidden`` (bool [n, actions])."""
+        """Return ``features`` (float32 [n, width], flattened and normalised) when
+        anything is flattened, the images as they are, and where there is a mask
+        ``forbidden`` (bool [n, actions])."""
         inputs: Arrays = {name: observation[name] for name in self.encoder.images}
         if self.mask is not None:
             inputs["forbidden"] = self.mask.forbidden(observation)
@@ -187,7 +209,9 @@ class ActorCriticPolicy(TrainablePolicy):
         weights = self.weights
         self._last = last = self._ascend(inputs)
         n = last.shape[1]
-        head = np.matmul(weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, n)))
+        head = np.matmul(
+            weights["actor.weight"], last[0].T, out=self._scratch("head", (self.distribution.size, n))
+        )
         head += weights["actor.bias"]
         if self.mask is not None:
             self._forbidden = inputs["forbidden"][inputs["rows"]] if self.recurrent else inputs["forbidden"]
@@ -220,30 +244,36 @@ class ActorCriticPolicy(TrainablePolicy):
         self._descend(of_last, gradient)
 
     def _ascend(self, inputs: Mapping[str, Any]) -> Floats:
-        """Return what the heads see, [towers, n, width], when training: the last hidden layers."""
+        """Return what the heads see, [towers, n, width], when training: the last hidden
+        layers."""
         return self._towers_of_training.forward(inputs["features"])
 
     def _descend(self, of_last: Floats, gradient: dict[str, Floats]) -> None:
-        """Write the gradients of all weights below the heads, `of_last` being that of what `_ascend` returned."""
+        """Write the gradients of all weights below the heads, `of_last` being that of
+        what `_ascend` returned."""
         self._towers_of_training.backward(of_last, layers_of(gradient))
 
     @property
     def value_scale(self) -> float:
-        """The running deviation of the λ-returns: reward units per unit of the critic's head."""
+        """The running deviation of the λ-returns: reward units per unit of the critic's
+        head."""
         return float(self._scale)
 
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
         parts = [self._returns.moments(returns)]
         if self._observation is not None:
-            features = np.empty((len(next(iter(observation.values()))) if observation else 0, self.encoder.width), np.float32)
+            features = np.empty(
+                (len(next(iter(observation.values()))) if observation else 0, self.encoder.width), np.float32
+            )
             if observation:
                 self.encoder.encode(observation, features)
             parts.append(self._observation.moments(features))
         return np.concatenate(parts)
 
     def fold_moments(self, moments: NDArray[np.float64]) -> None:
-        """See `TrainablePolicy.fold_moments`. The critic's head is rescaled so that no value changes in reward units when the deviation does
-        (van Hasselt et al. 2016, "Learning values across many orders of magnitude", eq. 2-3, without the shift)."""
+        """See `TrainablePolicy.fold_moments`. The critic's head is rescaled so that no
+        value changes in reward units when the deviation does (van Hasselt et al. 2016,
+        "Learning values across many orders of magnitude", eq. 2-3, without the shift)."""
         before = self._returns.deviation()
         self._returns.fold(moments[:3])
         if moments[0]:
@@ -260,4 +290,7 @@ class ActorCriticPolicy(TrainablePolicy):
 
 def layers_of(named: dict[str, Floats]) -> list[Layer]:
     """Return (weight, bias) of each hidden layer."""
-    return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(sum(name.startswith("hidden.") for name in named) // 2)]
+    return [
+        (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"])
+        for i in range(sum(name.startswith("hidden.") for name in named) // 2)
+    ]

@@ -1,8 +1,11 @@
-"""Cells that remember, LSTM and GRU: forward over sequences and backward through time, written out in numpy.
+"""Cells that remember, LSTM and GRU: forward over sequences and backward through time,
+written out in numpy.
 
-G towers (of actor and critic, stacked as in `towers`), L rows in time, m sequences, w units. A part of the state is [m, G, w], as rows hold it. All
-that does not depend on the state is done for all L rows at once (the inputs' share of the gates, the slopes, the gradients of the weights), so that a
-row costs a product with the recurrent weights and a handful of elementwise operations.
+G towers (of actor and critic, stacked as in `towers`), L rows in time, m sequences, w
+units. A part of the state is [m, G, w], as rows hold it. All that does not depend on the
+state is done for all L rows at once (the inputs' share of the gates, the slopes, the
+gradients of the weights), so that a row costs a product with the recurrent weights and a
+handful of elementwise operations.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +25,8 @@ HALF, ONE = np.float32(0.5), np.float32(1)  # σ(x) = ½ + ½ tanh(½x)
 
 
 class Cell(ABC):
-    """A cell of `weights`, which stay where they are and are read anew by each `forward`. Results lie in memory that the next one rewrites."""
+    """A cell of `weights`, which stay where they are and are read anew by each `forward`.
+    Results lie in memory that the next one rewrites."""
 
     parts: ClassVar[tuple[str, ...]]
     """What a state consists of. The first one is also what the cell gives."""
@@ -30,7 +34,9 @@ class Cell(ABC):
     """Products with the inputs and with the state, in units."""
 
     def __init__(self, weights: Mapping[str, Floats]) -> None:
-        self._weight, self._recurrent, self._bias = (weights[f"cell.{name}"] for name in ("weight", "recurrent", "bias"))
+        self._weight, self._recurrent, self._bias = (
+            weights[f"cell.{name}"] for name in ("weight", "recurrent", "bias")
+        )
         self.towers, self.units = self._recurrent.shape[:2]
         self._scratch = Scratch()
         self._resets: list[NDArray[np.intp] | None] = []
@@ -52,9 +58,11 @@ class Cell(ABC):
     def forward(self, x: Floats, state: Mapping[str, Floats], on_reset: NDArray[np.bool_]) -> Floats:
         """Return what the cell gives for every row, [G, L·m, w], rows time first.
 
-        x         inputs [G, L·m, in], or [1, L·m, in] where the towers share them; kept for `backward`
-        state     part → [m, G, w]: before the first row
-        on_reset  [L, m]: the rows that begin an episode, before which the state is the default one, zeros
+        x: inputs [G, L·m, in], or [1, L·m, in] where the towers share them; kept for
+            `backward`
+        state: part → [m, G, w]: before the first row
+        on_reset: [L, m]: the rows that begin an episode, before which the state is the
+            default one, zeros
         """
         length, count = on_reset.shape
         self._x = x
@@ -71,17 +79,21 @@ class Cell(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Floats]:
-        """Return the state after the last row of the last `forward`, part → [m, G, w]; views."""
+        """Return the state after the last row of the last `forward`, part → [m, G, w];
+        views."""
 
     @abstractmethod
     def backward(self, of_given: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
-        """Write the gradients of the weights of the last `forward` into `into`, `of_given` [G, L·m, w] (overwritten) being that of its result, and
-        return that of its inputs [G, L·m, in] where it is asked for. Nothing flows back from one episode into the one before it, nor into the
-        state before the first row. Once for each `forward`."""
+        """Write the gradients of the weights of the last `forward` into `into`,
+        `of_given` [G, L·m, w] (overwritten) being that of its result, and return that of
+        its inputs [G, L·m, in] where it is asked for. Nothing flows back from one episode
+        into the one before it, nor into the state before the first row. Once for each
+        `forward`."""
 
     @abstractmethod
     def _unroll(self, inputs: Floats, state: Mapping[str, Floats], given: Floats) -> None:
-        """Write `given` [G, L, m, w] from the inputs' share of the gates [G, L, m, gates·w], which is overwritten and kept."""
+        """Write `given` [G, L, m, w] from the inputs' share of the gates [G, L, m,
+        gates·w], which is overwritten and kept."""
 
     def _reset(self, row: int, *parts: Floats) -> None:
         """Clear the columns of `parts` [G, m, w] whose episodes begin at `row`."""
@@ -90,15 +102,26 @@ class Cell(ABC):
             for part in parts:
                 part[:, columns] = 0
 
-    def _of_weights(self, of_inputs: Floats, of_products: Floats, into: Mapping[str, Floats], wanted: bool) -> Floats | None:
-        """Write the gradients of the weights that all cells have from those of the gates' shares [G, L·m, gates·w]; return that of x if wanted."""
+    def _of_weights(
+        self, of_inputs: Floats, of_products: Floats, into: Mapping[str, Floats], wanted: bool
+    ) -> Floats | None:
+        """Write the gradients of the weights that all cells have from those of the gates'
+        shares [G, L·m, gates·w]; return that of x if wanted."""
         x, rows = self._x, of_inputs.shape[1]
         np.matmul(x.swapaxes(1, 2), of_inputs, out=into["cell.weight"])
-        np.matmul(self._before.reshape(self.towers, rows, self.units).swapaxes(1, 2), of_products, out=into["cell.recurrent"])
+        np.matmul(
+            self._before.reshape(self.towers, rows, self.units).swapaxes(1, 2),
+            of_products,
+            out=into["cell.recurrent"],
+        )
         np.matmul(self._ones(rows), of_inputs, out=into["cell.bias"])
         if not wanted:
             return None
-        return np.matmul(of_inputs, self._weight.swapaxes(1, 2), out=self._scratch("of x", (self.towers, rows, self._weight.shape[1])))
+        return np.matmul(
+            of_inputs,
+            self._weight.swapaxes(1, 2),
+            out=self._scratch("of x", (self.towers, rows, self._weight.shape[1])),
+        )
 
     def _ones(self, rows: int) -> Floats:
         """Return ones [1, rows]: a product with them is a fifth of what np.sum takes."""
@@ -108,7 +131,8 @@ class Cell(ABC):
 
 
 class LSTM(Cell):
-    """Hochreiter & Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of Gers et al. 2000, "Learning to Forget", eq. 3-7:
+    """Hochreiter & Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of
+    Gers et al. 2000, "Learning to Forget", eq. 3-7:
 
     (o, i, f, g) = (σ, σ, σ, tanh)(x W + h U + b);  c' = f c + i g;  h' = o tanh(c')
     """
@@ -118,7 +142,8 @@ class LSTM(Cell):
 
     @classmethod
     def begin(cls, weights: Mapping[str, Floats]) -> None:
-        """Open the forget gate: Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent Network Architectures", section 2.2."""
+        """Open the forget gate: Jozefowicz et al. 2015, "An Empirical Exploration of
+        Recurrent Network Architectures", section 2.2."""
         bias = weights["cell.bias"]
         units = bias.shape[-1] // 4
         bias[..., 2 * units : 3 * units] = 1
@@ -132,7 +157,8 @@ class LSTM(Cell):
         gates = inputs.reshape(towers, length, count, 4, units)
         cells = self._scratch("cells", (towers, length + 1, count, units))
         squashed = self._scratch("squashed", given.shape)
-        product, added = self._scratch("product", (towers, count, 4 * units)), self._scratch("added", (towers, count, units))
+        product = self._scratch("product", (towers, count, 4 * units))
+        added = self._scratch("added", (towers, count, units))
         cells[:, 0] = state["cell"].swapaxes(0, 1)
         self._reset(0, before[:, 0], cells[:, 0])
         for t in range(length):
@@ -156,7 +182,8 @@ class LSTM(Cell):
     def backward(self, of_given: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
         gates, squashed, cells = self._gates, self._squashed, self._cells
         towers, length, count, _, units = gates.shape
-        # All that of_gates and of_cell are multiplied by, for all rows: o' tanh(c), i' g, f' c, g' i and o tanh'(c).
+        # All that of_gates and of_cell are multiplied by, for all rows: o' tanh(c), i' g,
+        # f' c, g' i and o tanh'(c).
         slopes = self._scratch("slopes", gates.shape)
         of_sigmoids = np.subtract(ONE, gates[..., :3, :], out=slopes[..., :3, :])
         of_sigmoids *= gates[..., :3, :]
@@ -168,7 +195,8 @@ class LSTM(Cell):
         into_cell *= gates[..., 0, :]
 
         of_given = of_given.reshape(towers, length, count, units)
-        of_hidden, of_cell = self._scratch("of hidden", (towers, count, units)), self._scratch("of cell", (towers, count, units))
+        of_hidden = self._scratch("of hidden", (towers, count, units))
+        of_cell = self._scratch("of cell", (towers, count, units))
         added, back = self._scratch("added", of_cell.shape), self._recurrent.swapaxes(1, 2)
         of_hidden.fill(0)
         of_cell.fill(0)
@@ -188,12 +216,14 @@ class LSTM(Cell):
 
 
 class GRU(Cell):
-    """Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation", eq. 5-8, with the reset gate
-    after the product, as libraries have it, so that a row needs only one:
+    """Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for
+    Statistical Machine Translation", eq. 5-8, with the reset gate after the product, as
+    libraries have it, so that a row needs only one:
 
     (r, z) = σ(x W + h U + b);  n = tanh(x W + b + r (h U + d));  h' = z h + (1 - z) n
 
-    W and b have the columns n, r, z; U has r, z, n, so that in memory [n, r, z, the product in n] each takes three neighbours.
+    W and b have the columns n, r, z; U has r, z, n, so that in memory [n, r, z, the
+    product in n] each takes three neighbours.
     """
 
     parts = ("hidden",)
@@ -215,7 +245,8 @@ class GRU(Cell):
         units, before = self.units, self._before
         gates = inputs.reshape(towers, length, count, 3, units)
         products, change = self._scratch("products", given.shape), self._scratch("change", given.shape)
-        product, added = self._scratch("product", (towers, count, 3 * units)), self._scratch("added", (towers, count, units))
+        product = self._scratch("product", (towers, count, 3 * units))
+        added = self._scratch("added", (towers, count, units))
         self._reset(0, before[:, 0])
         for t in range(length):
             row, gate = inputs[:, t], gates[:, t]
@@ -241,7 +272,8 @@ class GRU(Cell):
         gates = self._gates
         towers, length, count, _, units = gates.shape
         new, reset, keep = (gates[..., gate, :] for gate in range(3))
-        # All that of_given is multiplied by, for all rows: n' (1 - z), r' (h U + d) n' (1 - z), z' (h - n), r n' (1 - z).
+        # All that of_given is multiplied by, for all rows: n' (1 - z), r' (h U + d) n' (1
+        # - z), z' (h - n), r n' (1 - z).
         slopes = self._scratch("slopes", (towers, length, count, 4, units))
         of_new = _one_minus_square(new, slopes[..., 0, :])
         of_new *= np.subtract(ONE, keep, out=slopes[..., 3, :])
@@ -254,7 +286,8 @@ class GRU(Cell):
         np.multiply(of_new, reset, out=slopes[..., 3, :])
 
         of_given = of_given.reshape(towers, length, count, units)
-        of_hidden, added = self._scratch("of hidden", (towers, count, units)), self._scratch("added", (towers, count, units))
+        of_hidden = self._scratch("of hidden", (towers, count, units))
+        added = self._scratch("added", (towers, count, units))
         back = self._recurrent.swapaxes(1, 2)
         of_hidden.fill(0)
         of_gates = slopes.reshape(towers, length, count, 4 * units)

@@ -1,7 +1,9 @@
-"""Acting on a GPU: batches go there, are answered and come back, two at a time, while the host does other things.
+"""Acting on a GPU: batches go there, are answered and come back, two at a time, while the
+host does other things.
 
-A GPU needs a few microseconds for each operation of a small network, and the host longer to ask for it. So all operations of an answer are recorded
-once (a CUDA graph) for each size of batch, powers of two, and asked for as one.
+A GPU needs a few microseconds for each operation of a small network, and the host longer
+to ask for it. So all operations of an answer are recorded once (a CUDA graph) for each
+size of batch, powers of two, and asked for as one.
 """
 
 from collections.abc import Callable
@@ -41,7 +43,8 @@ class Network(Protocol):
 
 
 class DeviceActing:
-    """Answers with `network`. `recorded`: batches are padded to a power of two, and on a GPU recorded; else each is computed as it comes."""
+    """Answers with `network`. `recorded`: batches are padded to a power of two, and on a
+    GPU recorded; else each is computed as it comes."""
 
     def __init__(self, network: Network, seed: int, recorded: bool) -> None:
         generator = torch.Generator(network.device)
@@ -51,9 +54,12 @@ class DeviceActing:
         for lane in self._lanes:
             self._free.put(lane)
 
-    def begin(self, inputs: Arrays, deterministic: bool | Array, value_scale: float, out: Arrays) -> Callable[[], None]:
-        """Begin to answer `inputs`, which may be changed at once. What is returned waits for the answers and writes them into `out`; it may be called
-        in another thread, and must be: further batches wait for it once `LANES` are under way."""
+    def begin(
+        self, inputs: Arrays, deterministic: bool | Array, value_scale: float, out: Arrays
+    ) -> Callable[[], None]:
+        """Begin to answer `inputs`, which may be changed at once. What is returned waits
+        for the answers and writes them into `out`; it may be called in another thread,
+        and must be: further batches wait for it once `LANES` are under way."""
         lane = self._free.get()
         lane.begin(inputs, deterministic, out)
 
@@ -70,7 +76,8 @@ class DeviceActing:
 
 
 class _Lane:
-    """One batch at a time: its stream, its memory on both sides, and what was recorded over that memory."""
+    """One batch at a time: its stream, its memory on both sides, and what was recorded
+    over that memory."""
 
     def __init__(self, network: Network, generator: torch.Generator, recorded: bool) -> None:
         self._network, self._generator, self._recorded = network, generator, recorded
@@ -93,7 +100,9 @@ class _Lane:
                 view[:n] = inputs[name] if name else deterministic
                 tensor[:n].copy_(pinned[:n], non_blocking=True)
             noise = self._noise[:rows]
-            noise.normal_(generator=self._generator) if self._network.distribution.normal else noise.uniform_(generator=self._generator)
+            noise.normal_(generator=self._generator) if self._network.distribution.normal else noise.uniform_(
+                generator=self._generator
+            )
             self._compute(rows)
             for mirror in self._outputs.values():
                 mirror.pull(n)
@@ -122,8 +131,15 @@ class _Lane:
             pinned = host_empty((rows, *array.shape[1:]), torch_type(array), device)
             self._inputs[name] = pinned, pinned.numpy(), torch.zeros_like(pinned, device=device)
         self._noise = torch.zeros((rows, self._network.distribution.draws), device=device)
-        fields = {name: array for name, array in out.items() if name in ("action", "log_prob", "value") or name.startswith("state.")}
-        self._answers = {name: torch.zeros((rows, *array.shape[1:]), dtype=torch_type(array), device=device) for name, array in fields.items()}
+        fields = {
+            name: array
+            for name, array in out.items()
+            if name in ("action", "log_prob", "value") or name.startswith("state.")
+        }
+        self._answers = {
+            name: torch.zeros((rows, *array.shape[1:]), dtype=torch_type(array), device=device)
+            for name, array in fields.items()
+        }
         self._outputs = {name: Mirror(tensor) for name, tensor in self._answers.items()}
 
     def _compute(self, rows: int) -> None:
@@ -131,18 +147,23 @@ class _Lane:
             self._answer(rows)
             return
         if rows not in self._graphs:
-            self._answer(rows)  # libraries choose their kernels and take their memory before anything is recorded
+            # libraries choose their kernels and take their memory before anything is
+            # recorded
+            self._answer(rows)
             self.wait()
             graph = torch.cuda.CUDAGraph()
             # thread_local: other policies of this process go on meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 self._answer(rows)
             self._graphs[rows] = graph
         self._graphs[rows].replay()
 
     @torch.no_grad()
     def _answer(self, rows: int) -> None:
-        """Answer the first `rows` rows of the memory on the device, there. What pads them is old or zero, and nobody reads its answers."""
+        """Answer the first `rows` rows of the memory on the device, there. What pads them
+        is old or zero, and nobody reads its answers."""
         network, answers = self._network, self._answers
         inputs = {name: tensor[:rows] for name, (_, _, tensor) in self._inputs.items()}
         deterministic = inputs.pop("")

@@ -1,8 +1,9 @@
-"""Action distributions, each with three sides that agree: `sample` for acting, `forward` and `backward` for training, all in numpy, and `evaluate`
-in torch for networks that are.
+"""Action distributions, each with three sides that agree: `sample` for acting, `forward`
+and `backward` for training, all in numpy, and `evaluate` in torch for networks that are.
 
-Heads: `size` numbers per row come from the network. Numpy keeps them as [size, n] (rows last, so that the few sizes are the loop and the many
-rows the vector); torch as [n, size].
+Heads: `size` numbers per row come from the network. Numpy keeps them as [size, n] (rows
+last, so that the few sizes are the loop and the many rows the vector); torch as [n,
+size].
 """
 
 from abc import ABC, abstractmethod
@@ -31,36 +32,53 @@ class Distribution(ABC):
     size: int
     """Numbers per row that the network's head gives."""
     deviations: int = 0
-    """Number of log-deviations that do not depend on the observation, a weight of the policy."""
+    """Number of log-deviations that do not depend on the observation, a weight of the
+    policy."""
     draws: int
     """Random numbers per row that `choose` needs."""
     normal: bool = False
     """Whether they are standard normal; else uniform in [0, 1)."""
 
     @abstractmethod
-    def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
-        """Draw n actions from `head` [size, n] (overwritten) and `log_std` [deviations, 1] into `action` [n, ...] and `log_prob` [n].
+    def sample(
+        self,
+        head: Floats,
+        log_std: Floats,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        action: Array,
+        log_prob: Array,
+    ) -> None:
+        """Draw n actions from `head` [size, n] (overwritten) and `log_std` [deviations,
+        1] into `action` [n, ...] and `log_prob` [n].
 
         Where `deterministic` (bool, or bool [n]) is true, the mode is taken instead.
         """
 
     @abstractmethod
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
-        """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [size, n] (contiguous, overwritten and kept) and `log_std`
-        [deviations, 1], in memory that the next call rewrites."""
+        """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [size, n]
+        (contiguous, overwritten and kept) and `log_std` [deviations, 1], in memory that
+        the next call rewrites."""
 
     @abstractmethod
-    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
-        """Write into `of_head` [size, n] (contiguous) and `of_log_std` [deviations, 1] the gradient of Σ (of_log_prob · log_prob + of_entropy ·
-        entropy) over the rows of the last `forward`; None stands for zeros. Once only: what `forward` kept is overwritten."""
+    def backward(
+        self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
+    ) -> None:
+        """Write into `of_head` [size, n] (contiguous) and `of_log_std` [deviations, 1]
+        the gradient of Σ (of_log_prob · log_prob + of_entropy · entropy) over the rows of
+        the last `forward`; None stands for zeros. Once only: what `forward` kept is
+        overwritten."""
 
     @abstractmethod
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [n, size] and `log_std` [deviations]."""
+        """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [n, size]
+        and `log_std` [deviations]."""
 
     @abstractmethod
     def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        """Return n actions [n, ...], drawn by `noise` [n, draws], or the mode where `deterministic` [n] (bool) is true; in torch like `evaluate`."""
+        """Return n actions [n, ...], drawn by `noise` [n, draws], or the mode where
+        `deterministic` [n] (bool) is true; in torch like `evaluate`."""
 
 
 class Categorical(Distribution):
@@ -71,13 +89,24 @@ class Categorical(Distribution):
         self._scratch = Scratch()
         self._rows: NDArray[np.intp] = np.arange(0)
 
-    def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
+    def sample(
+        self,
+        head: Floats,
+        log_std: Floats,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        action: Array,
+        log_prob: Array,
+    ) -> None:
         choice, chosen = self.draw(head, deterministic, rng)
         action[...] = choice
         log_prob[...] = chosen
 
-    def draw(self, head: Floats, deterministic: bool | Array, rng: np.random.Generator) -> tuple[NDArray[np.intp], Floats]:
-        """Return (choices [n], their log-probabilities [n]) by inverting the cumulative distribution."""
+    def draw(
+        self, head: Floats, deterministic: bool | Array, rng: np.random.Generator
+    ) -> tuple[NDArray[np.intp], Floats]:
+        """Return (choices [n], their log-probabilities [n]) by inverting the cumulative
+        distribution."""
         n = head.shape[1]
         head -= head.max(0)
         sums = np.exp(head)
@@ -104,14 +133,18 @@ class Categorical(Distribution):
         total = np.add.reduce(p, axis=0, out=scratch("n", (n,)))
         p /= total
         head -= np.log(total, out=total)
-        entropy = np.add.reduce(np.multiply(p, head, out=scratch("size n", (size, n))), axis=0, out=scratch("entropy", (n,)))
+        entropy = np.add.reduce(
+            np.multiply(p, head, out=scratch("size n", (size, n))), axis=0, out=scratch("entropy", (n,))
+        )
         np.negative(entropy, out=entropy)
         # mode: with "raise" numpy would write to a copy of `out` first
         log_prob = np.take(head.reshape(-1), chosen, out=scratch("log_prob", (n,)), mode="clip")
         self._kept = head, p, entropy, chosen
         return log_prob, entropy
 
-    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+    def backward(
+        self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
+    ) -> None:
         head, p, entropy, chosen = self._kept  # head: log p by now
         # ∂ log p_a / ∂x_k = [k = a] - p_k;  ∂H/∂x_k = -p_k (log p_k + H)
         np.multiply(p, np.negative(of_log_prob, out=self._scratch("n", of_log_prob.shape)), out=of_head)
@@ -130,13 +163,15 @@ class Categorical(Distribution):
     def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
         p = head.softmax(-1)
         drawn = (p.cumsum(-1)[:, :-1] <= noise).sum(-1)
-        # Sums are rounded, on a GPU each in its own order: where that has hit upon what is impossible, the mode is as good as any.
+        # Sums are rounded, on a GPU each in its own order: where that has hit upon what
+        # is impossible, the mode is as good as any.
         impossible = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1) == 0
         return head.argmax(-1).where(deterministic | impossible, drawn)
 
 
 class MultiCategorical(Distribution):
-    """One integer per branch, branches independent: log-probabilities and entropies add up."""
+    """One integer per branch, branches independent: log-probabilities and entropies add
+    up."""
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
         self.size, self.draws = sum(nvec), len(nvec)
@@ -145,7 +180,15 @@ class MultiCategorical(Distribution):
         self._parts = [slice(end - n, end) for n, end in zip(nvec, ends, strict=True)]
         self._scratch = Scratch()
 
-    def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
+    def sample(
+        self,
+        head: Floats,
+        log_std: Floats,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        action: Array,
+        log_prob: Array,
+    ) -> None:
         total = np.zeros(head.shape[1], np.float32)
         for i, (branch, part) in enumerate(zip(self._branches, self._parts, strict=True)):
             choice, chosen = branch.draw(head[part], deterministic, rng)
@@ -156,14 +199,17 @@ class MultiCategorical(Distribution):
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         branches = enumerate(zip(self._branches, self._parts, strict=True))
         pairs = [branch.forward(head[part], log_std, action[:, i]) for i, (branch, part) in branches]
-        log_prob, entropy = self._scratch("log_prob", (head.shape[1],)), self._scratch("entropy", (head.shape[1],))
+        log_prob = self._scratch("log_prob", (head.shape[1],))
+        entropy = self._scratch("entropy", (head.shape[1],))
         log_prob[...], entropy[...] = pairs[0]
         for more_log_prob, more_entropy in pairs[1:]:
             log_prob += more_log_prob
             entropy += more_entropy
         return log_prob, entropy
 
-    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+    def backward(
+        self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
+    ) -> None:
         for branch, part in zip(self._branches, self._parts, strict=True):
             branch.backward(of_log_prob, of_entropy, of_head[part], of_log_std)
 
@@ -179,7 +225,13 @@ class MultiCategorical(Distribution):
         from torch import stack
 
         branches = enumerate(zip(self._branches, self._parts, strict=True))
-        return stack([branch.choose(head[:, part], log_std, noise[:, i : i + 1], deterministic) for i, (branch, part) in branches], -1)
+        return stack(
+            [
+                branch.choose(head[:, part], log_std, noise[:, i : i + 1], deterministic)
+                for i, (branch, part) in branches
+            ],
+            -1,
+        )
 
 
 class Bernoulli(Distribution):
@@ -189,7 +241,15 @@ class Bernoulli(Distribution):
         self.size = self.draws = n
         self._scratch = Scratch()
 
-    def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
+    def sample(
+        self,
+        head: Floats,
+        log_std: Floats,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        action: Array,
+        log_prob: Array,
+    ) -> None:
         ones = head > 0
         if deterministic is not True:
             # rng.random() < p, said without dividing: u (1 + e^-x) < 1
@@ -202,19 +262,31 @@ class Bernoulli(Distribution):
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         shape, n, scratch = head.shape, head.shape[1], self._scratch
-        # with e = exp(-|x|): softplus(x) = max(x, 0) + log(1 + e), and p is 1 / (1 + e), or e / (1 + e) where x < 0
-        e = np.exp(np.negative(np.abs(head, out=scratch("e", shape)), out=scratch("e", shape)), out=scratch("e", shape))
+        # with e = exp(-|x|): softplus(x) = max(x, 0) + log(1 + e), and p is 1 / (1 + e),
+        # or e / (1 + e) where x < 0
+        e = np.exp(
+            np.negative(np.abs(head, out=scratch("e", shape)), out=scratch("e", shape)),
+            out=scratch("e", shape),
+        )
         softplus = np.log1p(e, out=scratch("softplus", shape))
         softplus += np.maximum(head, 0, out=scratch("size n", shape))
         p = np.divide(np.where(head < 0, e, 1), np.add(e, 1, out=e), out=scratch("p", shape))
         ones = scratch("ones", shape)
         ones[...] = action.T
-        entropy = np.add.reduce(np.subtract(softplus, np.multiply(head, p, out=e), out=e), axis=0, out=scratch("entropy", (n,)))
-        log_prob = np.add.reduce(np.subtract(np.multiply(ones, head, out=e), softplus, out=e), axis=0, out=scratch("log_prob", (n,)))
+        entropy = np.add.reduce(
+            np.subtract(softplus, np.multiply(head, p, out=e), out=e), axis=0, out=scratch("entropy", (n,))
+        )
+        log_prob = np.add.reduce(
+            np.subtract(np.multiply(ones, head, out=e), softplus, out=e),
+            axis=0,
+            out=scratch("log_prob", (n,)),
+        )
         self._kept = head, p, ones
         return log_prob, entropy
 
-    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+    def backward(
+        self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
+    ) -> None:
         head, p, ones = self._kept
         # ∂ log p(bit) / ∂x = bit - p;  ∂H/∂x = -x p (1 - p)
         np.multiply(np.subtract(ones, p, out=ones), of_log_prob, out=of_head)
@@ -238,9 +310,11 @@ class Bernoulli(Distribution):
 class DiagonalGaussian(Distribution):
     """Independent normal distributions whose deviations do not depend on the observation.
 
-    The network works in units of half the action's range: its mean m and deviation s stand for the action centre + half · (m + s ε), so that [-1, 1]
-    maps onto [low, high]; where a bound is infinite, centre is 0 and half is 1. The action written is exactly what goes to the environment's
-    adapter, *unclipped*; the adapter clips it to the bounds. The log-probability is the density of m + s ε (before scaling), likewise
+    The network works in units of half the action's range: its mean m and deviation s
+    stand for the action centre + half · (m + s ε), so that [-1, 1] maps onto [low, high];
+    where a bound is infinite, centre is 0 and half is 1. The action written is exactly
+    what goes to the environment's adapter, *unclipped*; the adapter clips it to the
+    bounds. The log-probability is the density of m + s ε (before scaling), likewise
     unclipped, so that ratios need no correction at the bounds.
     """
 
@@ -253,13 +327,24 @@ class DiagonalGaussian(Distribution):
             self._centre: Floats = np.where(bounded, low / 2 + high / 2, np.float32(0))
             self._half: Floats = np.where(bounded, high / 2 - low / 2, np.float32(1))
         if not np.all(self._half > 0):
-            raise ConfigError(f"the action space {space} has an element with low = high; take it out of the action, it decides nothing")
+            raise ConfigError(
+                f"the action space {space} has an element with low = high; take it out of the action, it "
+                "decides nothing"
+            )
         self.size = self.deviations = self.draws = low.size
         self._shape = space.shape
         self._scratch = Scratch()
         self._units: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def sample(self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: np.random.Generator, action: Array, log_prob: Array) -> None:
+    def sample(
+        self,
+        head: Floats,
+        log_std: Floats,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        action: Array,
+        log_prob: Array,
+    ) -> None:
         n = head.shape[1]
         if deterministic is True:
             log_prob[...] = -(log_std.sum() + self.size * HALF_LOG_TWO_PI)
@@ -268,12 +353,16 @@ class DiagonalGaussian(Distribution):
             if deterministic is not False:
                 noise = np.where(deterministic, np.float32(0), noise)
             head += np.exp(log_std) * noise
-            log_prob[...] = np.square(noise).sum(0) * np.float32(-0.5) - (log_std.sum() + self.size * HALF_LOG_TWO_PI)
+            log_prob[...] = np.square(noise).sum(0) * np.float32(-0.5) - (
+                log_std.sum() + self.size * HALF_LOG_TWO_PI
+            )
         action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         n, scratch = head.shape[1], self._scratch
-        given = np.subtract(action.reshape(n, -1), self._centre, out=scratch("action", (n, self.size)), casting="same_kind")
+        given = np.subtract(
+            action.reshape(n, -1), self._centre, out=scratch("action", (n, self.size)), casting="same_kind"
+        )
         given /= self._half
         precision = np.exp(-log_std)
         noise = np.subtract(given.T, head, out=head)
@@ -288,9 +377,12 @@ class DiagonalGaussian(Distribution):
         self._kept = noise, squares, precision
         return log_prob, entropy
 
-    def backward(self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats) -> None:
+    def backward(
+        self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
+    ) -> None:
         noise, squares, precision = self._kept
-        # with ε = (action - m) / s: ∂ log p / ∂m = ε / s;  ∂ log p / ∂ log s = ε² - 1;  ∂H / ∂ log s = 1
+        # with ε = (action - m) / s:
+        # ∂ log p / ∂m = ε / s;  ∂ log p / ∂ log s = ε² - 1;  ∂H / ∂ log s = 1
         noise *= precision
         np.multiply(noise, of_log_prob, out=of_head)
         squares -= 1
@@ -320,7 +412,8 @@ class DiagonalGaussian(Distribution):
 
 
 def distribution_of(space: Space) -> Distribution:
-    """Return the distribution over `space`. Raises `ConfigError` for spaces with parts, of integers in a Box, and of nothing."""
+    """Return the distribution over `space`. Raises `ConfigError` for spaces with parts,
+    of integers in a Box, and of nothing."""
     problem: Any = None
     match space:
         case Discrete() if space.n > 0:
@@ -332,9 +425,15 @@ def distribution_of(space: Space) -> Distribution:
         case Box() if space.dtype in ("float32", "float64", "float16") and np.prod(space.shape) > 0:
             return DiagonalGaussian(space)
         case Box():
-            problem = f"a Box of {space.dtype} and shape {space.shape}; use MultiDiscrete for integers, and at least one element"
+            problem = (
+                f"a Box of {space.dtype} and shape {space.shape}; use MultiDiscrete for integers, and at "
+                "least one element"
+            )
         case Dict() | Tuple():
-            problem = "a Dict or Tuple; flatten it into one Box, MultiDiscrete or MultiBinary in a wrapper of the environment"
+            problem = (
+                "a Dict or Tuple; flatten it into one Box, MultiDiscrete or MultiBinary in a wrapper of the "
+                "environment"
+            )
         case _:
             problem = f"{space}, which has no element"
     raise ConfigError(f"ActorCritic cannot act in this action space: it is {problem}")

@@ -1,4 +1,5 @@
-"""From observations to network inputs: which leaves are images and which are flattened, and the flattening. Numpy only."""
+"""From observations to network inputs: which leaves are images and which are flattened,
+and the flattening. Numpy only."""
 
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +20,8 @@ Floats = NDArray[np.float32]
 
 
 class Image(NamedTuple):
-    """How an image leaf lies: [height, width, channels], [channels, height, width], or [height, width] (channels_first, 1 channel)."""
+    """How an image leaf lies: [height, width, channels], [channels, height, width], or
+    [height, width] (channels_first, 1 channel)."""
 
     channels: int
     height: int
@@ -28,7 +30,8 @@ class Image(NamedTuple):
 
 
 def image_of(space: Space) -> Image | None:
-    """Return the layout of `space` when it is an image (see `ActorCritic.encoder`), else None."""
+    """Return the layout of `space` when it is an image (see `ActorCritic.encoder`), else
+    None."""
     return image_of_shape(space.shape, space.dtype) if isinstance(space, Box) else None
 
 
@@ -47,9 +50,11 @@ def image_of_shape(shape: tuple[int, ...], dtype: str) -> Image | None:
 
 
 def channels_last(images: Array, channels_first: bool) -> Array:
-    """Return images [n, channels, height, width] (`channels_first`), [n, height, width, channels] or [n, height, width] as the second, contiguous.
+    """Return images [n, channels, height, width] (`channels_first`), [n, height, width,
+    channels] or [n, height, width] as the second, contiguous.
 
-    Copied by planes of a few images, which stay in the cache: 10 µs for four of 84 x 84 on a core, where torch takes 25 and numpy 40.
+    Copied by planes of a few images, which stay in the cache: 10 µs for four of 84 x 84
+    on a core, where torch takes 25 and numpy 40.
     """
     if images.ndim == 3 or not channels_first:
         return np.ascontiguousarray(images).reshape(*images.shape[:3], *(images.shape[3:] or (1,)))
@@ -62,18 +67,25 @@ def channels_last(images: Array, channels_first: bool) -> Array:
 
 
 class ObservationEncoder:
-    """Flattens the leaves of an observation that are no images into rows of `width` float32; images are listed in `images`. The leaf `mask` is left
-    out: the network does not see it. Columns of the parts `critic_only` come last: the actor sees the first `seen` ones.
+    """Flattens the leaves of an observation that are no images into rows of `width`
+    float32; images are listed in `images`. The leaf `mask` is left out: the network does
+    not see it. Columns of the parts `critic_only` come last: the actor sees the first
+    `seen` ones.
 
-    Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch; MultiBinary: its bits.
+    Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch;
+    MultiBinary: its bits.
     """
 
-    def __init__(self, space: Space, encoder: str, mask: str | None = None, critic_only: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, space: Space, encoder: str, mask: str | None = None, critic_only: tuple[str, ...] = ()
+    ) -> None:
         parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name != mask}
         for part in critic_only:
             if part != USUAL_STATE and not any(f"{name}.".startswith(f"obs.{part}.") for name in parts):
                 raise ConfigError(f'critic_only names "{part}", but {lacks(part, parts)}')
-        self.critic_only = [name for name in parts if any(f"{name}.".startswith(f"obs.{part}.") for part in critic_only)]
+        self.critic_only = [
+            name for name in parts if any(f"{name}.".startswith(f"obs.{part}.") for part in critic_only)
+        ]
         """Leaves that the actor does not see."""
         self.images: dict[str, Image] = {}
         self.width = self.seen = 0
@@ -82,7 +94,8 @@ class ObservationEncoder:
             image = image_of(leaf) if encoder != "mlp" else None
             if image and name in self.critic_only:
                 raise ConfigError(
-                    f'critic_only names {name}, an image; the critic alone can see what is flattened only: leave it out, or take encoder = "mlp"'
+                    f"critic_only names {name}, an image; the critic alone can see what is flattened only: "
+                    'leave it out, or take encoder = "mlp"'
                 )
             if image:
                 self.images[name] = image
@@ -102,14 +115,20 @@ class ObservationEncoder:
         self.names = [*self.images, *(name for name, _, _ in self._parts)]
         if encoder == "nature_cnn" and not self.images:
             raise ConfigError(
-                f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, but the observation is {space}; '
+                f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, '
+                f"but the observation is {space}; "
                 'take "auto" or "mlp", or resize in a wrapper'
             )
         if not self.images and not self.width:
             besides = f" besides the action mask {mask}" if mask else ""
-            raise ConfigError(f"the observation {space} has no element{besides}, so there is nothing to decide by")
+            raise ConfigError(
+                f"the observation {space} has no element{besides}, so there is nothing to decide by"
+            )
         if not self.images and not self.seen:
-            raise ConfigError(f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; take some out of critic_only")
+            raise ConfigError(
+                f"the critic alone sees {', '.join(self.critic_only)}, so the actor has nothing to go by; "
+                "take some out of critic_only"
+            )
 
     @property
     def boxes(self) -> bool:
@@ -125,7 +144,8 @@ class ObservationEncoder:
         return columns
 
     def flat(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return raw observations [n], whose leaves begin with `of`, in a new array [n, width]."""
+        """Return raw observations [n], whose leaves begin with `of`, in a new array [n,
+        width]."""
         if of != "obs":
             observation = {name: observation[of + name.removeprefix("obs")] for name in self.names}
         out = np.empty((len(observation[self.names[0]]), self.width), np.float32)

@@ -1,7 +1,8 @@
 """Action masks: a part of an observation says which actions are allowed. Numpy only.
 
-A mask works on the network's head, before any distribution sees it: what is not allowed gets `FORBIDDEN` for its unnormalised log-probability. Its
-probability is then exactly 0, it adds nothing to the entropy, and its gradient is exactly 0.
+A mask works on the network's head, before any distribution sees it: what is not allowed
+gets `FORBIDDEN` for its unnormalised log-probability. Its probability is then exactly 0,
+it adds nothing to the entropy, and its gradient is exactly 0.
 """
 
 from collections.abc import Iterable
@@ -23,10 +24,12 @@ Bools = NDArray[np.bool_]
 
 
 class ActionMask:
-    """The leaf `name` of an observation: one element per action, those of all branches one after the other; what is 0 is forbidden.
+    """The leaf `name` of an observation: one element per action, those of all branches
+    one after the other; what is 0 is forbidden.
 
-    Where all actions of a row (or of a branch of it) are forbidden, all get the same probability: only final rows may be like that, which are asked
-    for their value, and whose action nobody takes. `check` finds others.
+    Where all actions of a row (or of a branch of it) are forbidden, all get the same
+    probability: only final rows may be like that, which are asked for their value, and
+    whose action nobody takes. `check` finds others.
     """
 
     def __init__(self, name: str, branches: tuple[int, ...]) -> None:
@@ -38,7 +41,8 @@ class ActionMask:
         return np.logical_not(observation[self.name])
 
     def check(self, observation: Arrays) -> None:
-        """Raise `EnvironmentFault` when a row of `observation`, all of which were acted on, forbids everything."""
+        """Raise `EnvironmentFault` when a row of `observation`, all of which were acted
+        on, forbids everything."""
         nothing = np.logical_and.reduceat(self.forbidden(observation), self._starts, axis=1)
         if not nothing.any():
             return
@@ -46,8 +50,10 @@ class ActionMask:
         where = f" in branch {branch}" if len(self._starts) > 1 else ""
         count = int(np.count_nonzero(nothing.any(1)))
         raise EnvironmentFault(
-            f"{self.name} allows no action{where} in {count} of {len(nothing)} rows on which an agent had to act (first: row {row} of the batch); "
-            "only final observations may be like that. Let the environment allow at least one action (one that does nothing, if need be), or leave "
+            f"{self.name} allows no action{where} in {count} of {len(nothing)} rows on which an agent had to "
+            f"act (first: row {row} of the batch); "
+            "only final observations may be like that. Let the environment allow at least one action (one "
+            "that does nothing, if need be), or leave "
             "the agent out of the step"
         )
 
@@ -59,12 +65,17 @@ def forbid(head: Floats, forbidden: Bools) -> None:
 
 def lacks(part: str, leaves: Iterable[str]) -> str:
     """Return the end of a message: an observation of these leaves has no such part."""
-    return f"the observation has no such part; {did_you_mean(part, (leaf.removeprefix('obs.') for leaf in leaves if leaf != 'obs'))}"
+    return (
+        "the observation has no such part; "
+        f"{did_you_mean(part, (leaf.removeprefix('obs.') for leaf in leaves if leaf != 'obs'))}"
+    )
 
 
 def mask_of(spaces: Spaces, part: str | None) -> ActionMask | None:
-    """Return the mask that lies in `part` of the observation. None: there is no such part, which goes for the `USUAL` name only: it stands by itself
-    in every configuration. Raises `ConfigError` for another one that is not there, and for a mask that does not fit."""
+    """Return the mask that lies in `part` of the observation. None: there is no such
+    part, which goes for the `USUAL` name only: it stands by itself in every
+    configuration. Raises `ConfigError` for another one that is not there, and for a mask
+    that does not fit."""
     name, parts = f"obs.{part}", leaves(spaces.observation, "obs")
     inside = [leaf for leaf in parts if leaf == name or leaf.startswith(f"{name}.")]
     if part is not None and part != USUAL and not inside:
@@ -78,13 +89,19 @@ def mask_of(spaces: Spaces, part: str | None) -> ActionMask | None:
             branches = spaces.action.nvec
         case _:
             raise ConfigError(
-                f'action_mask = "{part}", a part of the observation, but the action space is {spaces.action}: masks go with Discrete and '
+                f'action_mask = "{part}", a part of the observation, but the action space is '
+                f"{spaces.action}: masks go with Discrete and "
                 f"MultiDiscrete; take action_mask = None to have {name} seen like any other part"
             )
-    actions = f"{sum(branches)}" if len(branches) == 1 else f"{'+'.join(map(str, branches))} = {sum(branches)}"
+    actions = (
+        f"{sum(branches)}" if len(branches) == 1 else f"{'+'.join(map(str, branches))} = {sum(branches)}"
+    )
     wanted = f"it must be one array, bool or int8, of {actions} elements: one per action of {spaces.action}"
     if inside != [name]:
-        raise ConfigError(f'action_mask = "{part}", but that part of the observation has parts itself ({", ".join(inside)}); {wanted}')
+        raise ConfigError(
+            f'action_mask = "{part}", but that part of the observation has parts itself '
+            f"({', '.join(inside)}); {wanted}"
+        )
     field = field_of(parts[name])
     if field.shape != (sum(branches),) or field.dtype not in DTYPES:
         raise ConfigError(f'action_mask = "{part}", but {name} is {field.dtype}{list(field.shape)}; {wanted}')

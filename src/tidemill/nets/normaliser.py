@@ -1,4 +1,5 @@
-"""Running means and variances, and the normalisers made of them. They are part of a policy's parameters, so that each version carries its own."""
+"""Running means and variances, and the normalisers made of them. They are part of a
+policy's parameters, so that each version carries its own."""
 
 from typing import Any
 
@@ -11,11 +12,18 @@ Doubles = NDArray[np.float64]
 
 
 def merge_moments(
-    mean: Doubles, variance: Doubles, count: float, other_mean: Doubles, other_variance: Doubles, other_count: float
+    mean: Doubles,
+    variance: Doubles,
+    count: float,
+    other_mean: Doubles,
+    other_variance: Doubles,
+    other_count: float,
 ) -> tuple[Doubles, Doubles, float]:
-    """Return (mean, variance, count) of two sets of values from those of each. Variances are of the population (divided by count).
+    """Return (mean, variance, count) of two sets of values from those of each. Variances
+    are of the population (divided by count).
 
-    Chan, Golub, LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", eq. 2.1.
+    Chan, Golub, LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances", eq. 2.1.
     """
     total = count + other_count
     if total == 0:
@@ -27,7 +35,8 @@ def merge_moments(
 
 
 class RunningMoments:
-    """Mean, variance and count of everything folded in so far, kept as arrays that a policy's parameters hold (float64).
+    """Mean, variance and count of everything folded in so far, kept as arrays that a
+    policy's parameters hold (float64).
 
     Before the first fold: mean 0 and variance 1, so that normalising changes nothing.
     """
@@ -45,10 +54,15 @@ class RunningMoments:
     @staticmethod
     def fields(name: str, shape: tuple[int, ...]) -> dict[str, Field]:
         """Return the fields of what `parameters` gives."""
-        return {f"{name}.mean": Field(shape, "float64"), f"{name}.variance": Field(shape, "float64"), f"{name}.count": Field((), "float64")}
+        return {
+            f"{name}.mean": Field(shape, "float64"),
+            f"{name}.variance": Field(shape, "float64"),
+            f"{name}.count": Field((), "float64"),
+        }
 
     def moments(self, values: NDArray[Any] | None) -> Doubles:
-        """Return [n, Σ (x - mean) …, Σ (x - mean)² …] of `values` [n, *shape], about the present mean; zeros for None."""
+        """Return [n, Σ (x - mean) …, Σ (x - mean)² …] of `values` [n, *shape], about the
+        present mean; zeros for None."""
         size = self.mean.size
         sums = np.zeros(1 + 2 * size)
         if values is not None:
@@ -59,17 +73,23 @@ class RunningMoments:
         return sums
 
     def fold(self, moments: Doubles) -> None:
-        """Merge the values whose `moments` (or the sums of several) these are. None change nothing."""
+        """Merge the values whose `moments` (or the sums of several) these are. None
+        change nothing."""
         count, size = float(moments[0]), self.mean.size
         if count:
-            off, square = (sums.reshape(self.mean.shape) / count for sums in (moments[1 : 1 + size], moments[1 + size :]))
+            off, square = (
+                sums.reshape(self.mean.shape) / count for sums in (moments[1 : 1 + size], moments[1 + size :])
+            )
             variance = np.maximum(square - off * off, 0)
-            merged = merge_moments(self.mean, self.variance, float(self.count), self.mean + off, variance, count)
+            merged = merge_moments(
+                self.mean, self.variance, float(self.count), self.mean + off, variance, count
+            )
             self.mean[...], self.variance[...], self.count[...] = merged
 
     def deviation(self) -> float:
-        """Return the deviation of a scalar as a divisor: 1 before the first fold and while nothing varies, and never under a hundredth of
-        the mean's size, so that rounding in constant values is not blown up."""
+        """Return the deviation of a scalar as a divisor: 1 before the first fold and
+        while nothing varies, and never under a hundredth of the mean's size, so that
+        rounding in constant values is not blown up."""
         if not self.count:
             return 1.0
         return max(float(np.sqrt(self.variance)), 0.01 * abs(float(self.mean))) or 1.0

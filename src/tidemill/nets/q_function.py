@@ -1,7 +1,8 @@
-"""Action values of observations: a network with its backward pass, written out in numpy (but for large images). A policy has one, an algorithm
-copies of it.
+"""Action values of observations: a network with its backward pass, written out in numpy
+(but for large images). A policy has one, an algorithm copies of it.
 
-All weights lie in one flat array. A noisy network has as many deviations behind them; what it computes with is then weight + deviation · noise.
+All weights lie in one flat array. A noisy network has as many deviations behind them;
+what it computes with is then weight + deviation · noise.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network is made of. `image` is [height, width, channels] of what the convolutions see, (filters, kernel, stride) each; None: there are
-    none, and `width` flat inputs."""
+    """What a network is made of. `image` is [height, width, channels] of what the
+    convolutions see, (filters, kernel, stride) each; None: there are none, and `width`
+    flat inputs."""
 
     width: int
     image: tuple[int, int, int] | None
@@ -31,11 +33,13 @@ class Shape:
     atoms: int
     duelling: bool
     noise: float
-    """First deviation of noisy weights, times the root of their inputs; 0: there are none."""
+    """First deviation of noisy weights, times the root of their inputs; 0: there are
+    none."""
 
     def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie. The convolutions' come
-        first: they are never noisy."""
+        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
+        in the order in which they lie. The convolutions' come first: they are never
+        noisy."""
         shapes: dict[str, tuple[tuple[int, ...], float]] = {}
         width = self.width
         if self.image is not None:
@@ -43,7 +47,9 @@ class Shape:
             for i, (filters, kernel, stride) in enumerate(self.convolutions):
                 shapes[f"convolution.{i}.weight"] = ((kernel * kernel * channels, filters), ROOT_TWO)
                 shapes[f"convolution.{i}.bias"] = ((filters,), 0)
-                height, across, channels = (height - kernel) // stride + 1, (across - kernel) // stride + 1, filters
+                height = (height - kernel) // stride + 1
+                across = (across - kernel) // stride + 1
+                channels = filters
             width = height * across * channels
         for i, units in enumerate(self.hidden):
             shapes[f"hidden.{i}.weight"] = ((1, width, units), ROOT_TWO)
@@ -61,8 +67,8 @@ class Shape:
 
 
 def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
-    """Return weights to begin with, and behind them the deviations of a noisy network, Fortunato et al. 2018, "Noisy Networks for Exploration",
-    section 3.2: σ₀ / √inputs."""
+    """Return weights to begin with, and behind them the deviations of a noisy network,
+    Fortunato et al. 2018, "Noisy Networks for Exploration", section 3.2: σ₀ / √inputs."""
     size = shape.size
     flat = np.zeros(size * (2 if shape.noise else 1), np.float32)
     sizes = shape.weights()
@@ -79,7 +85,8 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
 
 
 class QFunction:
-    """Computes with the weights in `flat`, which are the caller's. What it returns lies in memory that its next `forward` rewrites."""
+    """Computes with the weights in `flat`, which are the caller's. What it returns lies
+    in memory that its next `forward` rewrites."""
 
     def __init__(self, shape: Shape, flat: Floats) -> None:
         self.shape, self.flat = shape, flat
@@ -90,15 +97,20 @@ class QFunction:
         self._trunk = trunk_of(shape, self.weights)
         self._towers = Towers(self._layers(self.weights), "relu")
         self._scratch = Scratch()
-        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}  # where `backward` wrote last, and its views
+        # where `backward` wrote last, and its views
+        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
         self._last: Floats = flat[:0]  # what the head sees
 
     def _layers(self, named: dict[str, Floats]) -> list[Layer]:
-        return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(len(self.shape.hidden))]
+        return [
+            (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(len(self.shape.hidden))
+        ]
 
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Compute with new noise from now on; of a network without noise: nothing. Factorised, Fortunato et al. 2018, eq. 10 and 11: that of weight
-        (i, j) is f(ε_i) f(ε_j), that of bias j f(ε_j), with f(x) = sign(x) √|x|, ε normal. To be called after the weights have changed, too."""
+        """Compute with new noise from now on; of a network without noise: nothing.
+        Factorised, Fortunato et al. 2018, eq. 10 and 11: that of weight (i, j) is f(ε_i)
+        f(ε_j), that of bias j f(ε_j), with f(x) = sign(x) √|x|, ε normal. To be called
+        after the weights have changed, too."""
         if not self.shape.noise:
             return
         noise = views(self._noise, self._forms)
@@ -112,30 +124,39 @@ class QFunction:
         self._used += self.flat[:size]
 
     def still(self) -> None:
-        """Compute without noise from now on. To be called after the weights have changed, too."""
+        """Compute without noise from now on. To be called after the weights have changed,
+        too."""
         if self.shape.noise:
             self._noise[:] = 0
             self._used[:] = self.flat[: self.shape.size]
 
     def forward(self, inputs: NDArray[Any]) -> Floats:
-        """Return [n, actions, atoms] of inputs [n, width] or images [n, height, width, channels]. What `backward` needs is kept."""
+        """Return [n, actions, atoms] of inputs [n, width] or images [n, height, width,
+        channels]. What `backward` needs is kept."""
         if self._trunk is not None:
             inputs = self._trunk.forward(inputs)
         self._last = last = self._towers.forward(inputs)[0]
         shape, n = self.shape, len(last)
-        head = np.matmul(last, self.weights["head.weight"], out=self._scratch("head", (n, self.weights["head.bias"].size)))
+        head = np.matmul(
+            last, self.weights["head.weight"], out=self._scratch("head", (n, self.weights["head.bias"].size))
+        )
         head += self.weights["head.bias"]
         parts = head.reshape(n, -1, shape.atoms)
         if not shape.duelling:
             return parts
-        # Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning", eq. 9: Q = V + A - mean A
+        # Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement
+        # Learning", eq. 9: Q = V + A - mean A
         advantage = parts[:, 1:]
-        advantage += parts[:, :1] - np.add.reduce(advantage, axis=1, keepdims=True) / np.float32(shape.actions)  # a third of what np.mean takes
+        # a third of what np.mean takes
+        advantage += parts[:, :1] - np.add.reduce(advantage, axis=1, keepdims=True) / np.float32(
+            shape.actions
+        )
         return advantage
 
     def backward(self, of_values: Floats, out: Floats) -> None:
-        """Write the gradient of Σ of_values · values, of the last `forward`, into `out`, which is as `flat`. Once for each `forward`; overwrites
-        `of_values`. Hand in the same `out` each time."""
+        """Write the gradient of Σ of_values · values, of the last `forward`, into `out`,
+        which is as `flat`. Once for each `forward`; overwrites `of_values`. Hand in the
+        same `out` each time."""
         shape, size = self.shape, self.shape.size
         if self._gradient[0] is not out:
             self._gradient = out, views(out[:size], self._forms)
@@ -149,8 +170,12 @@ class QFunction:
         flat = of_head.reshape(n, -1)
         np.matmul(self._last.T, flat, out=gradient["head.weight"])
         np.add.reduce(flat, axis=0, out=gradient["head.bias"])
-        of_last = np.matmul(flat, self.weights["head.weight"].T, out=self._scratch("of last", self._last.shape))
-        below = self._towers.backward(of_last[np.newaxis], self._layers(gradient), of_input=self._trunk is not None)
+        of_last = np.matmul(
+            flat, self.weights["head.weight"].T, out=self._scratch("of last", self._last.shape)
+        )
+        below = self._towers.backward(
+            of_last[np.newaxis], self._layers(gradient), of_input=self._trunk is not None
+        )
         if self._trunk is not None:
             self._trunk.backward(below[0], gradient)
         if shape.noise:
@@ -158,7 +183,8 @@ class QFunction:
 
 
 def trunk_of(shape: Shape, weights: dict[str, Floats]) -> Trunk | None:
-    """Return what computes the features of images; None where there are none. Imports torch for several convolutions only."""
+    """Return what computes the features of images; None where there are none. Imports
+    torch for several convolutions only."""
     if shape.image is None:
         return None
     if len(shape.convolutions) == 1:

@@ -29,11 +29,13 @@ def _spread(network: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class QNetwork(PolicyConfig):
-    """A network that tells the value of each action, for Discrete actions; the policy takes the best one, and with probability ε any (`DQN` sets ε
-    and sends it with the weights). Every observation is flattened, but one that is a single image. A uint8 one of at least 36 pixels goes through the
-    convolutions of Mnih et al. 2015, in torch, and takes hidden = (512,) to be that paper's network; a small one (a Box of three axes, such as
-    MinAtar's [10, 10, channels]; channels are the shorter of first and last axis) through one of 3 x 3, stride 1, as in Young and Tian 2019,
-    "MinAtar".
+    """A network that tells the value of each action, for Discrete actions; the policy
+    takes the best one, and with probability ε any (`DQN` sets ε and sends it with the
+    weights). Every observation is flattened, but one that is a single image. A uint8 one
+    of at least 36 pixels goes through the convolutions of Mnih et al. 2015, in torch, and
+    takes hidden = (512,) to be that paper's network; a small one (a Box of three axes,
+    such as MinAtar's [10, 10, channels]; channels are the shorter of first and last axis)
+    through one of 3 x 3, stride 1, as in Young and Tian 2019, "MinAtar".
     """
 
     hidden: tuple[int, ...] = (128, 128)
@@ -41,13 +43,15 @@ class QNetwork(PolicyConfig):
     filters: int = 16
     """Of the convolution of small images; 0 flattens these, too."""
     duelling: bool = True
-    """Whether the head tells the state's value and each action's advantage (Wang et al. 2016)."""
+    """Whether the head tells the state's value and each action's advantage (Wang et al.
+    2016)."""
     noise: float = 0.0
-    """First deviation of noisy layers, times the root of their inputs, 0.5 is usual (Fortunato et al. 2018); all but convolutions are noisy then.
-    0: none are."""
+    """First deviation of noisy layers, times the root of their inputs, 0.5 is usual
+    (Fortunato et al. 2018); all but convolutions are noisy then. 0: none are."""
     atoms: int = 1
-    """How many returns the head spreads each action's over, from `least_return` to `greatest_return` (Bellemare et al. 2017, "A Distributional
-    Perspective on Reinforcement Learning"; 51 is usual). 1: it tells the expected return."""
+    """How many returns the head spreads each action's over, from `least_return` to
+    `greatest_return` (Bellemare et al. 2017, "A Distributional Perspective on
+    Reinforcement Learning"; 51 is usual). 1: it tells the expected return."""
     least_return: float = acting(-10.0, _spread, _ONE_ATOM)
     """Least return that `atoms` tell of."""
     greatest_return: float = acting(10.0, _spread, _ONE_ATOM)
@@ -58,12 +62,22 @@ class QNetwork(PolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(width < 1 for width in self.hidden):
-            raise ConfigError(f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead")
-        if self.filters < 0 or not (isfinite(self.noise) and self.noise >= 0):
-            raise ConfigError(f"filters = {self.filters} and noise = {self.noise} must be at least 0; 16 and 0 or 0.5 are usual")
-        if self.atoms < 1 or not self.least_return < self.greatest_return or not isfinite(self.greatest_return - self.least_return):
             raise ConfigError(
-                f"atoms = {self.atoms} (at least 1) from least_return = {self.least_return} to greatest_return = {self.greatest_return} cannot be; "
+                f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead"
+            )
+        if self.filters < 0 or not (isfinite(self.noise) and self.noise >= 0):
+            raise ConfigError(
+                f"filters = {self.filters} and noise = {self.noise} must be at least 0; 16 and 0 or 0.5 are "
+                "usual"
+            )
+        if (
+            self.atoms < 1
+            or not self.least_return < self.greatest_return
+            or not isfinite(self.greatest_return - self.least_return)
+        ):
+            raise ConfigError(
+                f"atoms = {self.atoms} (at least 1) from least_return = {self.least_return} to "
+                f"greatest_return = {self.greatest_return} cannot be; "
                 "take 51 from the least to the greatest discounted return of an episode"
             )
 
@@ -73,36 +87,58 @@ class QNetwork(PolicyConfig):
         return {**fields, **deviations, "epsilon": Field((), "float32")}
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        """Return ``action``, ``log_prob`` (of the action, ε included) and ``value`` (of the best action, reward units)."""
-        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        """Return ``action``, ``log_prob`` (of the action, ε included) and ``value`` (of
+        the best action, reward units)."""
+        return {
+            **schema_of_space(spaces.action, "action"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def plan(self, spaces: Spaces) -> "tuple[Shape, ObservationEncoder, str | None, ActionMask | None]":
-        """Return the network's shape, what flattens observations, the leaf that is an image (None: none is), and the mask. Raises `ConfigError` where
-        the settings do not go with `spaces`."""
+        """Return the network's shape, what flattens observations, the leaf that is an
+        image (None: none is), and the mask. Raises `ConfigError` where the settings do
+        not go with `spaces`."""
         if not isinstance(spaces.action, Discrete) or spaces.action.n < 1:
             raise ConfigError(
-                f"QNetwork chooses among Discrete actions, and the action space is {spaces.action}; take SAC with SquashedGaussian for a Box, "
+                f"QNetwork chooses among Discrete actions, and the action space is {spaces.action}; take SAC "
+                "with SquashedGaussian for a Box, "
                 "or make the actions Discrete in a wrapper of the environment"
             )
         mask = mask_of(spaces, self.action_mask)
-        seen = {name: leaf for name, leaf in leaves(spaces.observation, "obs").items() if mask is None or name != mask.name}
+        seen = {
+            name: leaf
+            for name, leaf in leaves(spaces.observation, "obs").items()
+            if mask is None or name != mask.name
+        }
         encoder = ObservationEncoder(spaces.observation, "mlp", mask.name if mask else None)
         (name, leaf), *others = seen.items()
         image, convolutions = (None, ()) if others else self._image(leaf)
         if others or small_image_of(leaf) is None or image_of(leaf) is not None:
             self.refuse_idle("filters", "on an observation that is no small image")
-        shape = Shape(encoder.width, image, convolutions, self.hidden, spaces.action.n, self.atoms, self.duelling, self.noise)
+        shape = Shape(
+            encoder.width,
+            image,
+            convolutions,
+            self.hidden,
+            spaces.action.n,
+            self.atoms,
+            self.duelling,
+            self.noise,
+        )
         return shape, encoder, name if image else None, mask
 
     def _image(self, space: Space) -> tuple[tuple[int, int, int] | None, tuple[tuple[int, int, int], ...]]:
-        """Return [height, width, channels] of an observation that is an image, and the convolutions that it goes through; (None, ())."""
+        """Return [height, width, channels] of an observation that is an image, and the
+        convolutions that it goes through; (None, ())."""
         large, small = image_of(space), small_image_of(space)
         if large is not None:
             return (large.height, large.width, large.channels), CONVOLUTIONS
         return (small, ((self.filters, KERNEL, 1),)) if small is not None and self.filters else (None, ())
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
-        """Return the policy. Weights, and what it draws when it acts, come from two independent streams of `seed`."""
+        """Return the policy. Weights, and what it draws when it acts, come from two
+        independent streams of `seed`."""
         from tidemill.nets.q_policy import QPolicy
 
         return QPolicy(self, spaces, seed)

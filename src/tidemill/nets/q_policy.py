@@ -1,4 +1,5 @@
-"""The policy that `QNetwork` describes: all in numpy, but for the convolutions of large images."""
+"""The policy that `QNetwork` describes: all in numpy, but for the convolutions of large
+images."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ Integers = NDArray[np.int64]
 
 
 class QPolicy(Policy):
-    """Takes the best action, and with probability `epsilon` any that is allowed. A noisy network draws new noise for each call of `act`, the same for
-    all of its rows; asked for the mode, it acts without noise and ε."""
+    """Takes the best action, and with probability `epsilon` any that is allowed. A noisy
+    network draws new noise for each call of `act`, the same for all of its rows; asked
+    for the mode, it acts without noise and ε."""
 
     def __init__(self, config: "QNetwork", spaces: Spaces, seed: int) -> None:
         weights_seed, acting_seed = np.random.SeedSequence(seed).spawn(2)
@@ -33,13 +35,18 @@ class QPolicy(Policy):
         self._acting = QFunction(self.shape, self.flat)
         self._rng = np.random.default_rng(acting_seed)
         self.epsilon: Floats = np.ones((), np.float32)
-        """Probability of exploring. A part of the parameters: whoever trains the policy sets it."""
-        self.support: Floats = np.linspace(config.least_return, config.greatest_return, config.atoms, dtype=np.float32)
+        """Probability of exploring. A part of the parameters: whoever trains the policy
+        sets it."""
+        self.support: Floats = np.linspace(
+            config.least_return, config.greatest_return, config.atoms, dtype=np.float32
+        )
         """The returns that `atoms` stand for."""
         forms = {name: form for name, (form, _) in self.shape.weights().items()}
         self._named: Arrays = dict(views(self.flat, forms))
         if self.shape.noise:
-            self._named |= {f"deviation.{name}": part for name, part in views(self.flat[self.shape.size :], forms).items()}
+            self._named |= {
+                f"deviation.{name}": part for name, part in views(self.flat[self.shape.size :], forms).items()
+            }
         self._named["epsilon"] = self.epsilon
 
     def twin(self) -> QFunction:
@@ -47,7 +54,8 @@ class QPolicy(Policy):
         return QFunction(self.shape, self.flat.copy())
 
     def inputs(self, observation: Arrays, of: str = "obs") -> Array:
-        """Return what the network takes of raw observations [n], whose leaves begin with `of`."""
+        """Return what the network takes of raw observations [n], whose leaves begin with
+        `of`."""
         if self._image is not None:
             image = observation[of + self._image.removeprefix("obs")]
             image = channels_last(image, self.shape.image != image.shape[1:])
@@ -60,7 +68,8 @@ class QPolicy(Policy):
         return self._encoder.flat(observation, of)
 
     def expected(self, values: Floats) -> Floats:
-        """Return the expected returns [n, actions] of what a network tells, [n, actions, atoms]."""
+        """Return the expected returns [n, actions] of what a network tells, [n, actions,
+        atoms]."""
         if self.shape.atoms == 1:
             return values[..., 0]
         return softmax(values) @ self.support
@@ -82,7 +91,9 @@ class QPolicy(Policy):
             out["action"][:n], out["value"][:n], out["log_prob"][:n] = best, value, 0
             if isinstance(deterministic, bool):
                 return
-        rows: slice | Integers = slice(n) if deterministic is False else np.flatnonzero(~np.broadcast_to(deterministic, n))
+        rows: slice | Integers = (
+            slice(n) if deterministic is False else np.flatnonzero(~np.broadcast_to(deterministic, n))
+        )
         self._acting.draw_noise(self._rng)
         if deterministic is not False:
             inputs, forbidden = inputs[rows], None if forbidden is None else forbidden[rows]
@@ -111,7 +122,8 @@ class QPolicy(Policy):
         return action, log_prob
 
     def parameters(self) -> Arrays:
-        """Return the weights (and ``deviation.*``, where they are noisy) and ``epsilon``, as views."""
+        """Return the weights (and ``deviation.*``, where they are noisy) and ``epsilon``,
+        as views."""
         return self._named
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:

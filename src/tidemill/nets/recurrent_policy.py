@@ -1,4 +1,5 @@
-"""The policy that `RecurrentActorCritic` describes, for MLPs on a CPU: all in numpy. Images and GPUs: `torch_recurrent`."""
+"""The policy that `RecurrentActorCritic` describes, for MLPs on a CPU: all in numpy.
+Images and GPUs: `torch_recurrent`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ class RecurrentPolicy(ActorCriticPolicy):
 
     def _remember(self, last: Floats, state: Arrays, out: Arrays) -> Floats:
         cell, n = self._cell_of_acting, last.shape[1]
-        given = cell.forward(last, {part: state[f"state.{part}"] for part in cell.parts}, np.zeros((1, n), np.bool_))
+        given = cell.forward(
+            last, {part: state[f"state.{part}"] for part in cell.parts}, np.zeros((1, n), np.bool_)
+        )
         for part, array in cell.state().items():
             out[f"state.{part}"][:n] = array
         return given
@@ -40,11 +43,18 @@ class RecurrentPolicy(ActorCriticPolicy):
         check_inputs(inputs)
         cell = self._cell_of_training
         given = cell.forward(
-            self._towers_of_training.forward(inputs["features"]), {part: inputs[f"state.{part}"] for part in cell.parts}, inputs["on_reset"]
+            self._towers_of_training.forward(inputs["features"]),
+            {part: inputs[f"state.{part}"] for part in cell.parts},
+            inputs["on_reset"],
         )
         self._rows, self._given = inputs["rows"], given.shape
         # mode: with "raise" numpy would write to a copy of `out` first
-        return given.take(self._rows, axis=1, out=self._scratch("seen", (self.towers, len(self._rows), given.shape[2])), mode="clip")
+        return given.take(
+            self._rows,
+            axis=1,
+            out=self._scratch("seen", (self.towers, len(self._rows), given.shape[2])),
+            mode="clip",
+        )
 
     def _descend(self, of_last: Floats, gradient: dict[str, Floats]) -> None:
         of_given = self._scratch("of given", self._given)
@@ -59,6 +69,8 @@ def check_inputs(inputs: Mapping[str, Any]) -> None:
     """Raise `SchemaError` for the inputs of rows without their order in time."""
     if "on_reset" not in inputs:
         raise SchemaError(
-            "a policy that remembers is trained on stretches of rows: besides what prepare() gives, its inputs hold on_reset, state.* and rows (see "
-            "tidemill.nets.trainable), as PPO hands them in; an algorithm that takes rows one by one trains ActorCritic"
+            "a policy that remembers is trained on stretches of rows: besides what prepare() gives, its "
+            "inputs hold on_reset, state.* and rows (see "
+            "tidemill.nets.trainable), as PPO hands them in; an algorithm that takes rows one by one trains "
+            "ActorCritic"
         )

@@ -1,4 +1,5 @@
-"""Memory for intermediate results that is used again, so that a loop over minibatches allocates nothing."""
+"""Memory for intermediate results that is used again, so that a loop over minibatches
+allocates nothing."""
 
 from math import prod
 from typing import Any
@@ -10,8 +11,8 @@ VIEWS = 256  # kept at most: the sizes of minibatches change with every update
 
 
 class Scratch:
-    """Contiguous arrays by name, zeros until they are written. What lies in one is void when its name is asked for with another shape; a name keeps
-    one dtype."""
+    """Contiguous arrays by name, zeros until they are written. What lies in one is void
+    when its name is asked for with another shape; a name keeps one dtype."""
 
     def __init__(self) -> None:
         self._memory: dict[str, NDArray[Any]] = {}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tidemill.nets.squashed_gaussian import SquashedGaussian
 
 LOG_STD = -20.0, 2.0
-"""Least and greatest log-deviation; beyond them it is cut, and its gradient is 0. Haarnoja et al. 2018's own code."""
+"""Least and greatest log-deviation; beyond them it is cut, and its gradient is 0.
+Haarnoja et al. 2018's own code."""
 HALF_LOG_TWO_PI = np.float32(0.5 * np.log(2 * np.pi))
 LOG_TWO = np.float32(np.log(2))
 
@@ -41,7 +42,8 @@ class SquashedGaussianPolicy(Policy):
         self._named: Arrays = dict(views(self.flat, self.shape.forms()))
 
     def inputs(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return what the network takes of raw observations [n], whose leaves begin with `of`: a new array."""
+        """Return what the network takes of raw observations [n], whose leaves begin with
+        `of`: a new array."""
         return self.encoder.flat(observation, of)
 
     def reseed(self, seed: int) -> None:
@@ -66,7 +68,9 @@ class SquashedGaussianPolicy(Policy):
 
     def unscaled(self, action: Array) -> Floats:
         """Return actions [n, ...] of the environment as [n, actions] in [-1, 1]."""
-        flat: Floats = ((action.reshape(len(action), -1) - self.centre) / self.half).astype(np.float32, copy=False)
+        flat: Floats = ((action.reshape(len(action), -1) - self.centre) / self.half).astype(
+            np.float32, copy=False
+        )
         return flat
 
     def parameters(self) -> Arrays:
@@ -85,7 +89,8 @@ def schema_shape(spaces: Spaces) -> tuple[int, ...]:
 
 
 def split(head: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return (mean, log-deviation, 1 where that was not cut and else 0), each [n, actions], of the network's outputs [n, 2 · actions]."""
+    """Return (mean, log-deviation, 1 where that was not cut and else 0), each [n,
+    actions], of the network's outputs [n, 2 · actions]."""
     mean, raw = np.split(head, 2, axis=1)
     log_std = np.clip(raw, *LOG_STD)
     return mean, log_std, (log_std == raw).astype(np.float32)
@@ -94,8 +99,9 @@ def split(head: Floats) -> tuple[Floats, Floats, Floats]:
 def squash(mean: Floats, log_std: Floats, noise: Floats) -> tuple[Floats, Floats]:
     """Return (a = tanh(u) [n, actions], log π(a) [n]) of u = mean + e^log_std · noise.
 
-    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 26: log π(a) = log N(u) - Σ log(1 - tanh² u); the last term as
-    2 (log 2 - u - log(1 + e^-2u)), which is exact where tanh u is 1 already.
+    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 26: log
+    π(a) = log N(u) - Σ log(1 - tanh² u); the last term as 2 (log 2 - u - log(1 + e^-2u)),
+    which is exact where tanh u is 1 already.
     """
     u = mean + np.exp(log_std) * noise
     normal = noise * noise * np.float32(-0.5) - log_std - HALF_LOG_TWO_PI

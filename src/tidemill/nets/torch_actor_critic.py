@@ -1,4 +1,5 @@
-"""`ActorCritic` in torch: with images, and whatever is to compute on a GPU. The same weights in the same order as in numpy."""
+"""`ActorCritic` in torch: with images, and whatever is to compute on a GPU. The same
+weights in the same order as in numpy."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
-    """All weights are one flat tensor on the device and all gradients another, so that clipping and Adam are one call each. `flat` and `weights` are
-    the host's side: on a CPU the same memory, else what `parameters` copied last."""
+    """All weights are one flat tensor on the device and all gradients another, so that
+    clipping and Adam are one call each. `flat` and `weights` are the host's side: on a
+    CPU the same memory, else what `parameters` copied last."""
 
     recorded = True
 
@@ -34,7 +36,8 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         self._convolution_type = convolution_type(config.convolutions, self.device)
         with self.place():
             self._leaf = leaf(torch.from_numpy(self.flat).to(self.device))
-        self._kept_weights: dict[tuple[str, int], Tensor] = {}  # another one with each `load`, so that nobody keeps in it what was before
+        # another one with each `load`, so that nobody keeps in it what was before
+        self._kept_weights: dict[tuple[str, int], Tensor] = {}
         self._lent = False
         self._mirror = Mirror(self._leaf)
         self.flat = self._mirror.array
@@ -61,7 +64,8 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         bind(list(self._tensors.values()), gradient)
 
     def parameters(self) -> Arrays:
-        """See `ActorCriticPolicy.parameters`. From a GPU they are copied; the next call rewrites them."""
+        """See `ActorCriticPolicy.parameters`. From a GPU they are copied; the next call
+        rewrites them."""
         with self.place():
             self._mirror.pull()
         self.settle()
@@ -103,19 +107,31 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         for i in range(len(self.layers)):
             weight, bias = (self._tensors[f"hidden.{i}.{part}"] for part in ("weight", "bias"))
             # the actor's inputs may be fewer than the critic's
-            layers = [(w if len(w) == x.shape[1] else w[: x.shape[1]], b) for w, b, x in zip(weight, bias, towers, strict=True)]
+            layers = [
+                (w if len(w) == x.shape[1] else w[: x.shape[1]], b)
+                for w, b, x in zip(weight, bias, towers, strict=True)
+            ]
             towers = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, towers, strict=True)]
         return towers
 
     def prepare(self, observation: Arrays) -> Arrays:
-        """See `ActorCriticPolicy.prepare`. Images lie [n, height, width, channels]: once for all epochs."""
+        """See `ActorCriticPolicy.prepare`. Images lie [n, height, width, channels]: once
+        for all epochs."""
         inputs = super().prepare(observation)
-        return inputs | {name: channels_last(inputs[name], image.channels_first) for name, image in self.encoder.images.items()}
+        return inputs | {
+            name: channels_last(inputs[name], image.channels_first)
+            for name, image in self.encoder.images.items()
+        }
 
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:
-        """Return the 512 features of images [n, height, width, channels] uint8. Channels-last: 1.8 times as fast as channels-first, forward and
-        backward, on a CPU."""
-        weights = [self._converted(f"cnn.{name}.{i}.{part}", tower) for i in (*range(len(CONVOLUTIONS)), "out") for part in ("weight", "bias")]
+        """Return the 512 features of images [n, height, width, channels] uint8.
+        Channels-last: 1.8 times as fast as channels-first, forward and backward, on a
+        CPU."""
+        weights = [
+            self._converted(f"cnn.{name}.{i}.{part}", tower)
+            for i in (*range(len(CONVOLUTIONS)), "out")
+            for part in ("weight", "bias")
+        ]
         x = image.permute(0, 3, 1, 2).to(weights[0].dtype)  # bytes, which both types have exactly
         for i, (_, _, stride) in enumerate(CONVOLUTIONS):
             x = functional.conv2d(x, weights[2 * i], weights[2 * i + 1], stride).relu_()
@@ -123,8 +139,10 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         return torch.addmm(weights[-1], x, weights[-2]).relu_().float()
 
     def _converted(self, name: str, tower: int) -> Tensor:
-        """Return a weight of the convolutions as they take it. Those that act on a CPU are kept until `load`: for 16 rows, to convert them is half of
-        the work. Whoever has `trainable_parameters` may change them at any time, and torch's fused optimisers count no versions: nothing is kept."""
+        """Return a weight of the convolutions as they take it. Those that act on a CPU
+        are kept until `load`: for 16 rows, to convert them is half of the work. Whoever
+        has `trainable_parameters` may change them at any time, and torch's fused
+        optimisers count no versions: nothing is kept."""
         acts = torch.is_inference_mode_enabled() and self.device.type == "cpu"
         kept = self._kept_weights if acts and not self._lent else {}
         weight = kept.get((name, tower))

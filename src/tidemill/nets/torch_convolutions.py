@@ -1,4 +1,5 @@
-"""Convolutions with relu in torch, on a CPU, over weights that numpy arrays hold: what is above them need not be torch's."""
+"""Convolutions with relu in torch, on a CPU, over weights that numpy arrays hold: what is
+above them need not be torch's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,9 @@ class TorchConvolutions(Trunk):
 
     def __init__(self, convolutions: Sequence[tuple[int, int, int]], weights: dict[str, Floats]) -> None:
         self._convolutions = convolutions
-        self._names = [f"convolution.{i}.{part}" for i in range(len(convolutions)) for part in ("weight", "bias")]
+        self._names = [
+            f"convolution.{i}.{part}" for i in range(len(convolutions)) for part in ("weight", "bias")
+        ]
         self._leaves = [torch.from_numpy(weights[name]).requires_grad_() for name in self._names]
         self._features: Tensor | None = None
 
@@ -28,7 +31,9 @@ class TorchConvolutions(Trunk):
             weight, bias = self._leaves[2 * i : 2 * i + 2]
             if not i:
                 weight = weight / 255  # of few weights instead of many pixels
-            x = functional.conv2d(x, weight.view(kernel, kernel, -1, filters).permute(3, 2, 0, 1), bias, stride).relu_()
+            x = functional.conv2d(
+                x, weight.view(kernel, kernel, -1, filters).permute(3, 2, 0, 1), bias, stride
+            ).relu_()
         self._features = x.permute(0, 2, 3, 1).flatten(1)
         features: Floats = self._features.detach().numpy()
         return features

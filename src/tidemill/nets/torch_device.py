@@ -1,6 +1,8 @@
-"""Memory on both sides: a GPU's and the host's. On a CPU both are the same, or plain copies.
+"""Memory on both sides: a GPU's and the host's. On a CPU both are the same, or plain
+copies.
 
-Only page-locked ("pinned") host memory is copied to and from a GPU while both sides work on.
+Only page-locked ("pinned") host memory is copied to and from a GPU while both sides work
+on.
 """
 
 from collections.abc import Mapping
@@ -22,10 +24,11 @@ def torch_type(array: Array) -> torch.dtype:
 
 
 def convolution_type(asked: str, device: torch.device) -> torch.dtype:
-    """Return what convolutions compute in on `device`: what was `asked` for ("bfloat16", "float32"), but float32 on a processor without bfloat16.
+    """Return what convolutions compute in on `device`: what was `asked` for ("bfloat16",
+    "float32"), but float32 on a processor without bfloat16.
 
-    There oneDNN would emulate it, which takes 12 to 19 times as long as float32. Its own word counts besides the processor's flag, since
-    ONEDNN_MAX_CPU_ISA may hold it back.
+    There oneDNN would emulate it, which takes 12 to 19 times as long as float32. Its own
+    word counts besides the processor's flag, since ONEDNN_MAX_CPU_ISA may hold it back.
     """
     if asked != "bfloat16":
         return torch.float32
@@ -39,7 +42,8 @@ def host_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 class Marker:
-    """A place in the current stream that the host can wait for. (A CPU has done everything at once.)"""
+    """A place in the current stream that the host can wait for. (A CPU has done
+    everything at once.)"""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -56,7 +60,8 @@ class Marker:
 
 
 class Mirror:
-    """The host's side of a tensor: `array`. For a tensor on a CPU it is the tensor's own memory."""
+    """The host's side of a tensor: `array`. For a tensor on a CPU it is the tensor's own
+    memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor.detach()
@@ -67,7 +72,9 @@ class Mirror:
     def pull(self, rows: int | None = None) -> None:
         """Begin to copy the tensor (or its first rows) to the host."""
         if self._host is not self._tensor:
-            host, tensor = (self._host, self._tensor) if rows is None else (self._host[:rows], self._tensor[:rows])
+            host, tensor = (
+                (self._host, self._tensor) if rows is None else (self._host[:rows], self._tensor[:rows])
+            )
             host.copy_(tensor, non_blocking=True)
 
     def push(self) -> None:
@@ -77,7 +84,8 @@ class Mirror:
 
 
 class Staging:
-    """Copies arrays of any size to a device through two small pieces of pinned memory, in the current stream. Returns before they have arrived."""
+    """Copies arrays of any size to a device through two small pieces of pinned memory, in
+    the current stream. Returns before they have arrived."""
 
     def __init__(self, device: torch.device, chunk: int = CHUNK) -> None:
         self._device, self._chunk = device, chunk

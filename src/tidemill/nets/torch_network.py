@@ -1,4 +1,5 @@
-"""A policy whose network is a torch module of one's own: the configuration. Imports no torch; `network` does."""
+"""A policy whose network is a torch module of one's own: the configuration. Imports no
+torch; `network` does."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,31 +17,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchNetwork(PolicyConfig):
-    """Base of feed-forward policies with a network of one's own. Subclass it, with the network's settings as fields, and implement `network`.
+    """Base of feed-forward policies with a network of one's own. Subclass it, with the
+    network's settings as fields, and implement `network`.
 
-    Sampling, log-probabilities, parameters and checkpoints are done by the base, for every action space of `ActorCritic`.
+    Sampling, log-probabilities, parameters and checkpoints are done by the base, for
+    every action space of `ActorCritic`.
     """
 
     log_std_init: float = 0.0
     """First log-deviation of Box actions, in units of half the action's range."""
     action_mask: str | None = "action_mask"
-    """See `ActorCritic.action_mask`. The network sees this part, too, but need do nothing about it: what is forbidden is taken out of its head."""
+    """See `ActorCritic.action_mask`. The network sees this part, too, but need do nothing
+    about it: what is forbidden is taken out of its head."""
 
     @abstractmethod
     def network(self, spaces: Spaces, outputs: int) -> "Module":
-        """Return the network. It is called with the raw observations of n rows by leaf name (``{"obs": Tensor}`` unless the space is nested; float32,
-        or the integers that rows hold) and returns (head float32 [n, outputs], value float32 [n]). `outputs` follows from the action space: logits of
-        Discrete, MultiDiscrete and MultiBinary, means of Box actions. `value` is in units of the running deviation of returns. The module stays in
-        eval mode, so that acting and training see one function. Its weights are drawn from the run's seed. It is built on the CPU and moved to the
-        worker's device: tensors that it needs besides its parameters are to be its buffers."""
+        """Return the network. It is called with the raw observations of n rows by leaf
+        name (``{"obs": Tensor}`` unless the space is nested; float32, or the integers
+        that rows hold) and returns (head float32 [n, outputs], value float32 [n]).
+        `outputs` follows from the action space: logits of Discrete, MultiDiscrete and
+        MultiBinary, means of Box actions. `value` is in units of the running deviation of
+        returns. The module stays in eval mode, so that acting and training see one
+        function. Its weights are drawn from the run's seed. It is built on the CPU and
+        moved to the worker's device: tensors that it needs besides its parameters are to
+        be its buffers."""
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32, value in reward units)."""
+        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,
+        value in reward units)."""
         check_deviation(self, spaces)
-        return {**schema_of_space(spaces.action, "action"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
+        return {
+            **schema_of_space(spaces.action, "action"),
+            "log_prob": Field((), "float32"),
+            "value": Field((), "float32"),
+        }
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
-        """Return the policy. Weights and samples come from two independent streams of `seed`."""
+        """Return the policy. Weights and samples come from two independent streams of
+        `seed`."""
         return self.build_on("cpu", spaces, seed)
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:

@@ -1,4 +1,5 @@
-"""The policy that a `TorchNetwork` describes: the user's module between raw observations and an action distribution."""
+"""The policy that a `TorchNetwork` describes: the user's module between raw observations
+and an action distribution."""
 
 from collections.abc import Mapping
 
@@ -19,8 +20,9 @@ from tidemill.nets.torch_policy import TorchPolicy
 
 
 class TorchNetworkPolicy(TorchPolicy):
-    """Acts and trains with one module, whose weights stay where it has them: modules may share them, or count on their places. What it does is never
-    recorded, since it may look at numbers on the way."""
+    """Acts and trains with one module, whose weights stay where it has them: modules may
+    share them, or count on their places. What it does is never recorded, since it may
+    look at numbers on the way."""
 
     def __init__(self, config: TorchNetwork, spaces: Spaces, seed: int, device: str = "cpu") -> None:
         self._place(device)
@@ -31,7 +33,9 @@ class TorchNetworkPolicy(TorchPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(weights_seed.generate_state(1)[0]))
             self._network = config.network(spaces, self.distribution.size).eval().to(self.device)
-        self._log_std = torch.full((self.distribution.deviations,), config.log_std_init).to(self.device).requires_grad_()
+        self._log_std = (
+            torch.full((self.distribution.deviations,), config.log_std_init).to(self.device).requires_grad_()
+        )
         self._returns = RunningMoments("returns", ())
         named = {f"network.{name}": tensor for name, tensor in self._network.state_dict().items()}
         if self._log_std.numel():
@@ -45,10 +49,14 @@ class TorchNetworkPolicy(TorchPolicy):
         with torch.no_grad():
             seen = tensors(allocate(schema_of_space(spaces.observation, "obs"), (rows,)))
             found = self._network({name: tensor.to(self.device) for name, tensor in seen.items()})
-        shapes = [list(part.shape) if isinstance(part, Tensor) else part for part in (found if isinstance(found, tuple) else (found,))]
+        shapes = [
+            list(part.shape) if isinstance(part, Tensor) else part
+            for part in (found if isinstance(found, tuple) else (found,))
+        ]
         if shapes != [[rows, outputs], [rows]]:
             raise ConfigError(
-                f"the network of {type(config).__name__} gave {shapes} for {rows} rows; it must return (head [{rows}, {outputs}], value [{rows}])"
+                f"the network of {type(config).__name__} gave {shapes} for {rows} rows; it must return (head "
+                f"[{rows}, {outputs}], value [{rows}])"
             )
 
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -59,7 +67,8 @@ class TorchNetworkPolicy(TorchPolicy):
         return self._log_std
 
     def parameters(self) -> Arrays:
-        """Return the module's parameters and buffers (``network.*``), ``log_std`` where actions have one, and the statistics ``returns.*``."""
+        """Return the module's parameters and buffers (``network.*``), ``log_std`` where
+        actions have one, and the statistics ``returns.*``."""
         with self.place():
             for mirror in self._mirrors.values():
                 mirror.pull()
@@ -70,12 +79,16 @@ class TorchNetworkPolicy(TorchPolicy):
         return {name: mirror.array for name, mirror in self._mirrors.items()} | self._returns.parameters()
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        """See `Policy.load`. Nothing is changed when a name, shape or dtype does not fit."""
+        """See `Policy.load`. Nothing is changed when a name, shape or dtype does not
+        fit."""
         own = self._named()
         here, given = schema_of(own), schema_of(parameters)
         if here != given:
             wrong = sorted(name for name in here.keys() | given.keys() if here.get(name) != given.get(name))
-            raise SchemaError(f"these parameters are of another network: {', '.join(wrong)} differ; build the policy as it was when it was trained")
+            raise SchemaError(
+                f"these parameters are of another network: {', '.join(wrong)} differ; build the policy as it "
+                "was when it was trained"
+            )
         self.settle()
         for name, array in own.items():
             np.copyto(array, parameters[name])
@@ -98,19 +111,21 @@ class TorchNetworkPolicy(TorchPolicy):
         return sum(parameter.numel() for parameter in self.trainable_parameters())
 
     def trainable_parameters(self) -> list[Tensor]:
-        """Return the module's parameters that take gradients, then ``log_std`` where actions have one."""
+        """Return the module's parameters that take gradients, then ``log_std`` where
+        actions have one."""
         own: list[Tensor] = [parameter for parameter in self._network.parameters() if parameter.requires_grad]
         return [*own, self._log_std] if self._log_std.numel() else own
 
     @property
     def value_scale(self) -> float:
-        """The running deviation of the λ-returns: reward units per unit of the network's value."""
+        """The running deviation of the λ-returns: reward units per unit of the network's
+        value."""
         return self._returns.deviation()
 
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
         return self._returns.moments(returns)
 
     def fold_moments(self, moments: NDArray[np.float64]) -> None:
-        """See `TrainablePolicy.fold_moments`. Values in reward units move with the deviation: which of the module's weights to rescale is not
-        known here."""
+        """See `TrainablePolicy.fold_moments`. Values in reward units move with the
+        deviation: which of the module's weights to rescale is not known here."""
         self._returns.fold(moments)

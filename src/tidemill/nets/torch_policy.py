@@ -1,4 +1,5 @@
-"""What all policies do whose network is made of torch operations, on a CPU or a GPU: acting, and the two halves of training."""
+"""What all policies do whose network is made of torch operations, on a CPU or a GPU:
+acting, and the two halves of training."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,12 +19,15 @@ from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
 
 
 class TorchPolicy(TrainablePolicy):
-    """On a CPU it acts and trains in the memory that its arrays view, and draws by numpy. On a GPU weights lie and actions are drawn there, while
-    `parameters` and `load` copy. Each policy has streams of its own, so that several share a GPU; nothing is set for the whole process."""
+    """On a CPU it acts and trains in the memory that its arrays view, and draws by numpy.
+    On a GPU weights lie and actions are drawn there, while `parameters` and `load` copy.
+    Each policy has streams of its own, so that several share a GPU; nothing is set for
+    the whole process."""
 
     library: LibraryName = "torch"
     recorded = False
-    """Whether a GPU may record what `heads` does for a number of rows, and repeat that with other rows (see `device_acting`)."""
+    """Whether a GPU may record what `heads` does for a number of rows, and repeat that
+    with other rows (see `device_acting`)."""
     distribution: Distribution
     device: torch.device
     _rng: np.random.Generator
@@ -38,10 +42,12 @@ class TorchPolicy(TrainablePolicy):
 
     @abstractmethod
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (head [n, size], value [n]) of what `prepare` gives (and of states), as tensors on the device."""
+        """Return (head [n, size], value [n]) of what `prepare` gives (and of states), as
+        tensors on the device."""
 
     def next_state(self) -> dict[str, Tensor]:
-        """Return the state after the rows of the last `heads` that acted, ``state.*`` [n, ...]; {} of a policy that remembers nothing."""
+        """Return the state after the rows of the last `heads` that acted, ``state.*`` [n,
+        ...]; {} of a policy that remembers nothing."""
         return {}
 
     @abstractmethod
@@ -69,7 +75,9 @@ class TorchPolicy(TrainablePolicy):
         else:
             self.begin(observation, state, deterministic, out)()
 
-    def begin(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> Callable[[], None]:
+    def begin(
+        self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays
+    ) -> Callable[[], None]:
         """See `Policy.begin`."""
         if self.device.type == "cpu":
             return super().begin(observation, state, deterministic, out)
@@ -92,7 +100,14 @@ class TorchPolicy(TrainablePolicy):
         if not isinstance(deterministic, bool):
             some = bool(deterministic.any())
             deterministic = deterministic if deterministic.ndim and some else some
-        self.distribution.sample(np.ascontiguousarray(head.numpy().T), log_std, deterministic, self._rng, out["action"][:n], out["log_prob"][:n])
+        self.distribution.sample(
+            np.ascontiguousarray(head.numpy().T),
+            log_std,
+            deterministic,
+            self._rng,
+            out["action"][:n],
+            out["log_prob"][:n],
+        )
 
     def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
         """See `TrainablePolicy.evaluate`."""

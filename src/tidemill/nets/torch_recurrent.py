@@ -1,5 +1,5 @@
-"""`RecurrentActorCritic` in torch: with images, and whatever is to compute on a GPU. The same weights in the same order as in numpy; the way back
-through time is autograd's."""
+"""`RecurrentActorCritic` in torch: with images, and whatever is to compute on a GPU. The
+same weights in the same order as in numpy; the way back through time is autograd's."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,15 @@ State = list[Tensor]
 
 
 class TorchRecurrentPolicy(TorchActorCriticPolicy):
-    """`TorchActorCriticPolicy` with a cell between the hidden layers and the heads. Letters as in `cells`."""
+    """`TorchActorCriticPolicy` with a cell between the hidden layers and the heads.
+    Letters as in `cells`."""
 
     recurrent = True
     _memory: Memory  # always there
 
-    def __init__(self, config: "RecurrentActorCritic", spaces: Spaces, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, config: "RecurrentActorCritic", spaces: Spaces, seed: int, device: str = "cpu"
+    ) -> None:
         self._memory = config.memory
         self._step = {"lstm": self._lstm, "gru": self._gru}[config.cell]
         self._names = [f"state.{part}" for part in self._memory.cell.parts]
@@ -36,7 +39,8 @@ class TorchRecurrentPolicy(TorchActorCriticPolicy):
         super().__init__(config, spaces, seed, device)
 
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of the rows asked for, when training; acting, of each row, which is a stretch by itself."""
+        """Of the rows asked for, when training; acting, of each row, which is a stretch
+        by itself."""
         weights, below = self._tensors, torch.stack(self._towers(inputs))
         state = [inputs[name].transpose(0, 1) for name in self._names]
         share = torch.baddbmm(weights["cell.bias"], below, weights["cell.weight"])
@@ -60,7 +64,8 @@ class TorchRecurrentPolicy(TorchActorCriticPolicy):
         return super().evaluate(dict(inputs), dict(action))
 
     def _unroll(self, share: Tensor, state: State, on_reset: Tensor) -> Tensor:
-        """Return what the cell gives for every row, [G, L·m, w], from the inputs' share of the gates [G, L·m, gates·w]."""
+        """Return what the cell gives for every row, [G, L·m, w], from the inputs' share
+        of the gates [G, L·m, gates·w]."""
         given, rows = [], share.view(len(share), *on_reset.shape, -1)
         for row, begins in zip(rows.unbind(1), on_reset.unsqueeze(-1).unbind(0), strict=True):
             state = self._step(row, [part.masked_fill(begins, 0) for part in state])

@@ -1,6 +1,7 @@
 """The hidden layers of networks, forward and backward written out in numpy.
 
-For layers as narrow as these autograd over single operations costs more than the arithmetic, and numpy's tanh is the fastest on a CPU.
+For layers as narrow as these autograd over single operations costs more than the
+arithmetic, and numpy's tanh is the fastest on a CPU.
 """
 
 import numpy as np
@@ -14,9 +15,11 @@ Layer = tuple[Floats, Floats]
 
 
 class Towers:
-    """Layers of the same shapes, stacked: each is one batched product. Results lie in memory that the next `forward` rewrites.
+    """Layers of the same shapes, stacked: each is one batched product. Results lie in
+    memory that the next `forward` rewrites.
 
-    `seen`: the first of two towers is the actor's and gets only so many of the inputs' first columns; None: all of them.
+    `seen`: the first of two towers is the actor's and gets only so many of the inputs'
+    first columns; None: all of them.
     """
 
     def __init__(self, layers: list[Layer], activation: str, seen: int | None = None) -> None:
@@ -27,7 +30,8 @@ class Towers:
         self._ones: Floats = np.ones((1, 0), np.float32)
 
     def forward(self, x: Floats) -> Floats:
-        """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the inputs where there is no layer. `x` [n, in] is kept."""
+        """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the
+        inputs where there is no layer. `x` [n, in] is kept."""
         self._kept = [x]
         for i, (weight, bias) in enumerate(self._layers):
             h = self._scratch(f"layer {i}", (len(weight), x.shape[-2], weight.shape[2]))
@@ -40,14 +44,16 @@ class Towers:
             if self._tanh:
                 np.tanh(h, out=h)
             else:
-                np.maximum(h, self._scratch("zeros", h.shape), out=h)  # a quarter of what it takes with a scalar
+                # a quarter of what it takes with a scalar
+                np.maximum(h, self._scratch("zeros", h.shape), out=h)
             self._kept.append(h)
             x = h
         return x if x.ndim == 3 else x[np.newaxis]
 
     def backward(self, of_last: Floats, into: list[Layer] | None, of_input: bool = False) -> Floats:
-        """Write the gradients of the weights of the last `forward` into `into` (unless None), `of_last` [towers, n, width] being that of its result;
-        return, if `of_input`, the gradients [towers, n, in] of its inputs.
+        """Write the gradients of the weights of the last `forward` into `into` (unless
+        None), `of_last` [towers, n, width] being that of its result; return, if
+        `of_input`, the gradients [towers, n, in] of its inputs.
 
         Overwrites what `forward` returned: once only.
         """
@@ -70,7 +76,8 @@ class Towers:
         return gradient
 
     def _differentiate(self, i: int, below: Floats, h: Floats, of_weight: Floats, of_bias: Floats) -> None:
-        """Write the gradients of layer `i`, whose inputs were `below`, `h` being that of what it adds up."""
+        """Write the gradients of layer `i`, whose inputs were `below`, `h` being that of
+        what it adds up."""
         np.matmul(self._ones[:, : h.shape[1]], h, out=of_bias)  # a fifth of what np.sum takes
         if i or self._seen is None:
             np.matmul(below.swapaxes(-1, -2), h, out=of_weight)

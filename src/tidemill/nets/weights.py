@@ -1,4 +1,5 @@
-"""The weights of the built-in networks: their shapes, how they lie in one flat array, and their first values."""
+"""The weights of the built-in networks: their shapes, how they lie in one flat array, and
+their first values."""
 
 from collections.abc import Mapping
 
@@ -13,7 +14,8 @@ from tidemill.nets.encoders import Image, ObservationEncoder
 Floats = NDArray[np.float32]
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""(channels, kernel, stride) of Mnih et al. 2015, "Human-level control through deep reinforcement learning", Methods."""
+"""(channels, kernel, stride) of Mnih et al. 2015, "Human-level control through deep
+reinforcement learning", Methods."""
 IMAGE_FEATURES = 512  # width of the layer after them
 ROOT_TWO = float(np.sqrt(2))
 
@@ -29,16 +31,23 @@ def views(flat: Floats, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]
 
 
 def load_parameters(own: Arrays, parameters: Mapping[str, Array]) -> None:
-    """Copy `parameters` into a network's `own`. Raises `SchemaError` when a name, shape or dtype does not fit; nothing is changed then."""
+    """Copy `parameters` into a network's `own`. Raises `SchemaError` when a name, shape
+    or dtype does not fit; nothing is changed then."""
     check_parameters(schema_of(own), parameters)
     for name, array in own.items():
         np.copyto(array, parameters[name])
 
 
 def weight_shapes(
-    encoder: ObservationEncoder, towers: int, hidden: tuple[int, ...], outputs: int, deviations: int, memory: Memory | None = None
+    encoder: ObservationEncoder,
+    towers: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    deviations: int,
+    memory: Memory | None = None,
 ) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in the order in which they lie."""
+    """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in
+    the order in which they lie."""
     shapes: dict[str, tuple[tuple[int, ...], float]] = {}
     width = encoder.width
     for name, image in encoder.images.items():
@@ -57,7 +66,8 @@ def weight_shapes(
     if memory is not None:
         shapes |= memory.cell.shapes(towers, width, memory.units)
         width = memory.units
-    # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021, "What Matters in On-Policy RL", section 3.2.
+    # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021, "What
+    # Matters in On-Policy RL", section 3.2.
     shapes["actor.weight"] = ((outputs, width), 0.01)
     shapes["actor.bias"] = ((outputs, 1), 0)
     shapes["critic.weight"] = ((width,), 1.0)
@@ -75,9 +85,11 @@ def image_size(image: Image) -> int:
 
 
 def orthogonal(weight: Floats, gain: float, rng: np.random.Generator, towers: int) -> None:
-    """Fill `weight` with `gain` × an orthogonal matrix, one for each of its towers (0: it has no such axis).
+    """Fill `weight` with `gain` × an orthogonal matrix, one for each of its towers (0: it
+    has no such axis).
 
-    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
+    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep
+    linear neural networks".
     """
     for part in weight if towers else (weight,):
         rows = len(part) if part.ndim > 1 else 1

@@ -1,8 +1,11 @@
-"""The journal of a limited run: what came, in the order in which it was stored, and where between it was trained.
+"""The journal of a limited run: what came, in the order in which it was stored, and where
+between it was trained.
 
-A header (a line of JSON) and records: an arrival (its channel, which seats have something in it, and their rows as they came: what was observed, the
-version that acted, the loss of a step), a training task (its progress), and a memory that began empty after a resume; each with its CRC-32 behind
-it. Whoever feeds these to the same buffer and algorithm gets the same weights, since all that a buffer draws depends on what it was given (see
+A header (a line of JSON) and records: an arrival (its channel, which seats have something
+in it, and their rows as they came: what was observed, the version that acted, the loss of
+a step), a training task (its progress), and a memory that began empty after a resume;
+each with its CRC-32 behind it. Whoever feeds these to the same buffer and algorithm gets
+the same weights, since all that a buffer draws depends on what it was given (see
 `run.retrain`).
 """
 
@@ -40,14 +43,20 @@ def journal_path(folder: Path, policy: str) -> Path:
 
 
 class JournalWriter:
-    """Writes a journal. `offered` says what each channel sends, `facts` are plain data for the header. `end`, in bytes, is where a resumed run goes
-    on: what was written after it is cut off."""
+    """Writes a journal. `offered` says what each channel sends, `facts` are plain data
+    for the header. `end`, in bytes, is where a resumed run goes on: what was written
+    after it is cut off."""
 
     def __init__(self, path: Path, offered: list[Offered], facts: dict[str, Any], end: int | None) -> None:
         try:
             if end is None:
                 schema = {name: [list(field.shape), field.dtype] for name, field in offered[0].schema.items()}
-                header = {"format": FORMAT, "schema": schema, "leads": [list(block.lead) for block in offered], "facts": facts}
+                header = {
+                    "format": FORMAT,
+                    "schema": schema,
+                    "leads": [list(block.lead) for block in offered],
+                    "facts": facts,
+                }
                 self._file: BinaryIO = open(path, "wb", opener=private)  # noqa: SIM115  `close` closes it
                 self._file.write(json.dumps(header).encode() + b"\n")
             else:
@@ -55,14 +64,16 @@ class JournalWriter:
                 if (size := path.stat().st_size) < end:
                     self._file.close()
                     raise CheckpointError(
-                        f"the journal {path} has {size:,} bytes, and had {end:,} when the checkpoint was written that the run goes on from: what "
+                        f"the journal {path} has {size:,} bytes, and had {end:,} when the checkpoint was "
+                        "written that the run goes on from: what "
                         "came before is lost; put the whole file back, or resume with journal = False"
                     )
                 self._file.truncate(end)
                 self._file.seek(end)
         except OSError as error:
             raise CheckpointError(
-                f"the journal {path} cannot be written: {error.strerror}; a resumed run needs the journal of its first life"
+                f"the journal {path} cannot be written: {error.strerror}; a resumed run needs the journal of "
+                "its first life"
             ) from None
         self._path, self._names = path, list(offered[0].schema)
 
@@ -73,7 +84,8 @@ class JournalWriter:
         self._write(b"".join([*head, *(sample[name][0, seats].tobytes() for name in self._names)]))
 
     def task(self, progress: float) -> None:
-        """Note that a task is done next, with this `progress` (see `Algorithm.update`)."""
+        """Note that a task is done next, with this `progress` (see
+        `Algorithm.update`)."""
         self._write(_TASK + _PROGRESS.pack(progress))
 
     def emptied(self) -> None:
@@ -88,7 +100,8 @@ class JournalWriter:
             return self._file.tell()
 
     def close(self) -> None:
-        """Write what is left, if that can be: a checkpoint has had it on the disk before, and whoever resumes goes on from there."""
+        """Write what is left, if that can be: a checkpoint has had it on the disk before,
+        and whoever resumes goes on from there."""
         with suppress(OSError):
             self._file.close()
 
@@ -102,7 +115,8 @@ class JournalWriter:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"the journal {self._path} cannot be written any further: {error.strerror}; free the disk and resume, or train with journal = False"
+                f"the journal {self._path} cannot be written any further: {error.strerror}; free the disk "
+                "and resume, or train with journal = False"
             ) from None
 
 
@@ -135,38 +149,53 @@ def _lengths(shape: Any) -> tuple[int, ...]:
 
 
 def _numbers(dtype: Any) -> str:
-    """Return the name of a type of numbers. Raises `ValueError` for anything else that numpy knows, or does not."""
+    """Return the name of a type of numbers. Raises `ValueError` for anything else that
+    numpy knows, or does not."""
     if not is_of_numbers(dtype):
         raise ValueError(f"{dtype!r} is no type of numbers")
     return str(dtype)
 
 
 class JournalReader(SampleConsumer):
-    """Reads a journal, and is the sample stream that it was written from. Raises `CheckpointError` for what is no journal."""
+    """Reads a journal, and is the sample stream that it was written from. Raises
+    `CheckpointError` for what is no journal."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._file: BinaryIO = open_plain(path)
             header = read_json(self._file.readline(1 << 24))
             if header["format"] != FORMAT:
-                raise CheckpointError(f"the journal {path} has format {header['format']}; this version reads {FORMAT}")
+                raise CheckpointError(
+                    f"the journal {path} has format {header['format']}; this version reads {FORMAT}"
+                )
             self.facts: dict[str, Any] = header["facts"]
-            self._schema: Schema = {name: Field(_lengths(shape), _numbers(dtype)) for name, (shape, dtype) in header["schema"].items()}
+            self._schema: Schema = {
+                name: Field(_lengths(shape), _numbers(dtype))
+                for name, (shape, dtype) in header["schema"].items()
+            }
             self._leads = [(rows, seats) for rows, seats in map(_lengths, header["leads"])]
-            if any(rows * seats * sum(field.nbytes for field in self._schema.values()) > MOST for rows, seats in self._leads):
+            if any(
+                rows * seats * sum(field.nbytes for field in self._schema.values()) > MOST
+                for rows, seats in self._leads
+            ):
                 raise ValueError(f"it has arrivals above {MOST:,} bytes")
             self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)") from None
+            raise CheckpointError(
+                f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)"
+            ) from None
         self._waiting: deque[Sample] = deque()
 
     def records(self) -> Iterator[Task | Emptied | None]:
-        """Yield the records in order. None stands for an arrival: it is there for `consume` then. A last one that is torn is left out."""
+        """Yield the records in order. None stands for an arrival: it is there for
+        `consume` then. A last one that is torn is left out."""
         while tag := self._file.read(1):
             at, self._sum = self._file.tell() - 1, crc32(tag)
             found: Task | Emptied | Sample | None = Emptied()
             if tag == _TASK:
-                found = None if (data := self._take(_PROGRESS.size)) is None else Task(*_PROGRESS.unpack(data))
+                found = (
+                    None if (data := self._take(_PROGRESS.size)) is None else Task(*_PROGRESS.unpack(data))
+                )
             elif tag == _ARRIVAL:
                 found = self._read()
             elif tag != _EMPTIED:
@@ -175,7 +204,9 @@ class JournalReader(SampleConsumer):
             if found is None or (data := self._take(_SUM.size)) is None:
                 return
             if _SUM.unpack(data) != (told,):
-                raise CheckpointError(f"the journal is damaged: its record at byte {at:,} is not what was written")
+                raise CheckpointError(
+                    f"the journal is damaged: its record at byte {at:,} is not what was written"
+                )
             if isinstance(found, Sample):
                 self._waiting.append(found)
                 yield None
@@ -183,7 +214,8 @@ class JournalReader(SampleConsumer):
                 yield found
 
     def _take(self, size: int) -> bytes | None:
-        """Return the next bytes, which the check sum has, too; None where the file ends before."""
+        """Return the next bytes, which the check sum has, too; None where the file ends
+        before."""
         if size > self._left or len(data := self._file.read(size)) < size:
             return None
         self._sum = crc32(data, self._sum)
@@ -194,15 +226,23 @@ class JournalReader(SampleConsumer):
             return None
         channel, count = _ARRIVED.unpack(data)
         if channel >= len(self._leads):
-            raise CheckpointError(f"the journal is damaged: it has {len(self._leads)} channels, and a record of channel {channel}")
+            raise CheckpointError(
+                f"the journal is damaged: it has {len(self._leads)} channels, and a record of channel "
+                f"{channel}"
+            )
         lead = self._leads[channel]
         if count > lead[1]:
-            raise CheckpointError(f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of {count}")
+            raise CheckpointError(
+                f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of {count}"
+            )
         if (data := self._take(count * _SEAT.itemsize)) is None:
             return None
         seats = np.frombuffer(data, _SEAT)
         if count and int(seats.max()) >= lead[1]:
-            raise CheckpointError(f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of seat {seats.max()}")
+            raise CheckpointError(
+                f"the journal is damaged: channel {channel} has {lead[1]} seats, and a record of seat "
+                f"{seats.max()}"
+            )
         sample = Sample()
         sample.channel, sample.bootstrap = channel, 0
         for name, field in self._schema.items():

@@ -1,17 +1,21 @@
-"""The limiter: how often a replay memory is trained on for each step that is stored in it, exactly, for ever.
+"""The limiter: how often a replay memory is trained on for each step that is stored in
+it, exactly, for ever.
 
 It counts, in integers that only grow, under one condition variable:
 
-S started steps, C committed ones (their answers are stored), V voided ones (lost), I = S - C - V in flight, K finished training tasks. A task is one
-update; the ratio a/b is tasks per committed step. W is C + I at the moment when the memory could first be sampled: what was started before then owes
-nothing. Debt D(x) = floor((x - W)·a/b) for x committed steps beyond W, 0 before. Slack is how many steps gathering may be ahead of training, in
-tasks Qt = max(ceil(slack·a/b), ceil(a/b)).
+S started steps, C committed ones (their answers are stored), V voided ones (lost), I = S
+- C - V in flight, K finished training tasks. A task is one update; the ratio a/b is tasks
+per committed step. W is C + I at the moment when the memory could first be sampled: what
+was started before then owes nothing. Debt D(x) = floor((x - W)·a/b) for x committed steps
+beyond W, 0 before. Slack is how many steps gathering may be ahead of training, in tasks
+Qt = max(ceil(slack·a/b), ceil(a/b)).
 
 * a step may start only if D(C + I + 1) - K ≤ Qt;
 * a training task may run only if D(C) - K ≥ 1.
 
-So 0 ≤ D(C) - K ≤ Qt at every instant: training is never ahead of what is stored, gathering never more than the slack ahead. W is C + I and not C,
-since all that is in flight commits without another look at the gate.
+So 0 ≤ D(C) - K ≤ Qt at every instant: training is never ahead of what is stored,
+gathering never more than the slack ahead. W is C + I and not C, since all that is in
+flight commits without another look at the gate.
 """
 
 from collections.abc import Callable
@@ -25,41 +29,53 @@ from tidemill.core.errors import ConfigError
 
 
 def parse_ratio(ratio: str | int) -> Fraction:
-    """Return training tasks per committed step: an integer, or two with a slash. Raises `ConfigError` for anything else.
+    """Return training tasks per committed step: an integer, or two with a slash. Raises
+    `ConfigError` for anything else.
 
     >>> parse_ratio("3/2"), parse_ratio(8)
     (Fraction(3, 2), Fraction(8, 1))
     """
     tasks, slash, steps = str(ratio).partition("/")
     parts = [part.strip() for part in ((tasks, steps) if slash else (tasks, "1"))]
-    if isinstance(ratio, bool) or not all(part.isascii() and part.removeprefix("-").isdigit() for part in parts):
+    if isinstance(ratio, bool) or not all(
+        part.isascii() and part.removeprefix("-").isdigit() for part in parts
+    ):
         near = ""
         with suppress(ValueError, OverflowError):
             near = f'; {float(ratio):g} is ratio = "{Fraction(ratio).limit_denominator(1000)}"'
         raise ConfigError(
-            f'ratio = {ratio!r} is no fraction of integers: write training tasks per step, like "1/4" (a task for every 4 steps), "3/2" or 8{near}'
+            f'ratio = {ratio!r} is no fraction of integers: write training tasks per step, like "1/4" (a '
+            f'task for every 4 steps), "3/2" or 8{near}'
         )
     above, below = map(int, parts)
     if above < 1 or below < 1:
-        raise ConfigError(f'ratio = "{ratio}" must be above 0: training tasks per committed step, like "1/4", "3/2" or 8')
+        raise ConfigError(
+            f'ratio = "{ratio}" must be above 0: training tasks per committed step, like "1/4", "3/2" or 8'
+        )
     return Fraction(above, below)
 
 
 def check_slack(slack: int, holding: int) -> None:
-    """Raise `ConfigError` for a slack that can deadlock: `holding` steps can be granted, all over the run, to targets that need more before they can
-    begin a tick (one less than its lanes, for each actor)."""
+    """Raise `ConfigError` for a slack that can deadlock: `holding` steps can be granted,
+    all over the run, to targets that need more before they can begin a tick (one less
+    than its lanes, for each actor)."""
     if slack < 1:
-        raise ConfigError(f"slack = {slack} lets no step start before the one before it was trained on, so that none ever would; make it at least 1")
+        raise ConfigError(
+            f"slack = {slack} lets no step start before the one before it was trained on, so that none ever "
+            "would; make it at least 1"
+        )
     if slack <= holding:
         raise ConfigError(
-            f"slack = {slack} can deadlock: a tick of a target begins once all of its lanes may step, and actors can hold {holding} steps that wait "
+            f"slack = {slack} can deadlock: a tick of a target begins once all of its lanes may step, and "
+            f"actors can hold {holding} steps that wait "
             f"for others of their tick; make slack at least {holding + 1}, or lanes 1"
         )
 
 
 @dataclass
 class Counts:
-    """S, C, V, K and W (see the module's text). `base` is K where W was set last: debts count from there."""
+    """S, C, V, K and W (see the module's text). `base` is K where W was set last: debts
+    count from there."""
 
     started: int = 0
     committed: int = 0
@@ -72,14 +88,22 @@ class Counts:
 class Limiter:
     """See the module's text. Any thread may call anything.
 
-    ratio   training tasks per committed step
-    slack   steps
-    counts  where it goes on from
-    lost    what was in flight then is lost, and counted as voided; else it is in flight again
-    clock   seconds, for what is reported
+    ratio: training tasks per committed step
+    slack: steps
+    counts: where it goes on from
+    lost: what was in flight then is lost, and counted as voided; else it is in flight
+        again
+    clock: seconds, for what is reported
     """
 
-    def __init__(self, ratio: Fraction, slack: int, counts: Counts | None = None, lost: bool = True, clock: Callable[[], float] = awake) -> None:
+    def __init__(
+        self,
+        ratio: Fraction,
+        slack: int,
+        counts: Counts | None = None,
+        lost: bool = True,
+        clock: Callable[[], float] = awake,
+    ) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator
@@ -99,7 +123,7 @@ class Limiter:
         self._extremes = [0, 0]  # of debt - K
         self._flown = 0.0  # seconds that steps were in flight, summed over them
 
-    # ---- what is known -----------------------------------------------------------------------------------------------------------------------
+    # ---- what is known -----------------------------------------------------------------
 
     @property
     def counts(self) -> Counts:
@@ -123,24 +147,33 @@ class Limiter:
     def drained(self) -> bool:
         """True when nothing is in flight and nothing owed: a quiescent cut."""
         with self._lock:
-            return self._n.started == self._n.committed + self._n.voided and self._debt(self._n.committed) == self._n.tasks
+            return (
+                self._n.started == self._n.committed + self._n.voided
+                and self._debt(self._n.committed) == self._n.tasks
+            )
 
     def _debt(self, steps: int) -> int:
         n = self._n
-        return n.base if n.waived is None or steps <= n.waived else n.base + (steps - n.waived) * self._a // self._b
+        return (
+            n.base
+            if n.waived is None or steps <= n.waived
+            else n.base + (steps - n.waived) * self._a // self._b
+        )
 
     def _room(self) -> int:
         """Return how many steps the gate lets start now, -1 for any number."""
         n = self._n
         if n.waived is None:
             return -1
-        tasks = self.queue + n.tasks - n.base  # D(x) - K <= Qt up to the last x with (x - W)·a < (tasks + 1)·b
+        # D(x) - K <= Qt up to the last x with (x - W)·a < (tasks + 1)·b
+        tasks = self.queue + n.tasks - n.base
         return max(0, n.waived + ((tasks + 1) * self._b - 1) // self._a - (n.started - n.voided))
 
-    # ---- steps -------------------------------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------
 
     def start(self, most: int = 1) -> int:
-        """Start as many steps as may start now, at most `most`, and return how many these are."""
+        """Start as many steps as may start now, at most `most`, and return how many these
+        are."""
         with self._lock:
             self._tick()
             room = 0 if self._draining or self._cause is not None else most
@@ -165,24 +198,30 @@ class Limiter:
             self._tick()
             n = self._n
             if min(committed, voided) < 0 or committed + voided > n.started - n.committed - n.voided:
-                raise ValueError(f"{committed} steps committed and {voided} voided, but {n.started - n.committed - n.voided} are in flight")
+                raise ValueError(
+                    f"{committed} steps committed and {voided} voided, but "
+                    f"{n.started - n.committed - n.voided} are in flight"
+                )
             n.committed += committed
             n.voided += voided
             self._note()
 
-    # ---- training ----------------------------------------------------------------------------------------------------------------------------
+    # ---- training ----------------------------------------------------------------------
 
     def sampleable(self, least: int = 0) -> None:
-        """Say that the memory can be sampled from. The first time sets W: debts begin. `least` steps count as in flight then, also where fewer are
-        since a phase is about to end, so that W does not depend on that."""
+        """Say that the memory can be sampled from. The first time sets W: debts begin.
+        `least` steps count as in flight then, also where fewer are since a phase is about
+        to end, so that W does not depend on that."""
         with self._lock:
             if self._n.waived is None:
                 self._tick()
-                self._n.waived, self._n.base = max(self._n.started - self._n.voided, self._n.committed + least), self._n.tasks
+                self._n.waived = max(self._n.started - self._n.voided, self._n.committed + least)
+                self._n.base = self._n.tasks
                 self._note()
 
     def warm_up_again(self) -> None:
-        """Say that the memory is empty (it was not kept over a resume). No task is owed before it can be sampled from again."""
+        """Say that the memory is empty (it was not kept over a resume). No task is owed
+        before it can be sampled from again."""
         with self._lock:
             self._n.waived, self._n.base = None, self._n.tasks
             self._note()
@@ -196,16 +235,18 @@ class Limiter:
             self._n.tasks += 1
             self._note()
 
-    # ---- phases and ends ---------------------------------------------------------------------------------------------------------------------
+    # ---- phases and ends ---------------------------------------------------------------
 
     def begin_phase(self, budget: int | None) -> None:
-        """Let steps start until C + I = `budget` (None: without end), also after a drain."""
+        """Let steps start until C + I = `budget` (None: without end), also after a
+        drain."""
         with self._lock:
             self._budget, self._draining = budget, False
             self._note()
 
     def drain(self) -> None:
-        """Let no more steps start. What is in flight commits or is voided, what is owed is trained: then it is `drained`."""
+        """Let no more steps start. What is in flight commits or is voided, what is owed
+        is trained: then it is `drained`."""
         with self._lock:
             self._draining = True
             self._note()
@@ -217,7 +258,8 @@ class Limiter:
             self._note()
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Wait until `condition`, which may look at the limiter, holds; False when that takes longer than `seconds`. Raises the cause of a stop."""
+        """Wait until `condition`, which may look at the limiter, holds; False when that
+        takes longer than `seconds`. Raises the cause of a stop."""
         with self._lock:
             self._waiting += 1
             try:
@@ -228,7 +270,7 @@ class Limiter:
                 raise self._cause
             return held
 
-    # ---- what is reported --------------------------------------------------------------------------------------------------------------------
+    # ---- what is reported --------------------------------------------------------------
 
     def _note(self) -> None:
         owed = self._debt(self._n.committed) - self._n.tasks
@@ -246,9 +288,10 @@ class Limiter:
         self._since = now
 
     def report(self) -> dict[str, float]:
-        """Return the counters by metric name, the debt now, and since the last report its least and largest value, the seconds that training waited
-        since nothing was owed, and those that steps were in flight, summed over them. What gathering waits only who gathers knows: a shut gate holds
-        nobody back while all slots step."""
+        """Return the counters by metric name, the debt now, and since the last report its
+        least and largest value, the seconds that training waited since nothing was owed,
+        and those that steps were in flight, summed over them. What gathering waits only
+        who gathers knows: a shut gate holds nobody back while all slots step."""
         with self._lock:
             self._tick()
             n, owed = self._n, self._debt(self._n.committed) - self._n.tasks
@@ -256,7 +299,8 @@ class Limiter:
             flown, self._flown = self._flown, 0.0
             self._extremes, self._idle = [owed, owed], 0.0
             return {
-                "limiter/started": n.started, "limiter/committed": n.committed, "limiter/voided": n.voided, "limiter/tasks": n.tasks,
+                "limiter/started": n.started, "limiter/committed": n.committed, "limiter/voided": n.voided,
+                "limiter/tasks": n.tasks,
                 "limiter/in_flight": n.started - n.committed - n.voided,
                 "limiter/debt": owed, "limiter/debt_min": low, "limiter/debt_max": high,
                 "limiter/training_waited": training, "limiter/flown": flown,

@@ -1,6 +1,8 @@
-"""Numbers in proportion to which places are drawn: they lie in blocks, and each block has its sum.
+"""Numbers in proportion to which places are drawn: they lie in blocks, and each block has
+its sum.
 
-A sum is always added up anew from the numbers of its block, so that all sums follow from the numbers to the last bit, whatever was changed when.
+A sum is always added up anew from the numbers of its block, so that all sums follow from
+the numbers to the last bit, whatever was changed when.
 """
 
 from math import isqrt
@@ -16,7 +18,8 @@ LEAST = 1e-6
 
 
 def _width(size: int) -> int:
-    """Return how many numbers a block has. A batch of n looks at the sums of all blocks and at n blocks: with 64 these are as many numbers."""
+    """Return how many numbers a block has. A batch of n looks at the sums of all blocks
+    and at n blocks: with 64 these are as many numbers."""
     return max(isqrt(size) // 8, 1)
 
 
@@ -28,7 +31,8 @@ class BlockSums:
         self._blocks: Doubles = np.zeros((-(-size // self._width), self._width))
         self._flat = self._blocks.reshape(-1)
         self._sums: Doubles = np.zeros(len(self._blocks))
-        self._before: Doubles = np.zeros(len(self._blocks) + 1)  # the sum of all blocks before each one, as of the last draw
+        # the sum of all blocks before each one, as of the last draw
+        self._before: Doubles = np.zeros(len(self._blocks) + 1)
         self.numbers: Doubles = self._flat[:size]
         """A view: change them by `set`."""
 
@@ -49,12 +53,14 @@ class BlockSums:
         self._sums[:] = np.add.reduce(self._blocks, axis=1)
 
     def find(self, shares: Doubles) -> tuple[Places, Doubles]:
-        """Return for each share of the sum of all, at least 0 and at most 1, the place where the running sum of the numbers first exceeds it, and
-        what share of the sum the number there is. A number of 0 is never found; one must be above 0."""
+        """Return for each share of the sum of all, at least 0 and at most 1, the place
+        where the running sum of the numbers first exceeds it, and what share of the sum
+        the number there is. A number of 0 is never found; one must be above 0."""
         before = self._before
         np.add.accumulate(self._sums, out=before[1:])
         total = before[-1]
-        # A share that rounding puts at the end of all, or of its block, or behind that, means the last number above 0 there.
+        # A share that rounding puts at the end of all, or of its block, or behind that,
+        # means the last number above 0 there.
         points = np.minimum(shares * total, np.nextafter(total, 0))
         blocks = before.searchsorted(points, "right") - 1
         within = np.add.accumulate(self._blocks.take(blocks, 0), axis=1)
@@ -64,8 +70,8 @@ class BlockSums:
 
 
 class Priorities:
-    """How likely places are to be drawn: in proportion to a power `alpha` of how far off the algorithm was there; new ones are as likely as the
-    likeliest so far."""
+    """How likely places are to be drawn: in proportion to a power `alpha` of how far off
+    the algorithm was there; new ones are as likely as the likeliest so far."""
 
     def __init__(self, places: int, alpha: float) -> None:
         self.powers, self._alpha = BlockSums(places), alpha

@@ -18,18 +18,24 @@ from tidemill.replay.sequences import Ints
 
 @dataclass(frozen=True, kw_only=True)
 class PrioritisedReplay(Replay):
-    """Schaul et al. 2016, "Prioritized Experience Replay", section 3.3, the proportional variant: transition i is drawn with probability
-    P(i) = p_i^α / Σ p^α, one from each of as many equal shares of the sum as the batch has, and weighs (N · P(i))^-β, divided by the greatest
-    weight in the batch. p_i is how far off the algorithm was when it last trained on it; a new transition has the greatest p so far.
+    """Schaul et al. 2016, "Prioritized Experience Replay", section 3.3, the proportional
+    variant: transition i is drawn with probability P(i) = p_i^α / Σ p^α, one from each of
+    as many equal shares of the sum as the batch has, and weighs (N · P(i))^-β, divided by
+    the greatest weight in the batch. p_i is how far off the algorithm was when it last
+    trained on it; a new transition has the greatest p so far.
 
-    alpha          α: 0 draws uniformly, 1 in proportion
-    beta           β at the start; it rises to 1, in proportion to finished updates,
-    beta_updates   within so many of them
+    alpha: α: 0 draws uniformly, 1 in proportion
+    beta: β at the start; it rises to 1, in proportion to finished updates,
+    beta_updates: within so many of them
     """
 
     alpha: float = 0.5
     beta: float = acting(0.4, lambda replay: replay.alpha > 0, "with alpha = 0: all weights are 1")
-    beta_updates: int = acting(100_000, lambda replay: replay.alpha > 0 and replay.beta < 1, "with alpha = 0 or beta = 1: nothing rises")
+    beta_updates: int = acting(
+        100_000,
+        lambda replay: replay.alpha > 0 and replay.beta < 1,
+        "with alpha = 0 or beta = 1: nothing rises",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +57,8 @@ class Prioritised(Uniform):
     _priorities: Priorities
 
     def __init__(self, config: PrioritisedReplay, source: SampleConsumer, demand: Demand) -> None:
-        self._drawn: tuple[Ints, Ints, Array] | None = None  # places, the rows there, and where their new priorities will be
+        # places, the rows there, and where their new priorities will be
+        self._drawn: tuple[Ints, Ints, Array] | None = None
         super().__init__(config, source, demand)
 
     def _books(self, places: int) -> int:
@@ -76,11 +83,14 @@ class Prioritised(Uniform):
         return taken
 
     def release(self) -> None:
-        """Take the new priorities of the batch, of those transitions that are still there."""
+        """Take the new priorities of the batch, of those transitions that are still
+        there."""
         if self._drawn is None:
             return
         (places, rows, priority), self._drawn = self._drawn, None
-        valid = np.isfinite(priority) & (self.sequences.span[places] > 0) & (self.sequences.rows(places) == rows)
+        valid = (
+            np.isfinite(priority) & (self.sequences.span[places] > 0) & (self.sequences.rows(places) == rows)
+        )
         self._priorities.change(places[valid], priority[valid])
 
     def _arrays(self) -> Arrays:

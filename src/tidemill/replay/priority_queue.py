@@ -1,4 +1,5 @@
-"""The priority queue: samples are copied out of the stream at once, and trained on several times, those first that were used least."""
+"""The priority queue: samples are copied out of the stream at once, and trained on
+several times, those first that were used least."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from tidemill.core.schema import layout, schema_of, views
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityQueue(BufferConfig):
-    """Samples are copied into memory of the trainer's own, so that producers never wait for it. A batch is made of those with most uses left, the
-    newest first; a full queue evicts those with fewest uses left, the oldest first. It is empty again after a resume.
+    """Samples are copied into memory of the trainer's own, so that producers never wait
+    for it. A batch is made of those with most uses left, the newest first; a full queue
+    evicts those with fewest uses left, the oldest first. It is empty again after a
+    resume.
 
-    capacity   rows that it holds, as `batch_size` counts them; equal trainers share them
-    reuses     how often each sample is trained on, unless it is evicted or becomes too old before
+    capacity: rows that it holds, as `batch_size` counts them; equal trainers share them
+    reuses: how often each sample is trained on, unless it is evicted or becomes too old
+        before
     """
 
     capacity: int
@@ -34,7 +38,8 @@ class PriorityQueue(BufferConfig):
         check_reuses(self.reuses, max_lag)
         if max_lag == 0:
             raise ConfigError(
-                "max_policy_lag = 0 makes producers wait until their sample was trained on, but a PriorityQueue takes it off them at once; take "
+                "max_policy_lag = 0 makes producers wait until their sample was trained on, but a "
+                "PriorityQueue takes it off them at once; take "
                 "Queue, or allow some lag"
             )
 
@@ -61,20 +66,28 @@ class _OwnMemory(Buffer):
         config, demand = self._config, self._demand
         own = -(-config.capacity // demand.trainers)
         largest, least = max(block.rows for block in blocks), min(block.rows for block in blocks)
-        places, shared = own // largest, f" ({own:,} for each of {demand.trainers} trainers)" if demand.trainers > 1 else ""
+        places = own // largest
+        shared = f" ({own:,} for each of {demand.trainers} trainers)" if demand.trainers > 1 else ""
         if not places:
             raise ConfigError(
-                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} cannot hold a sample of {largest:,}; make it at least "
+                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} cannot hold a sample of "
+                f"{largest:,}; make it at least "
                 f"{largest * demand.trainers:,}, or the actors' sample_steps or lanes less"
             )
         if places * least < demand.rows if demand.rows is not None else places < demand.samples:
-            wanted = f"{demand.samples} samples, as many as actors fill at a time" if demand.rows is None else f"{demand.rows:,} rows"
+            wanted = (
+                f"{demand.samples} samples, as many as actors fill at a time"
+                if demand.rows is None
+                else f"{demand.rows:,} rows"
+            )
             raise ConfigError(
-                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} holds {places} samples of {least:,} rows, less than a batch of "
+                f"PriorityQueue: capacity = {config.capacity:,} rows{shared} holds {places} samples of "
+                f"{least:,} rows, less than a batch of "
                 f"{wanted}; make it more, or batch_size less"
             )
         self._stride = max(layout(block.schema, block.lead)[1] for block in blocks)
-        self._memory = memoryview(mmap(-1, places * self._stride))  # of the system, page by page when it is first written
+        # of the system, page by page when it is first written
+        self._memory = memoryview(mmap(-1, places * self._stride))
         self._free = list(range(places))
         self._slots = sum(block.slots for block in blocks)
         self.needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
@@ -98,7 +111,8 @@ class _OwnMemory(Buffer):
         return self._queue[: self._taken]
 
     def _receive(self, version: int) -> None:
-        """Copy what has come, up to all slots once: whoever fills them faster than they are copied does not keep the trainer from training."""
+        """Copy what has come, up to all slots once: whoever fills them faster than they
+        are copied does not keep the trainer from training."""
         for _ in range(self._slots):
             sample = self._source.consume()
             if sample is None:
@@ -118,7 +132,11 @@ class _OwnMemory(Buffer):
         for name, array in held.sample.items():
             own[name][...] = array
         self._arrivals += 1
-        self._queue.append(_Placed(own, held.rows, held.trained, held.oldest, held.stamps, place=place, number=self._arrivals))
+        self._queue.append(
+            _Placed(
+                own, held.rows, held.trained, held.oldest, held.stamps, place=place, number=self._arrivals
+            )
+        )
 
     def _discard(self, gone: Sequence["_Placed"]) -> None:
         self._free += [held.place for held in gone]

@@ -1,4 +1,5 @@
-"""The queue: samples are trained on in the order in which they come, straight from the stream's slots."""
+"""The queue: samples are trained on in the order in which they come, straight from the
+stream's slots."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ from tidemill.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Queue(BufferConfig):
-    """In order, without a copy: the slots that a batch lies in are held until it was used, which is what holds the producers back.
+    """In order, without a copy: the slots that a batch lies in are held until it was
+    used, which is what holds the producers back.
 
-    reuses   how often each sample is trained on: a batch is used so many times in succession, topped up where samples have become too old for it.
-             Unlike an algorithm's epochs each use is an update of its own, with new ratios and advantages
+    reuses: how often each sample is trained on: a batch is used so many times in
+        succession, topped up where samples have become too old for it. Unlike an
+        algorithm's epochs each use is an update of its own, with new ratios and
+        advantages
     """
 
     reuses: int = 1
@@ -36,8 +40,11 @@ class _SlotQueue(Buffer):
         self._reuses = config.reuses
         self._batch: list[Held] = []
         self._slots: deque[Held] = deque()  # all that are held, in the order in which they came
-        self._spent: set[Held] = set()  # those of them that nobody needs any more: they go back when all before them do
-        self._capacity: int | None = None  # samples that all producers can have sent at a time, once they have made their slots
+        # those of them that nobody needs any more: they go back when all before them do
+        self._spent: set[Held] = set()
+        # samples that all producers can have sent at a time, once they have made their
+        # slots
+        self._capacity: int | None = None
         self._look()
 
     def _look(self) -> None:
@@ -45,11 +52,16 @@ class _SlotQueue(Buffer):
         if blocks is None:
             return
         self._capacity = len(blocks) if self._demand.lockstep else sum(block.slots for block in blocks)
-        most, size, trainers = sum(block.slots * block.rows for block in blocks), self._demand.rows, self._demand.trainers
+        most = sum(block.slots * block.rows for block in blocks)
+        size = self._demand.rows
+        trainers = self._demand.trainers
         if size is not None and most < size:
-            whose = f"batch_size = {size * trainers}" + (f" ({size} for each of {trainers} trainers)" if trainers > 1 else "")
+            whose = f"batch_size = {size * trainers}" + (
+                f" ({size} for each of {trainers} trainers)" if trainers > 1 else ""
+            )
             raise ConfigError(
-                f"{whose} is more than the {most} rows that all {self._capacity} sample slots hold, so that no batch would ever be full; make it "
+                f"{whose} is more than the {most} rows that all {self._capacity} sample slots hold, so that "
+                "no batch would ever be full; make it "
                 "smaller, or the actors' slots, sample_steps or lanes more"
             )
 
@@ -65,7 +77,9 @@ class _SlotQueue(Buffer):
                 if not self._drop(held, version):
                     self._batch.append(held)
             elif len(self._slots) == self._capacity:
-                break  # nobody sends more: dropped ones hold the other slots until this batch is done, or all are of short episodes
+                # nobody sends more: dropped ones hold the other slots until this batch is
+                # done, or all are of short episodes
+                break
             else:
                 return None
         self.counts.reused += sum(held.uses > 0 for held in self._batch)

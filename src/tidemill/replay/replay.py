@@ -30,20 +30,29 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(BufferConfig):
-    """The newest rows of every seat, from which batches are drawn, each transition equally likely. For off-policy algorithms (`DQN`, `SAC`), with
-    agents of `AgentSpec(mode="stepwise")`. `Trainer.batch_size` is the number of transitions in a batch.
+    """The newest rows of every seat, from which batches are drawn, each transition
+    equally likely. For off-policy algorithms (`DQN`, `SAC`), with agents of
+    `AgentSpec(mode="stepwise")`. `Trainer.batch_size` is the number of transitions in a
+    batch.
 
-    capacity         rows that it holds; all seats share them equally, and so do equal trainers. An episode of T steps takes T + 1
-    warm_up          transitions that must be there before the first batch is drawn
-    steps            n of n-step returns: a transition reaches over so many steps, fewer at an episode's end
-    frame_stack      as in the agent spec (or of the environment, as Atari's): stacked observations are kept as single frames, and stacked when they
-                     are drawn. What stands for the frames before an episode's first one is seen from the first rows. 1: kept as they come
-    whole_episodes   the steps of an episode count once it is over, and not from when they come
-    drop_cut         an episode of which a step was lost, or that a resume cannot go on with, is taken out of the memory, and not kept as one that was
-                     cut; but not where fewer than `warm_up` transitions would be left
-    max_bytes        memory that it may take at most; None: what the machine has
-    mapped           keep rows in a file in the run's folder and not in memory: it has no name, takes its whole size on the disk at once, and is gone
-                     when the run ends, in whatever way. Checkpoints hold what is in it
+    capacity: rows that it holds; all seats share them equally, and so do equal trainers.
+        An episode of T steps takes T + 1
+    warm_up: transitions that must be there before the first batch is drawn
+    steps: n of n-step returns: a transition reaches over so many steps, fewer at an
+        episode's end
+    frame_stack: as in the agent spec (or of the environment, as Atari's): stacked
+        observations are kept as single frames, and stacked when they are drawn. What
+        stands for the frames before an episode's first one is seen from the first rows.
+        1: kept as they come
+    whole_episodes: the steps of an episode count once it is over, and not from when they
+        come
+    drop_cut: an episode of which a step was lost, or that a resume cannot go on with, is
+        taken out of the memory, and not kept as one that was cut; but not where fewer
+        than `warm_up` transitions would be left
+    max_bytes: memory that it may take at most; None: what the machine has
+    mapped: keep rows in a file in the run's folder and not in memory: it has no name,
+        takes its whole size on the disk at once, and is gone when the run ends, in
+        whatever way. Checkpoints hold what is in it
     """
 
     replays: ClassVar[bool] = True
@@ -59,19 +68,27 @@ class Replay(BufferConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("capacity", 1), ("warm_up", 1), ("steps", 1), ("frame_stack", 1), ("max_bytes", 1)):
+        for name, least in (
+            ("capacity", 1),
+            ("warm_up", 1),
+            ("steps", 1),
+            ("frame_stack", 1),
+            ("max_bytes", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{type(self).__name__}: {name} = {value} must be at least {least}")
         if self.warm_up > self.capacity:
             raise ConfigError(
-                f"{type(self).__name__}: warm_up = {self.warm_up:,} transitions are more than capacity = {self.capacity:,} rows can hold"
+                f"{type(self).__name__}: warm_up = {self.warm_up:,} transitions are more than capacity = "
+                f"{self.capacity:,} rows can hold"
             )
 
     def check(self, max_lag: int | None) -> None:
         if max_lag is not None:
             raise ConfigError(
-                f"max_policy_lag = {max_lag}, but a {type(self).__name__} is there to train on what older versions did; leave it out, or take Queue"
+                f"max_policy_lag = {max_lag}, but a {type(self).__name__} is there to train on what older "
+                "versions did; leave it out, or take Queue"
             )
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
@@ -84,17 +101,22 @@ class Uniform(ReplayBuffer):
     def __init__(self, config: Replay, source: SampleConsumer, demand: Demand) -> None:
         super().__init__(source, demand)
         if demand.rows is None:
-            raise ConfigError(f"a {type(config).__name__} draws batches of batch_size transitions; set Trainer.batch_size, 32 to 256 are usual")
+            raise ConfigError(
+                f"a {type(config).__name__} draws batches of batch_size transitions; set Trainer.batch_size, "
+                "32 to 256 are usual"
+            )
         self._config, self._batch = config, demand.rows
         self._rng = np.random.default_rng(demand.seed)
         self._warm = False
         self._slots = 0  # of all producers, once these have made them
         self._looked_at = 0  # rows
-        self._blank = False  # whether the frames before an episode's first one are 0; else they are copies of it
+        # whether the frames before an episode's first one are 0; else they are copies of
+        # it
+        self._blank = False
         self._places: Ints = np.empty(0, np.int64)  # where the last batch begins
         self._make()
 
-    # ---- making it ---------------------------------------------------------------------------------------------------------------------------
+    # ---- making it ---------------------------------------------------------------------
 
     def _make(self) -> bool:
         """Make the memory, as soon as the producers' rows are known."""
@@ -107,22 +129,30 @@ class Uniform(ReplayBuffer):
         self._first = np.add.accumulate([0, *seats])[:-1]
         own = config.capacity // self._demand.trainers
         length = own // lanes
-        shared = f" ({own:,} for each of {self._demand.trainers} trainers)" if self._demand.trainers > 1 else ""
+        shared = (
+            f" ({own:,} for each of {self._demand.trainers} trainers)" if self._demand.trainers > 1 else ""
+        )
         least = Sequences.least_length(config.steps, config.frame_stack)
         if length < least:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows{shared} leave {length:,} for each of {lanes:,} seats, and each needs {least} for "
-                f"steps = {config.steps} and frame_stack = {config.frame_stack}; make it at least {least * lanes * self._demand.trainers:,}"
+                f"{name}: capacity = {config.capacity:,} rows{shared} leave {length:,} for each of {lanes:,} "
+                f"seats, and each needs {least} for "
+                f"steps = {config.steps} and frame_stack = {config.frame_stack}; make it at least "
+                f"{least * lanes * self._demand.trainers:,}"
             )
         if own < self._batch:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows{shared} is less than a batch of {self._batch:,}; make it more, or batch_size less"
+                f"{name}: capacity = {config.capacity:,} rows{shared} is less than a batch of "
+                f"{self._batch:,}; make it more, or batch_size less"
             )
-        reached = lanes * (length - config.steps - config.frame_stack) // 2  # with episodes of a single step, half of the rows are last ones
+        # with episodes of a single step, half of the rows are last ones
+        reached = lanes * (length - config.steps - config.frame_stack) // 2
         if config.warm_up > reached:
             raise ConfigError(
-                f"{name}: warm_up = {config.warm_up:,} transitions might never be reached: with {lanes:,} seats, capacity = {config.capacity:,} rows"
-                f"{shared} are sure to hold {reached:,}, since episodes may be short; make warm_up less, or capacity more"
+                f"{name}: warm_up = {config.warm_up:,} transitions might never be reached: with {lanes:,} "
+                f"seats, capacity = {config.capacity:,} rows"
+                f"{shared} are sure to hold {reached:,}, since episodes may be short; make warm_up less, or "
+                "capacity more"
             )
         places = lanes * length
         self._store = Store(_common(blocks), config.frame_stack)
@@ -135,23 +165,41 @@ class Uniform(ReplayBuffer):
         rows, books = store.nbytes(places), self._books(places)
         sums, free = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them", available()
         if config.max_bytes is not None:
-            self._fit(rows + books, config.max_bytes, f"max_bytes allows {config.max_bytes:,} bytes: {sums}", "max_bytes more")
+            self._fit(
+                rows + books,
+                config.max_bytes,
+                f"max_bytes allows {config.max_bytes:,} bytes: {sums}",
+                "max_bytes more",
+            )
         held = books if config.mapped else rows + books
         cure = "free memory" if config.mapped else "mapped = True to keep rows in a file"
         self._fit(held, free, f"{size(free)} of memory are available: {sums}", cure)
         priorities = self._make_priorities(places)
         if config.mapped and self._demand.folder is None:
-            raise ConfigError("mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, or take mapped = False")
+            raise ConfigError(
+                "mapped = True keeps rows in a file in the run's folder, and this run has none; give it one, "
+                "or take mapped = False"
+            )
         store.open(places, self._demand.folder if config.mapped else None)
-        self.sequences = Sequences(lanes, length, config.steps, config.frame_stack, config.whole_episodes, config.drop_cut, priorities)
+        self.sequences = Sequences(
+            lanes,
+            length,
+            config.steps,
+            config.frame_stack,
+            config.whole_episodes,
+            config.drop_cut,
+            priorities,
+        )
         self.needs = (Need("replay", books if config.mapped else rows + books, sums),)
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
-        """Raise `ConfigError` when what it takes is more bytes than the most that there may be."""
+        """Raise `ConfigError` when what it takes is more bytes than the most that there
+        may be."""
         if takes > most:
             capacity, name = self._config.capacity, type(self._config).__name__
             raise ConfigError(
-                f"{name}: capacity = {capacity:,} rows takes {size(takes)}, and {limit}; make capacity at most {int(capacity * most / takes):,}, or "
+                f"{name}: capacity = {capacity:,} rows takes {size(takes)}, and {limit}; make capacity at "
+                f"most {int(capacity * most / takes):,}, or "
                 f"{cure}; stacked frames take less with frame_stack"
             )
 
@@ -163,7 +211,7 @@ class Uniform(ReplayBuffer):
         """Return what knows how likely each place is; None: all are equally."""
         return None
 
-    # ---- rows come in ------------------------------------------------------------------------------------------------------------------------
+    # ---- rows come in ------------------------------------------------------------------
 
     def receive(self) -> list[Received]:
         received: list[Received] = []
@@ -197,7 +245,8 @@ class Uniform(ReplayBuffer):
                 lost += int(count_nonzero(voided))
             if count_nonzero(stepped & begins):
                 raise SchemaError(
-                    "a replay was sent rows whose first ones in an episode have acted already: they hold what is done in them, not what led to them; "
+                    "a replay was sent rows whose first ones in an episode have acted already: they hold "
+                    "what is done in them, not what led to them; "
                     'take AgentSpec(mode="stepwise") for the agents of this sample stream'
                 )
             committed += int(count_nonzero(stepped))
@@ -207,15 +256,18 @@ class Uniform(ReplayBuffer):
             columns: Any = slice(None) if count_nonzero(here) == seats else here.nonzero()[0]
             lanes = every[columns]
             if len(lanes):
-                places = self.sequences.append(lanes, begins[columns], (row["done"] | row["truncated"])[columns])
+                places = self.sequences.append(
+                    lanes, begins[columns], (row["done"] | row["truncated"])[columns]
+                )
                 self._store.write(places, row, columns)
                 if self._store.frames:
                     self._look_at(places, row, columns)
         return Received(sample.channel, committed, lost, tuple(returns))
 
     def _look_at(self, places: Ints, row: Arrays, columns: Any) -> None:
-        """Raise `ConfigError` when the stacks of rows cannot be made again of the frames that are kept of them: of the first rows, and of all that
-        begin an episode. What stands for the frames before these is seen from them."""
+        """Raise `ConfigError` when the stacks of rows cannot be made again of the frames
+        that are kept of them: of the first rows, and of all that begin an episode. What
+        stands for the frames before these is seen from them."""
         first = self.sequences.step[places] == 0
         if self._looked_at >= LOOKED_AT and not first.any():
             return
@@ -236,7 +288,7 @@ class Uniform(ReplayBuffer):
             found[before] = 0
         return frames.join(found)
 
-    # ---- batches -----------------------------------------------------------------------------------------------------------------------------
+    # ---- batches -----------------------------------------------------------------------
 
     @property
     def sampleable(self) -> bool:
@@ -247,12 +299,18 @@ class Uniform(ReplayBuffer):
             return None
         places, weight = self._draw(self._batch, version)
         self._places, sample = places, self._gather(places)
-        sample["weight"], sample["priority"] = weight[np.newaxis], np.full((1, len(places)), np.nan, np.float32)
+        sample["weight"], sample["priority"] = (
+            weight[np.newaxis],
+            np.full((1, len(places)), np.nan, np.float32),
+        )
         versions = sample["version"]
-        return [Held(sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64)))]
+        return [
+            Held(sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64)))
+        ]
 
     def _draw(self, count: int, version: int) -> tuple[Ints, Array]:
-        """Return where `count` transitions begin, and what each weighs, for the algorithm that is at `version`."""
+        """Return where `count` transitions begin, and what each weighs, for the algorithm
+        that is at `version`."""
         return self.sequences.draw(count, self._rng), np.ones(count, np.float32)
 
     def _gather(self, places: Ints) -> Sample:
@@ -265,20 +323,24 @@ class Uniform(ReplayBuffer):
         for name, array in arrays.items():
             if name.startswith("obs"):
                 for whose, at in (("", places), ("next.", last)):
-                    found = self._stack(name, at) if name in self._store.frames else array.take(at, 0)  # a tenth of what an index takes
+                    # a tenth of what an index takes
+                    found = self._stack(name, at) if name in self._store.frames else array.take(at, 0)
                     sample[whose + name] = found[np.newaxis]
             elif name.startswith("action"):
                 sample[name] = array[then][np.newaxis]
         rewards = arrays["reward"].take(ahead[:, 1:])
         rewards[n[1:] > spans[:, None]] = 0
         sample["rewards"], sample["steps"] = rewards[np.newaxis], spans[np.newaxis]
-        sample["done"], sample["version"] = arrays["done"][last][np.newaxis], arrays["version"][then][np.newaxis]
+        sample["done"], sample["version"] = (
+            arrays["done"][last][np.newaxis],
+            arrays["version"][then][np.newaxis],
+        )
         return sample
 
     def release(self) -> None:
         """Nothing: batches are copies."""
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
         fields = {name: [list(field.shape), field.dtype] for name, field in self._store.schema.items()}
@@ -292,13 +354,17 @@ class Uniform(ReplayBuffer):
         }
 
     def _arrays(self) -> Arrays:
-        """Return all arrays that make it up, by file name: views. Those of rows have the places first."""
+        """Return all arrays that make it up, by file name: views. Those of rows have the
+        places first."""
         return {f"row.{name}": array for name, array in self._store.arrays.items()} | self.sequences.state()
 
     def save(self, folder: Path) -> None:
         try:
             filled = self.sequences.written()
-            sums = {name: _write(folder / f"{name}.npy", self._part(array, filled)) for name, array in self._arrays().items()}
+            sums = {
+                name: _write(folder / f"{name}.npy", self._part(array, filled))
+                for name, array in self._arrays().items()
+            }
             chance = self._rng.bit_generator.state
             manifest = {
                 **self._facts(),
@@ -312,12 +378,20 @@ class Uniform(ReplayBuffer):
             write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
             sync(folder)
         except OSError as error:
-            raise CheckpointError(f"the replay cannot be written to {folder}: {error.strerror}; free space or make the folder writable") from None
+            raise CheckpointError(
+                f"the replay cannot be written to {folder}: {error.strerror}; free space or make the folder "
+                "writable"
+            ) from None
 
     def _part(self, array: Array, filled: int) -> Array:
-        """Return of an array with the places first the rows that were ever written, [lanes, filled, ...]; others as they are."""
+        """Return of an array with the places first the rows that were ever written,
+        [lanes, filled, ...]; others as they are."""
         lanes, length = self.sequences.lanes, self.sequences.length
-        return array.reshape(lanes, length, *array.shape[1:])[:, :filled] if len(array) == lanes * length else array
+        return (
+            array.reshape(lanes, length, *array.shape[1:])[:, :filled]
+            if len(array) == lanes * length
+            else array
+        )
 
     def _more_facts(self) -> dict[str, Any]:
         return {}
@@ -329,7 +403,8 @@ class Uniform(ReplayBuffer):
             for name, own in self._facts().items():
                 if manifest[name] != own:
                     raise CheckpointError(
-                        f"the replay in {folder} has {name} = {manifest[name]}, and this one {own}; resume with the settings and actors that saved it"
+                        f"the replay in {folder} has {name} = {manifest[name]}, and this one {own}; resume "
+                        "with the settings and actors that saved it"
                     )
             for name, array in self._arrays().items():
                 part = self._part(array, manifest["filled"])
@@ -340,7 +415,9 @@ class Uniform(ReplayBuffer):
                 self._begin_to_draw()
             self._take_facts(manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the replay in {folder} cannot be read: {type(error).__name__}: {error}") from None
+            raise CheckpointError(
+                f"the replay in {folder} cannot be read: {type(error).__name__}: {error}"
+            ) from None
         self.sequences.recount()
 
     def _take_facts(self, manifest: dict[str, Any]) -> None:
@@ -352,12 +429,16 @@ def _common(blocks: Sequence[Offered]) -> Schema:
     first, *others = (block.schema for block in blocks)
     for other in others:
         if dict(other) != dict(first):
-            raise ConfigError("a replay needs rows of one kind, and its producers send different ones; give each kind a sample stream and a trainer")
+            raise ConfigError(
+                "a replay needs rows of one kind, and its producers send different ones; give each kind a "
+                "sample stream and a trainer"
+            )
     return first
 
 
 def _write(path: Path, array: Array) -> str:
-    """Write a new file that only its owner may read, and have it on the disk; return its checksum."""
+    """Write a new file that only its owner may read, and have it on the disk; return its
+    checksum."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
         file.flush()
@@ -372,5 +453,7 @@ def _read(path: Path, checksum: str, like: Array) -> Array:
             raise CheckpointError(f"replay file {path} is damaged (its checksum differs)")
     array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.shape != like.shape or array.dtype != like.dtype:
-        raise CheckpointError(f"replay file {path} holds {array.dtype}{list(array.shape)}, not {like.dtype}{list(like.shape)}")
+        raise CheckpointError(
+            f"replay file {path} holds {array.dtype}{list(array.shape)}, not {like.dtype}{list(like.shape)}"
+        )
     return array

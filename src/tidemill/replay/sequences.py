@@ -1,8 +1,10 @@
-"""Which rows of a replay's memory belong together: one circular sequence for each lane, cut into episodes. The rows themselves lie elsewhere.
+"""Which rows of a replay's memory belong together: one circular sequence for each lane,
+cut into episodes. The rows themselves lie elsewhere.
 
-Row r of lane l lies at *place* l · length + r mod length. A transition begins at a row and ends `span` rows behind it, after n steps, or fewer
-where the episode was over before; a place whose span is 0 begins none (yet, or any more). Neither lanes nor episodes ever mix: what a lane holds
-was written by one seat, and a span never leads out of an episode.
+Row r of lane l lies at *place* l · length + r mod length. A transition begins at a row
+and ends `span` rows behind it, after n steps, or fewer where the episode was over before;
+a place whose span is 0 begins none (yet, or any more). Neither lanes nor episodes ever
+mix: what a lane holds was written by one seat, and a span never leads out of an episode.
 """
 
 from typing import Protocol
@@ -28,13 +30,25 @@ class Watcher(Protocol):
 
 
 class Sequences:
-    """`frames`: how many rows a stack of observations reaches over; a row whose stack is no longer whole begins no transition. `whole`: the
-    transitions of an episode count once it is over (or too long for its lane). `drop`: episodes that are cut are given up."""
+    """`frames`: how many rows a stack of observations reaches over; a row whose stack is
+    no longer whole begins no transition. `whole`: the transitions of an episode count
+    once it is over (or too long for its lane). `drop`: episodes that are cut are given
+    up."""
 
-    def __init__(self, lanes: int, length: int, steps: int, frames: int, whole: bool, drop: bool = False, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self,
+        lanes: int,
+        length: int,
+        steps: int,
+        frames: int,
+        whole: bool,
+        drop: bool = False,
+        watcher: Watcher | None = None,
+    ) -> None:
         self.lanes, self.length = lanes, length
         self._steps, self._frames, self._whole, self._watcher = steps, frames, whole, watcher
-        self._room = length - steps - frames - 1  # an episode so long has left just one transition of those before it
+        # an episode so long has left just one transition of those before it
+        self._room = length - steps - frames - 1
         self.heads: Ints = np.zeros(lanes, np.int64)
         """Rows ever written, per lane."""
         self.age: Ints = np.full(lanes, -1, np.int64)
@@ -51,15 +65,18 @@ class Sequences:
         self.least = 0
         """No episode is given up where fewer transitions would be left."""
         self.reached: Ints = np.zeros(lanes, np.int64)
-        """With `drop`: the most rows that a lane ever had; what lies behind its head is of no episode."""
+        """With `drop`: the most rows that a lane ever had; what lies behind its head is
+        of no episode."""
 
     @staticmethod
     def least_length(steps: int, frames: int) -> int:
-        """Return the rows that a lane must have so that it always holds a transition once it is full."""
+        """Return the rows that a lane must have so that it always holds a transition once
+        it is full."""
         return 2 * (steps + frames) + 2
 
     def ahead(self, places: Ints, rows: NDArray[np.int32] | Ints | int) -> Ints:
-        """Return the places so many rows behind these (before them: negative), in the same lanes; broadcasts."""
+        """Return the places so many rows behind these (before them: negative), in the
+        same lanes; broadcasts."""
         start = places // self.length * self.length
         return start + (places - start + rows) % self.length
 
@@ -72,13 +89,15 @@ class Sequences:
         return int(np.minimum(np.maximum(self.heads, self.reached), self.length).max(initial=0))
 
     def rows(self, places: Ints) -> Ints:
-        """Return the numbers of the rows that lie at `places`, counted in their lanes from the first one ever written."""
+        """Return the numbers of the rows that lie at `places`, counted in their lanes
+        from the first one ever written."""
         newest = self.heads[places // self.length] - 1
         return newest - (newest - places) % self.length
 
     def append(self, lanes: Ints, begins: Bools, ends: Bools) -> Ints:
-        """Add a row to each of `lanes` (each at most once) and return the rows' places. Where an episode begins while another is open, that one was
-        cut. A row after the end of an episode begins one, whatever `begins` says."""
+        """Add a row to each of `lanes` (each at most once) and return the rows' places.
+        Where an episode begins while another is open, that one was cut. A row after the
+        end of an episode begins one, whatever `begins` says."""
         age = self.age[lanes]
         begins = begins | (age < 0)
         if count_nonzero(begins) and count_nonzero(age[begins] >= 0):
@@ -105,12 +124,18 @@ class Sequences:
         return places
 
     def cut(self, lanes: Ints) -> None:
-        """End the open episodes of `lanes` after their last rows, or give them up; lanes without one stay as they are."""
+        """End the open episodes of `lanes` after their last rows, or give them up; lanes
+        without one stay as they are."""
         lanes = lanes[self.age[lanes] >= 0]
-        self._close(np.array([lane for lane in lanes if not self._give_up(int(lane))], np.int64) if self._drop else lanes)
+        self._close(
+            np.array([lane for lane in lanes if not self._give_up(int(lane))], np.int64)
+            if self._drop
+            else lanes
+        )
 
     def _give_up(self, lane: int) -> bool:
-        """Take back the rows of a lane's open episode, so that its next rows lie where these lay. False where too little would be left."""
+        """Take back the rows of a lane's open episode, so that its next rows lie where
+        these lay. False where too little would be left."""
         age = int(self.age[lane])
         places = self.ahead(self._newest(np.array([lane])), -np.arange(min(age + 1, self.length)))
         begun = places[self.span[places] > 0]
@@ -128,9 +153,12 @@ class Sequences:
         return lanes * self.length + (self.heads[lanes] - 1) % self.length
 
     def _close(self, lanes: Ints) -> None:
-        """Let the last steps of episodes that are over begin transitions, shorter than others."""
+        """Let the last steps of episodes that are over begin transitions, shorter than
+        others."""
         age = self.age[lanes]
-        self.heads[lanes[age == 0]] -= 1  # a beginning without a step: nobody needs it, and slots that keep failing would fill their lanes with them
+        # a beginning without a step: nobody needs it, and slots that keep failing would
+        # fill their lanes with them
+        self.heads[lanes[age == 0]] -= 1
         for lane in lanes[~self.loose[lanes]].tolist():
             self._admit_back(lane, 1)
         loose = self.loose[lanes]
@@ -141,13 +169,15 @@ class Sequences:
         self.age[lanes] = -1
 
     def _loosen(self, lanes: Ints) -> None:
-        """Let the steps of episodes count that their lanes cannot hold any longer as a whole."""
+        """Let the steps of episodes count that their lanes cannot hold any longer as a
+        whole."""
         for lane in lanes.tolist():
             self._admit_back(lane, self._steps)
             self.loose[lane] = True
 
     def _admit_back(self, lane: int, least: int) -> None:
-        """Let all steps of a lane's open episode begin transitions, but those less than `least` rows before its newest row."""
+        """Let all steps of a lane's open episode begin transitions, but those less than
+        `least` rows before its newest row."""
         age = int(self.age[lane])
         held = min(age, self.length - 1)
         if held < age:  # the rows at the edge whose stacks reach over it
@@ -174,7 +204,8 @@ class Sequences:
                     self._watcher.drop(gone)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Return `count` places that begin a transition, each equally likely, with replacement. There must be one."""
+        """Return `count` places that begin a transition, each equally likely, with
+        replacement. There must be one."""
         filled = self.filled()
         ends = np.add.accumulate(filled)
         places = np.empty(0, np.int64)
@@ -189,8 +220,9 @@ class Sequences:
         return np.concatenate([places, rng.choice(np.flatnonzero(self.span), count - len(places))])
 
     def stacks(self, places: Ints) -> tuple[Ints, Bools]:
-        """Return the places [n, frames] of the stacks of observations that end at `places`, the oldest first, and which of them would lie before the
-        beginning of the episode: its first row stands for those."""
+        """Return the places [n, frames] of the stacks of observations that end at
+        `places`, the oldest first, and which of them would lie before the beginning of
+        the episode: its first row stands for those."""
         back, step = np.arange(self._frames - 1, -1, -1), self.step[places][:, None]
         return self.ahead(places[:, None], -np.minimum(back, step)), back > step
 

@@ -1,4 +1,5 @@
-"""The memory of a replay: its rows' fields, in the process's own memory or in a file. Stacked observations are kept as single frames."""
+"""The memory of a replay: its rows' fields, in the process's own memory or in a file.
+Stacked observations are kept as single frames."""
 
 import os
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ MASK = "action_mask"
 
 @dataclass(frozen=True)
 class Frames:
-    """How a stacked leaf lies: `count` frames of shape `single`, along the axis `axis` (-1: channels last) of the stack's `shape`."""
+    """How a stacked leaf lies: `count` frames of shape `single`, along the axis `axis`
+    (-1: channels last) of the stack's `shape`."""
 
     shape: tuple[int, ...]
     single: tuple[int, ...]
@@ -31,7 +33,11 @@ class Frames:
 
     def newest(self, stacks: Array) -> Array:
         """Return the newest frame [N, *single] of stacks [N, *shape]: a view."""
-        return stacks[..., -self.single[-1] :] if self.last else stacks.reshape(len(stacks), self.count, *self.single)[:, -1]
+        return (
+            stacks[..., -self.single[-1] :]
+            if self.last
+            else stacks.reshape(len(stacks), self.count, *self.single)[:, -1]
+        )
 
     def join(self, frames: Array) -> Array:
         """Return stacks [n, *shape] of frames [n, count, *single]."""
@@ -39,8 +45,9 @@ class Frames:
 
 
 def frames_of(name: str, field: Field, count: int) -> Frames | None:
-    """Return how the leaf of an observation is stacked by `AgentSpec.frame_stack`, None for one that is stored as it is: an action mask, and what is
-    no float and no uint8 (stacks of these are kept whole)."""
+    """Return how the leaf of an observation is stacked by `AgentSpec.frame_stack`, None
+    for one that is stored as it is: an action mask, and what is no float and no uint8
+    (stacks of these are kept whole)."""
     shape = field.shape
     if count == 1 or name.endswith(f".{MASK}") or np.dtype(field.dtype).kind not in "fu":
         return None
@@ -63,7 +70,8 @@ def frames_of(name: str, field: Field, count: int) -> Frames | None:
 def not_stacked(name: str, found: str, count: int) -> ConfigError:
     """Return what to raise where rows hold no stacks."""
     return ConfigError(
-        f"Replay: frame_stack = {count}, but the rows' {name} is {found}, which is no stack of {count} frames; take the frame_stack of the "
+        f"Replay: frame_stack = {count}, but the rows' {name} is {found}, which is no stack of {count} "
+        "frames; take the frame_stack of the "
         "AgentSpec whose rows these are, or 1 to keep observations as they come"
     )
 
@@ -94,7 +102,8 @@ class Store:
         return " + ".join(f"{name} {field.nbytes:,}" for name, field in self.schema.items())
 
     def open(self, places: int, folder: Path | None) -> None:
-        """Make the memory: of the system, page by page when it is first written; or, in `folder`, a file that has no name once it is open."""
+        """Make the memory: of the system, page by page when it is first written; or, in
+        `folder`, a file that has no name once it is open."""
         nbytes = self.nbytes(places)
         descriptor = -1 if folder is None else _file(folder, nbytes)
         memory = mmap(descriptor, nbytes)
@@ -111,8 +120,9 @@ class Store:
 
 
 def _file(folder: Path, nbytes: int) -> int:
-    """Return a new file, the owner's alone, of so many bytes, all of which the disk has set aside. Its name is taken away at once, so that
-    nothing is left of it however this process ends."""
+    """Return a new file, the owner's alone, of so many bytes, all of which the disk has
+    set aside. Its name is taken away at once, so that nothing is left of it however this
+    process ends."""
     path = folder / f".replay.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         private_folder(folder)
@@ -121,7 +131,8 @@ def _file(folder: Path, nbytes: int) -> int:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         raise ConfigError(
-            f"mapped = True: a file of {size(nbytes)} in {folder} cannot be made: {error.strerror}; free space, make capacity less, or take a folder "
+            f"mapped = True: a file of {size(nbytes)} in {folder} cannot be made: {error.strerror}; free "
+            "space, make capacity less, or take a folder "
             "of another disk for the run"
         ) from None
     return descriptor

@@ -1,6 +1,8 @@
-"""Lays experiments out: measures what their parts cost here (once: the costs are kept) and says in words what follows.
+"""Lays experiments out: measures what their parts cost here (once: the costs are kept)
+and says in words what follows.
 
-Costs lie in $XDG_CACHE_HOME/tidemill (~/.cache/tidemill), a file for each experiment's parts on each machine.
+Costs lie in $XDG_CACHE_HOME/tidemill (~/.cache/tidemill), a file for each experiment's
+parts on each machine.
 """
 
 import importlib.metadata
@@ -40,9 +42,9 @@ _LARGEST = 10_000  # bytes of a file of costs
 class Arranged:
     """An experiment as it is run.
 
-    layout  what it was laid out to, None where it is as it was given
-    costs   what that follows from, None where nothing was measured
-    told    one line for people, "" where there is nothing to tell
+    layout: what it was laid out to, None where it is as it was given
+    costs: what that follows from, None where nothing was measured
+    told: one line for people, "" where there is nothing to tell
     """
 
     experiment: Experiment
@@ -52,16 +54,28 @@ class Arranged:
 
     def plain(self) -> dict[str, Any]:
         """Return what a run keeps of it, as plain data."""
-        return {"layout": self.layout and str(self.layout), "costs": msgspec.to_builtins(self.costs), "told": self.told}
+        return {
+            "layout": self.layout and str(self.layout),
+            "costs": msgspec.to_builtins(self.costs),
+            "told": self.told,
+        }
 
 
-def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fixed: Collection[str] = (), processes: bool = True) -> Arranged:
+def arrange(
+    experiment: Experiment,
+    source: Path | None,
+    layout: str = AUTO,
+    fixed: Collection[str] = (),
+    processes: bool = True,
+) -> Arranged:
     """Return the experiment laid out.
 
-    source     the file that it came from
-    layout     "auto": as its costs on this machine advise; "measure": the same, from costs measured anew; "given": as it is; or a layout's text
-    fixed      paths of the settings that the user made; where they are a matter of layout, the experiment stays as it is
-    processes  whether workers get processes, for which alone layouts are chosen
+    source: the file that it came from
+    layout: "auto": as its costs on this machine advise; "measure": the same, from costs
+        measured anew; "given": as it is; or a layout's text
+    fixed: paths of the settings that the user made; where they are a matter of layout,
+        the experiment stays as it is
+    processes: whether workers get processes, for which alone layouts are chosen
     """
     if layout == GIVEN:
         return Arranged(experiment)
@@ -70,7 +84,11 @@ def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fix
     if not processes:
         return Arranged(experiment)
     if (arranged := by_turns(experiment, fixed)) is not experiment:
-        return Arranged(arranged, told="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to be trained")
+        return Arranged(
+            arranged,
+            told="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to "
+            "be trained",
+        )
     if why := why_given(experiment, fixed):
         return Arranged(experiment, told=f"layout: as given, since {why}")
     try:
@@ -78,12 +96,16 @@ def arrange(experiment: Experiment, source: Path | None, layout: str = AUTO, fix
     except RunError as error:
         return Arranged(experiment, told=f"layout: as given, since its costs could not be measured: {error}")
     found, count = choose(experiment, costs, cores()), cores()
-    told = f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: --layout {found})"
+    told = (
+        f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: "
+        f"--layout {found})"
+    )
     return Arranged(apply(experiment, found), found, costs, told)
 
 
 def check_layout(layout: str) -> None:
-    """Raise `ConfigError` for what is neither a word that `arrange` takes nor a layout's text."""
+    """Raise `ConfigError` for what is neither a word that `arrange` takes nor a layout's
+    text."""
     if layout not in (AUTO, GIVEN, MEASURE):
         parse(layout)
 
@@ -94,16 +116,20 @@ def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arra
     arranged, given = apply(experiment, layout), layout_of(experiment)
     told = f"layout: {layout.words()}, as told"
     if layout.rows != given.rows:
-        told += f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may learn otherwise"
+        told += (
+            f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may "
+            "learn otherwise"
+        )
     return Arranged(arranged, layout, None, told)
 
 
-# ---- costs -------------------------------------------------------------------------------------------------------------------------------------
+# ---- costs -----------------------------------------------------------------------------
 
 
 def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) -> Costs:
-    """Return what the experiment's parts cost, as kept from an earlier time, or measured. Raises `RunError` when that fails, and `ConfigError` for
-    what cannot be made, or a batch that is too large for this machine."""
+    """Return what the experiment's parts cost, as kept from an earlier time, or measured.
+    Raises `RunError` when that fails, and `ConfigError` for what cannot be made, or a
+    batch that is too large for this machine."""
     path = cache() / f"{_key(experiment, source)}.json"
     costs = None if anew else _read(path)
     if costs is None:
@@ -134,7 +160,9 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "processor": processor(),
         "cores": cores(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium", "ale-py", "mujoco")},
+        "packages": {
+            name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium", "ale-py", "mujoco")
+        },
     }
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -149,12 +177,17 @@ def _version(package: str) -> str | None:
 def processor() -> str:
     """Return the processor's name."""
     with suppress(OSError, StopIteration):
-        return next(line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+        return next(
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        )
     return platform.processor() or platform.machine()
 
 
 def _read(path: Path) -> Costs | None:
-    """Return the costs in a file; None when there is none, or anything is wrong with it."""
+    """Return the costs in a file; None when there is none, or anything is wrong with
+    it."""
     if not os.path.isfile(path):  # a pipe would be waited for
         return None
     with suppress(OSError, msgspec.MsgspecError, ValueError), open(path, "rb") as file:
@@ -176,9 +209,12 @@ def _write(path: Path, costs: Costs) -> None:
 
 
 def probe(experiment: Experiment, source: Path | None) -> Costs:
-    """Measure what the experiment's parts cost, in a process of its own (`run.probe`). Raises `RunError` when that fails, or takes too long, and
-    `ConfigError` for what cannot be made."""
-    order = msgspec.msgpack.encode(Order(encode(experiment), str(source) if source else None, os.getpid(), own_path()))
+    """Measure what the experiment's parts cost, in a process of its own (`run.probe`).
+    Raises `RunError` when that fails, or takes too long, and `ConfigError` for what
+    cannot be made."""
+    order = msgspec.msgpack.encode(
+        Order(encode(experiment), str(source) if source else None, os.getpid(), own_path())
+    )
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tidemill.run.probe"],

@@ -1,7 +1,9 @@
-"""The run's socket: `tidemill pause|start|save|stop RUN` speak to it. Both ends of it belong to one user.
+"""The run's socket: `tidemill pause|start|save|stop RUN` speak to it. Both ends of it
+belong to one user.
 
-On Linux it is an abstract unix socket, named by the folder's device and inode: nothing is left behind however the run ends. Elsewhere it is a file in
-the run's folder, readable by its owner alone.
+On Linux it is an abstract unix socket, named by the folder's device and inode: nothing is
+left behind however the run ends. Elsewhere it is a file in the run's folder, readable by
+its owner alone.
 """
 
 import os
@@ -26,10 +28,13 @@ def _address(folder: Path) -> str:
 
 
 def _same_user(connection: socket.socket) -> bool:
-    """An abstract name has no permissions: whoever is at the other end must be this user, or root."""
+    """An abstract name has no permissions: whoever is at the other end must be this user,
+    or root."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     return user in (0, os.getuid())
 
 
@@ -47,14 +52,18 @@ class ControlSocket:
             self._socket.bind(address)
         except OSError as error:
             self._socket.close()
-            raise RunError(f"{folder}: its control socket cannot be made: {error.strerror}; name another folder with --run-dir") from None
+            raise RunError(
+                f"{folder}: its control socket cannot be made: {error.strerror}; name another folder with "
+                "--run-dir"
+            ) from None
         finally:
             os.umask(mask)
         self._socket.listen(4)
         self._socket.setblocking(False)
 
     def commands(self) -> Iterator[tuple[str, socket.socket]]:
-        """Yield the commands that have arrived, each with the connection to answer on (the caller answers with `reply`)."""
+        """Yield the commands that have arrived, each with the connection to answer on
+        (the caller answers with `reply`)."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -84,16 +93,23 @@ class ControlSocket:
 
 
 def tell(folder: Path, command: str) -> str:
-    """Send `command` to the run in `folder` and return its answer. Raises `RunError` when nothing runs there."""
+    """Send `command` to the run in `folder` and return its answer. Raises `RunError` when
+    nothing runs there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT)
         try:
             connection.connect(_address(folder))
             if not _same_user(connection):
-                raise RunError(f"{folder}: another user answers there; only the user who started a run may {command} it")
+                raise RunError(
+                    f"{folder}: another user answers there; only the user who started a run may {command} it"
+                )
             connection.sendall(command.encode())
             return connection.recv(4096).decode(errors="replace")
         except (FileNotFoundError, ConnectionRefusedError):
-            raise RunError(f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}") from None
+            raise RunError(
+                f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
+            ) from None
         except TimeoutError:
-            raise RunError(f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs") from None
+            raise RunError(
+                f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs"
+            ) from None

@@ -1,4 +1,5 @@
-"""The controller of a run: configures the workers, starts them in order, watches them, records what they report, and ends them."""
+"""The controller of a run: configures the workers, starts them in order, watches them,
+records what they report, and ends them."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -41,11 +42,19 @@ from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
 
-READY_DEADLINE = 120.0  # seconds for every worker to become READY, since the last word of any that is not (of environments that it has made, say)
-EXIT_DEADLINE = 12.0  # seconds from the order to finish to every trainer's final checkpoint, but for one that works and may need longer
+# seconds for every worker to become READY, since the last word of any that is not (of
+# environments that it has made, say)
+READY_DEADLINE = 120.0
+# seconds from the order to finish to every trainer's final checkpoint, but for one that
+# works and may need longer
+EXIT_DEADLINE = 12.0
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
-UNHEARD = 0.05  # seconds that workers are left alone at a time, once they update: being woken by each word costs more than to read it
-BEFORE = 10.0  # seconds before the last progress of a worker in which what others told may still be why it waits: they tell now and then
+# seconds that workers are left alone at a time, once they update: being woken by each
+# word costs more than to read it
+UNHEARD = 0.05
+# seconds before the last progress of a worker in which what others told may still be why
+# it waits: they tell now and then
+BEFORE = 10.0
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
 
@@ -56,13 +65,14 @@ class _Cut(Exception):
 class Controller:
     """Runs one job on one launcher.
 
-    record      called with the metrics of updates: of each one, or of several together where a `Pace` holds them back
-    watch       called about ten times a second, for views and remote commands
-    interrupts  the signals that end the run
-    progress    where a resumed run goes on from
+    record: called with the metrics of updates: of each one, or of several together where
+        a `Pace` holds them back
+    watch: called about ten times a second, for views and remote commands
+    interrupts: the signals that end the run
+    progress: where a resumed run goes on from
 
-    Afterwards `reason` says how the run ended, `began` whether every worker became ready, `notices` what the user should read, and `tracebacks` what
-    a developer should.
+    Afterwards `reason` says how the run ended, `began` whether every worker became ready,
+    `notices` what the user should read, and `tracebacks` what a developer should.
     """
 
     def __init__(
@@ -93,7 +103,8 @@ class Controller:
         self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
         self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
         self._pace = Pace()
-        self._listened = not job.experiment.players()  # what infos say was compared with what conditions wait for
+        # what infos say was compared with what conditions wait for
+        self._listened = not job.experiment.players()
         self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
@@ -114,10 +125,14 @@ class Controller:
         return "starting" if not self._running else "paused" if self.paused else "running"
 
     def run(self) -> None:
-        """Run to the end. Raises `RunError` with the first cause when a worker fails; whatever happens, nothing is left behind."""
+        """Run to the end. Raises `RunError` with the first cause when a worker fails;
+        whatever happens, nothing is left behind."""
         self._interrupts.armed = True
         try:
-            with noticing_stops(), self._interrupts.noting_ctrl_z() if self._launcher.apart else nullcontext():
+            with (
+                noticing_stops(),
+                self._interrupts.noting_ctrl_z() if self._launcher.apart else nullcontext(),
+            ):
                 try:
                     self._live()
                 finally:
@@ -125,7 +140,11 @@ class Controller:
                         self._finish()
         except BrokenOff:
             name = signal_name(self._interrupts.first)
-            how = f"{self._interrupts.grace:.0f} s after {name}" if self._interrupts.overdue else f"by {name} for the second time"
+            how = (
+                f"{self._interrupts.grace:.0f} s after {name}"
+                if self._interrupts.overdue
+                else f"by {name} for the second time"
+            )
             self.reason = f"broken off {how}"
             raise RunError(f"broken off {how}, without a final checkpoint") from None
         finally:
@@ -149,21 +168,26 @@ class Controller:
         self._loop()
 
     def _finish(self) -> None:
-        """Tell whoever still lives to finish, and wait for them. What goes wrong now is a notice: the cause came before."""
+        """Tell whoever still lives to finish, and wait for them. What goes wrong now is a
+        notice: the cause came before."""
         self._finishing = True
         for member in self.members.values():
             if member.state not in ENDED:
                 member.link.send(pack(Exit(self.reason)))
         deadline = awake() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
-            if awake() > deadline + max(member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()):
+            if awake() > deadline + max(
+                member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()
+            ):
                 break
             self._launcher.wait(0.1)
             for name, member in living.items():
                 messages = member.link.receive()
                 if messages is None:
                     member.state = State.FAILED
-                    self.notices.append(f"{name} did not finish: {mask(self._launcher.obituary(name), self._secrets)}")
+                    self.notices.append(
+                        f"{name} did not finish: {mask(self._launcher.obituary(name), self._secrets)}"
+                    )
                 for data in messages or ():
                     try:
                         self._take(name, member, unpack_up(data))
@@ -178,16 +202,21 @@ class Controller:
                 continue
             where = ", most likely in its environment" if member.config.owns_environment else ""
             self.notices.append(
-                f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, and was last heard "
+                f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, "
+                "and was last heard "
                 f"{awake() - member.heard:.0f} s ago; it was ended by force"
             )
 
-    # ---- start -------------------------------------------------------------------------------------------------------------------------------
+    # ---- start -------------------------------------------------------------------------
 
     def _configure(self) -> None:
         owners = [name for name, member in self.members.items() if member.config.owns_environment]
         forwarders = self.job.experiment.forwarders()
-        others = [name for name in self.members if name not in owners and not any(name in level for level in forwarders)]
+        others = [
+            name
+            for name in self.members
+            if name not in owners and not any(name in level for level in forwarders)
+        ]
         for names in (owners, *forwarders, others):  # each is told what those before know
             for name in names:
                 self._send(name, Configure(self._facts))
@@ -221,20 +250,25 @@ class Controller:
                 raise _Cut
             if awake() - max(asked, *(self.members[name].heard for name in waiting)) > READY_DEADLINE:
                 raise RunError(
-                    f"{', '.join(waiting)} did not become {state.value}, and said nothing for {READY_DEADLINE:.0f} s; "
-                    f"a worker becomes ready once its environment or network is built: look into the run's logs{self._still(waiting)}"
+                    f"{', '.join(waiting)} did not become {state.value}, and said nothing for "
+                    f"{READY_DEADLINE:.0f} s; "
+                    "a worker becomes ready once its environment or network is built: look into the run's "
+                    f"logs{self._still(waiting)}"
                 )
             self._hear()
 
     def _send(self, name: str, message: Down) -> None:
         self.members[name].link.send(pack(message))
 
-    # ---- watch -------------------------------------------------------------------------------------------------------------------------------
+    # ---- watch -------------------------------------------------------------------------
 
     def _loop(self) -> None:
         limited = {name: member for name, member in self.members.items() if member.config.limited}
         deadline: float | None = None
-        while not all(member.state in ENDED or (deadline is not None and self._left(name)) for name, member in limited.items()):
+        while not all(
+            member.state in ENDED or (deadline is not None and self._left(name))
+            for name, member in limited.items()
+        ):
             self._look_for_signal()
             if not self.reason:
                 self._look_at_returns()
@@ -244,20 +278,30 @@ class Controller:
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
             if deadline is not None and awake() > deadline:
-                living = {name: member for name, member in limited.items() if member.state not in ENDED and not self._left(name)}
-                if awake() > deadline + self._farewell or not all(member.works(EXIT_DEADLINE) for member in living.values()):
+                living = {
+                    name: member
+                    for name, member in limited.items()
+                    if member.state not in ENDED and not self._left(name)
+                }
+                if awake() > deadline + self._farewell or not all(
+                    member.works(EXIT_DEADLINE) for member in living.values()
+                ):
                     seconds = EXIT_DEADLINE + awake() - deadline
                     raise RunError(
-                        f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to ({self.reason}){self._still(living)}"
+                        f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
+                        f"({self.reason}){self._still(living)}"
                     )
             self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
             self._look_for_stall()
 
     def _left(self, name: str) -> bool:
-        """True of a silent trainer whose equal has finished, and so has saved what all of them know: its process hangs, most likely in the
-        environment of an actor that it takes turns with. `_finish` tells, and ends it."""
+        """True of a silent trainer whose equal has finished, and so has saved what all of
+        them know: its process hangs, most likely in the environment of an actor that it
+        takes turns with. `_finish` tells, and ends it."""
         group = name.rpartition("-")[0]
-        finished = any(m.state is State.COMPLETED for n, m in self.members.items() if n.rpartition("-")[0] == group)
+        finished = any(
+            m.state is State.COMPLETED for n, m in self.members.items() if n.rpartition("-")[0] == group
+        )
         return finished and awake() - self.members[name].heard > SILENT
 
     def _hear(self, least: float = 0.0) -> None:
@@ -299,14 +343,19 @@ class Controller:
         match message:
             case Saving():
                 self.progress.keep(message.policy, message.updates)
-                self._record_rest()  # a run that goes on from there keeps all records until there, and drops the others
+                # a run that goes on from there keeps all records until there, and drops
+                # the others
+                self._record_rest()
             case Status():
                 member.state = message.state
                 if message.state is State.FAILED:
                     if message.details:
                         self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
                     still = self._still(self.members) if message.waited else ""
-                    raise RunError(f"{name}: {mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}")
+                    raise RunError(
+                        f"{name}: "
+                        f"{mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}"
+                    )
                 if message.state is State.READY:
                     member.needs = message.facts.memory
                     self._merge(name, message.facts)
@@ -327,7 +376,10 @@ class Controller:
                     member.told_regularly(message)
             case Measured():
                 group = name.rpartition("-")[0]
-                values = {f"{group}/{metric}" if among(metric, self._several) else metric: value for metric, value in message.values.items()}
+                values = {
+                    f"{group}/{metric}" if among(metric, self._several) else metric: value
+                    for metric, value in message.values.items()
+                }
                 self._record({"step": float(message.step), **values})
                 self.progress.note_iteration(message.step, message.values)
                 if message.stage == self.progress.stage:  # else it was on its way when the stage changed
@@ -347,7 +399,8 @@ class Controller:
                 self._told.append((member.heard, name, self.notices[-1]))
 
     def _causes(self, failed: str, waited: float) -> str:
-        """Return the first and the last of what others told while a worker waited until it failed; "" if it did not wait, or they told nothing."""
+        """Return the first and the last of what others told while a worker waited until
+        it failed; "" if it did not wait, or they told nothing."""
         since = awake() - waited - BEFORE
         texts = [text for at, name, text in self._told if waited and at >= since and name != failed]
         if not texts:
@@ -361,12 +414,17 @@ class Controller:
             return
         for who in self._judged:
             if reached.full(who) and (mean := reached.means(who)["return"]) >= target:
-                self.reason = f"mean return {mean:.1f} of the last {reached.count(who)} episodes{f' of {who}' if who else ''}"
+                self.reason = (
+                    f"mean return {mean:.1f} of the last {reached.count(who)} "
+                    f"episodes{f' of {who}' if who else ''}"
+                )
                 return
 
     def _look_at_infos(self) -> None:
-        """Say so, once as many episodes have ended as the window holds, where a condition waits for what no info has said."""
-        reached, texts = self.progress.reached, [self.job.experiment.limits.until, *(stage.until for stage in self.job.experiment.curriculum)]
+        """Say so, once as many episodes have ended as the window holds, where a condition
+        waits for what no info has said."""
+        reached = self.progress.reached
+        texts = [self.job.experiment.limits.until, *(stage.until for stage in self.job.experiment.curriculum)]
         if self._listened or reached is None or not any(texts) or not reached.all_full():
             return
         self._listened, known = True, reached.metrics()
@@ -374,21 +432,29 @@ class Controller:
         for text in filter(None, texts):
             for name in Query.parse(text).fields():
                 if name.startswith("info/") and name not in known:
-                    self.notices.append(f'"{text}" waits for "{name}", which no info of the episodes so far has said; {did_you_mean(name, said)}')
+                    self.notices.append(
+                        f'"{text}" waits for "{name}", which no info of the episodes so far has said; '
+                        f"{did_you_mean(name, said)}"
+                    )
 
     def _still(self, names: Iterable[str]) -> str:
-        """Return which of these workers something keeps still that they cannot tell themselves, to follow a message."""
-        return "".join(f".\n{name} {condition}" for name in names if (condition := self._launcher.condition(name)))
+        """Return which of these workers something keeps still that they cannot tell
+        themselves, to follow a message."""
+        return "".join(
+            f".\n{name} {condition}" for name in names if (condition := self._launcher.condition(name))
+        )
 
     def _look_at_conditions(self) -> None:
-        """Say so when one waits for what nobody measures, where that was not known before."""
+        """Say so when one waits for what nobody measures, where that was not known
+        before."""
         try:
             self.job.experiment.check_conditions(self.progress.metrics)
         except ConfigError as error:
             self.notices.append(f"{error}. It will never hold")
 
     def _advance(self) -> None:
-        """End the run, or go over to the curriculum's next stage, where the condition for that holds."""
+        """End the run, or go over to the curriculum's next stage, where the condition for
+        that holds."""
         limits, stages, progress = self.job.experiment.limits, self.job.experiment.curriculum, self.progress
         known = progress.known()
         if limits.until and holds(limits.until, known):
@@ -396,23 +462,35 @@ class Controller:
         if self._running and stages and (until := stages[progress.stage].until) and holds(until, known):
             progress.enter_stage(progress.stage + 1)
             self._enter_stage()
-            self.notices.append(f"curriculum: stage {progress.stage + 1} of {len(stages)} begins after {progress.steps:,} env steps")
+            self.notices.append(
+                f"curriculum: stage {progress.stage + 1} of {len(stages)} begins after {progress.steps:,} "
+                "env steps"
+            )
 
     def _merge(self, name: str, facts: Facts) -> None:
         for policy, spaces in facts.spaces.items():
             known = self._facts.spaces.setdefault(policy, spaces)
             if known != spaces:
                 raise RunError(
-                    f'{name} plays policy "{policy}" in spaces that differ from those of another worker; give each kind of agents a policy: '
+                    f'{name} plays policy "{policy}" in spaces that differ from those of another worker; '
+                    "give each kind of agents a policy: "
                     f"{spaces} and {known}"
                 )
         for stream, blocks in facts.samples.items():
             other = self._facts.samples.setdefault(stream, blocks)
             if other != blocks:
-                fields = [field for field in SampleFacts.__struct_fields__ if getattr(blocks, field) != getattr(other, field)]
-                ours, theirs = (", ".join(f"{field} = {getattr(facts, field)}" for field in fields) for facts in (blocks, other))
+                fields = [
+                    field
+                    for field in SampleFacts.__struct_fields__
+                    if getattr(blocks, field) != getattr(other, field)
+                ]
+                ours, theirs = (
+                    ", ".join(f"{field} = {getattr(facts, field)}" for field in fields)
+                    for facts in (blocks, other)
+                )
                 raise RunError(
-                    f'{name} fills sample stream "{stream}" with samples of {ours}, another worker with samples of {theirs}; '
+                    f'{name} fills sample stream "{stream}" with samples of {ours}, another worker with '
+                    f"samples of {theirs}; "
                     "one stream has one shape of samples: give each kind of actors a stream"
                 )
 
@@ -420,12 +498,16 @@ class Controller:
         if self.paused or self._stalled or awake() - self.progress.last_update < STALL:
             return
         self._stalled = True
-        self.notices.append(f"no update for {STALL:.0f} s: {explain_stall(self.job.experiment, self.members, self._launcher.condition)}")
+        self.notices.append(
+            f"no update for {STALL:.0f} s: "
+            f"{explain_stall(self.job.experiment, self.members, self._launcher.condition)}"
+        )
 
-    # ---- commands ----------------------------------------------------------------------------------------------------------------------------
+    # ---- commands ----------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Pause every worker, or all of them as soon as they run. At the run's end there is nothing to pause."""
+        """Pause every worker, or all of them as soon as they run. At the run's end there
+        is nothing to pause."""
         if self.reason:
             return
         if not self.paused and self._running:
@@ -440,7 +522,8 @@ class Controller:
         self.progress.last_update = awake()
 
     def _suspend(self) -> None:
-        """Do as Ctrl-Z asks: stop, until somebody lets this process go on. The workers, which the terminal does not reach, pause meanwhile."""
+        """Do as Ctrl-Z asks: stop, until somebody lets this process go on. The workers,
+        which the terminal does not reach, pause meanwhile."""
         paused = self.paused
         self.pause()
         self.suspended = True
@@ -455,7 +538,8 @@ class Controller:
         self.reason = self.reason or reason
 
     def save(self) -> bool:
-        """Write a checkpoint now. False while there is nothing to write: before the run and at its end, which writes one by itself."""
+        """Write a checkpoint now. False while there is nothing to write: before the run
+        and at its end, which writes one by itself."""
         if self.phase in ("starting", "ending"):
             return False
         for name, member in self.members.items():

@@ -1,6 +1,8 @@
-"""Evaluates a run's policies: so many episodes of the run's own environment, played by a checkpoint, and what came of them.
+"""Evaluates a run's policies: so many episodes of the run's own environment, played by a
+checkpoint, and what came of them.
 
-Which episodes count is fixed before the first begins (so many per lane), never by which of them end first: those would be the short ones.
+Which episodes count is fixed before the first begins (so many per lane), never by which
+of them end first: those would be the short ones.
 """
 
 import sys
@@ -51,22 +53,29 @@ class Played:
 class Player:
     """Lets policies play an environment: the loop of an actor, without rows.
 
-    A seat's episode lasts from its first observation to its end or cut, a lane's until all of its seats are finished.
+    A seat's episode lasts from its first observation to its end or cut, a lane's until
+    all of its seats are finished.
 
-    policies           one per agent spec
-    deterministic      ask every policy for its mode; False leaves it to each spec
-    max_episode_steps  a lane is cut after so many steps, 0 for no limit
+    policies: one per agent spec
+    deterministic: ask every policy for its mode; False leaves it to each spec
+    max_episode_steps: a lane is cut after so many steps, 0 for no limit
     """
 
     def __init__(
-        self, environment: Environment, specs: Sequence[AgentSpec], policies: Sequence[LoadedPolicy], deterministic: bool, max_episode_steps: int = 0
+        self,
+        environment: Environment,
+        specs: Sequence[AgentSpec],
+        policies: Sequence[LoadedPolicy],
+        deterministic: bool,
+        max_episode_steps: int = 0,
     ) -> None:
         groups = match_agents(environment.agents, specs)
         for spec, group, policy in zip(specs, groups, policies, strict=True):
             spaces = environment.agents[group[0]].spaces
             if spaces != policy.spaces:
                 raise RunError(
-                    f'the agents "{spec.match}" see and do something else than policy "{policy.name}" was trained on; '
+                    f'the agents "{spec.match}" see and do something else than policy "{policy.name}" was '
+                    "trained on; "
                     f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
                 )
         self._environment, self._max_steps = environment, max_episode_steps
@@ -75,7 +84,9 @@ class Player:
         environment.on_ready(self._bell.ring)
         lanes = environment.lanes
         self._ticks = [
-            Tick.allocate(policy.spaces.observation, lanes * len(group), environment.info, environment.same_step)
+            Tick.allocate(
+                policy.spaces.observation, lanes * len(group), environment.info, environment.same_step
+            )
             for policy, group in zip(policies, groups, strict=True)
         ]
         self._seats = [
@@ -85,8 +96,9 @@ class Player:
         self._reset = np.ones(lanes, np.bool_)
         self._lane_steps = np.zeros(lanes, np.int64)
         self.episodes = np.zeros(lanes, np.int64)
-        """Finished episodes of each lane: of the environment or, where they are independent, of each spec's agents that have begun any, as many as
-        have ended of those that began first."""
+        """Finished episodes of each lane: of the environment or, where they are
+        independent, of each spec's agents that have begun any, as many as have ended of
+        those that began first."""
         self._begun = np.zeros((len(self._seats), lanes), np.int64)
         self.steps = 0
         """Steps of all lanes; resets are none."""
@@ -98,7 +110,10 @@ class Player:
         deadline = awake() + TICK_DEADLINE
         while not environment.ready():
             if awake() > deadline:
-                raise EnvironmentFault(f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its server is away")
+                raise EnvironmentFault(
+                    f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its "
+                    "server is away"
+                )
             self._bell.wait(0.1)
         environment.recv(self._ticks)
         self.steps += int(np.count_nonzero(~reset))
@@ -111,10 +126,15 @@ class Player:
             infos = environment.said(number, [seat for seat, _, _ in finished]) if finished else ()
             for (seat, ret, length), info in zip(finished, infos, strict=True):
                 lane = seat // seats.agents
-                played.append(Played(number, lane, int(seats.episode[seat]), ret, length, self._listener.numbers(info)))
+                played.append(
+                    Played(number, lane, int(seats.episode[seat]), ret, length, self._listener.numbers(info))
+                )
         over = np.logical_and.reduce([seats.over() for seats in self._seats])
-        if not environment.same_step:  # a lane goes on when somebody begins in the tick in which all others finish
-            over &= ~np.logical_or.reduce([seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)])
+        # a lane goes on when somebody begins in the tick in which all others finish
+        if not environment.same_step:
+            over &= ~np.logical_or.reduce(
+                [seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)]
+            )
         if not environment.independent:
             self.episodes += over & ~reset
         for seats, tick, begun in zip(self._seats, self._ticks, self._begun, strict=True):
@@ -132,7 +152,8 @@ class Player:
         for seats, tick in zip(self._seats, self._ticks, strict=True):
             tick.truncated |= np.repeat(lanes, seats.agents) & ~tick.done & ~seats.finished
             if not self._environment.same_step:
-                tick.present &= ~(np.repeat(lanes & ~self._reset, seats.agents) & seats.finished)  # nobody begins in the tick that cuts its lane
+                # nobody begins in the tick that cuts its lane
+                tick.present &= ~(np.repeat(lanes & ~self._reset, seats.agents) & seats.finished)
 
 
 class _Seats:
@@ -150,15 +171,20 @@ class _Seats:
         answers = {**policy.schema, **policy.state}
         self._out = allocate(answers, (count,))
         self._state = allocate(policy.state, (count,))
-        self.actions: Arrays = allocate({n: f for n, f in answers.items() if n == "action" or n.startswith("action.")}, (count,))
+        self.actions: Arrays = allocate(
+            {n: f for n, f in answers.items() if n == "action" or n.startswith("action.")}, (count,)
+        )
 
     def end(self, tick: Tick) -> list[tuple[int, float, int]]:
-        """Take in a tick's rewards and ends; return (seat, return, number of actions) of the seats whose episode is over."""
+        """Take in a tick's rewards and ends; return (seat, return, number of actions) of
+        the seats whose episode is over."""
         self._return[~self.finished] += tick.reward[~self.finished]
         np.logical_and(tick.done | tick.truncated, ~self.finished, out=self._final)
         self.finished[self._final] = True
         seats = self._final.nonzero()[0]
-        return list(zip(seats.tolist(), self._return[seats].tolist(), self._length[seats].tolist(), strict=True))
+        return list(
+            zip(seats.tolist(), self._return[seats].tolist(), self._length[seats].tolist(), strict=True)
+        )
 
     def over(self) -> NDArray[np.bool_]:
         """Return [L]: all seats of the lane are finished."""
@@ -166,20 +192,25 @@ class _Seats:
         return over
 
     def beginners(self, tick: Tick) -> NDArray[np.bool_]:
-        """Return [L]: an episode begins in the lane with this tick, which `end` has taken in."""
+        """Return [L]: an episode begins in the lane with this tick, which `end` has taken
+        in."""
         begins: NDArray[np.bool_] = tick.present & self.finished & ~self._final
         any_of_lane: NDArray[np.bool_] = np.logical_or.reduce(begins.reshape(-1, self.agents), axis=1)
         return any_of_lane
 
     def oldest(self) -> NDArray[np.int64]:
-        """Return [L]: the first of the episodes that are open, by number; a large one where none is."""
+        """Return [L]: the first of the episodes that are open, by number; a large one
+        where none is."""
         large = np.iinfo(np.int64).max
-        oldest: NDArray[np.int64] = np.minimum.reduce(np.where(self.finished, large, self.episode).reshape(-1, self.agents), axis=1)
+        oldest: NDArray[np.int64] = np.minimum.reduce(
+            np.where(self.finished, large, self.episode).reshape(-1, self.agents), axis=1
+        )
         return oldest
 
     def begin(self, tick: Tick, episodes: NDArray[np.int64], independent: bool) -> None:
-        """Begin the episodes that this tick begins, and ask for the next actions. `episodes` has the number of each lane's episode or, where they are
-        `independent`, of that which the spec's next agent of the lane begins."""
+        """Begin the episodes that this tick begins, and ask for the next actions.
+        `episodes` has the number of each lane's episode or, where they are `independent`,
+        of that which the spec's next agent of the lane begins."""
         present = tick.present & (~self._final | tick.restarted)
         begins = present & self.finished
         if begins.any():
@@ -197,7 +228,9 @@ class _Seats:
         if not len(seats):
             return
         every = len(seats) == len(present)
-        observation = tick.observation if every else {name: array[seats] for name, array in tick.observation.items()}
+        observation = (
+            tick.observation if every else {name: array[seats] for name, array in tick.observation.items()}
+        )
         memory = self._state if every else {name: array[seats] for name, array in self._state.items()}
         self._policy.act_rows(observation, memory, self._deterministic, self._out)
         for part in (self.actions, self._state):
@@ -207,11 +240,13 @@ class _Seats:
 
 @dataclass(frozen=True)
 class SpecEvaluation:
-    """What the agents of one spec reached. Returns are undiscounted; a length is a number of actions; `info` has the mean of each number that the
-    environment said of episodes at their end.
+    """What the agents of one spec reached. Returns are undiscounted; a length is a number
+    of actions; `info` has the mean of each number that the environment said of episodes
+    at their end.
 
-    interval   95 % confidence interval of the mean return, by the percentile bootstrap over whole episodes of the environment (agents of one
-               episode are not independent); None of a single one
+    interval: 95 % confidence interval of the mean return, by the percentile bootstrap
+        over whole episodes of the environment (agents of one episode are not
+        independent); None of a single one
     """
 
     agents: str
@@ -234,7 +269,8 @@ class SpecEvaluation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found, as written into ``evaluation-<update>.json``; one entry of `specs` per agent spec. `episodes` are the environment's."""
+    """What `evaluate` found, as written into ``evaluation-<update>.json``; one entry of
+    `specs` per agent spec. `episodes` are the environment's."""
 
     episodes: int
     lanes: int
@@ -265,14 +301,17 @@ def evaluate(
     trust: Trust = False,
     quiet: bool = False,
 ) -> Evaluation:
-    """Play `episodes` episodes of the run's environment with its trained policies, and return (and write down) what they reached.
+    """Play `episodes` episodes of the run's environment with its trained policies, and
+    return (and write down) what they reached.
 
-    lanes          copies of the environment; each plays its share of the episodes
-    seed           of the environment and of sampling; by default the experiment's (the random streams are not those of training)
-    deterministic  act by the mode of every policy's distribution; False: as in training
-    checkpoint     see `tidemill.load`; `version`, `file` and `trust` likewise
-    actor          the group of actors whose environment and agents are taken, when there are several
-    quiet          show no progress
+    lanes: copies of the environment; each plays its share of the episodes
+    seed: of the environment and of sampling; by default the experiment's (the random
+        streams are not those of training)
+    deterministic: act by the mode of every policy's distribution; False: as in training
+    checkpoint: see `tidemill.load`; `version`, `file` and `trust` likewise
+    actor: the group of actors whose environment and agents are taken, when there are
+        several
+    quiet: show no progress
     """
     for name, value in (("episodes", episodes), ("lanes", lanes)):
         if value < 1:
@@ -284,10 +323,16 @@ def evaluate(
     weights = Weights(checkpoint, version)
     lanes = 1 if actors.environment.single else min(lanes, episodes)
     shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
-    environment = build_environment(actors.replace(environment=actors.environment.bare().scored()), lanes, derive_seed(root, "evaluate", group))
+    environment = build_environment(
+        actors.replace(environment=actors.environment.bare().scored()),
+        lanes,
+        derive_seed(root, "evaluate", group),
+    )
     began = perf_counter()
     try:
-        policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "evaluate"))
+        policies = load_policies(
+            folder, experiment, actors, environment, weights, derive_seed(root, "evaluate")
+        )
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
@@ -295,16 +340,30 @@ def evaluate(
     finally:
         environment.close()
     if actors.environment.rewarded and not quiet:
-        print(f"note: returns are of whole games and their own rewards; training has {actors.environment.rewarded}", file=sys.stderr)
+        print(
+            "note: returns are of whole games and their own rewards; training has "
+            f"{actors.environment.rewarded}",
+            file=sys.stderr,
+        )
     specs = [
-        _summarise(spec.match, policy, [p for p in played if p.spec == number], derive_seed(root, "evaluate", "bootstrap"))
+        _summarise(
+            spec.match,
+            policy,
+            [p for p in played if p.spec == number],
+            derive_seed(root, "evaluate", "bootstrap"),
+        )
         for number, (spec, policy) in enumerate(zip(actors.agents, policies, strict=True))
     ]
-    evaluation = Evaluation(episodes, lanes, root, deterministic, player.steps, round(perf_counter() - began, 3), specs)
+    evaluation = Evaluation(
+        episodes, lanes, root, deterministic, player.steps, round(perf_counter() - began, 3), specs
+    )
     try:
         folder.write(f"evaluation-{policies[0].update}.json", evaluation)
     except OSError as error:
-        print(f"warning: the evaluation could not be written into {folder.path}: {error.strerror}", file=sys.stderr)
+        print(
+            f"warning: the evaluation could not be written into {folder.path}: {error.strerror}",
+            file=sys.stderr,
+        )
     return evaluation
 
 
@@ -319,14 +378,23 @@ def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]
         raise RunError("the experiment has no actors, so no environment to play in")
     environments = [config.environment for config in known.values()]
     if any(environment != environments[0] for environment in environments):
-        raise RunError(f"the experiment's actors play in different environments; say which of {', '.join(known)} by actor (--actor)")
+        raise RunError(
+            f"the experiment's actors play in different environments; say which of {', '.join(known)} by "
+            "actor (--actor)"
+        )
     return next(iter(known.items()))
 
 
 def load_policies(
-    folder: RunFolder, experiment: Experiment, actors: Actors, environment: Environment, weights: Weights, seed: int
+    folder: RunFolder,
+    experiment: Experiment,
+    actors: Actors,
+    environment: Environment,
+    weights: Weights,
+    seed: int,
 ) -> list[LoadedPolicy]:
-    """Return the policy of each agent spec: with these `weights`, or with those that it is fixed to. Specs that share both get the same."""
+    """Return the policy of each agent spec: with these `weights`, or with those that it
+    is fixed to. Specs that share both get the same."""
     loaded: dict[tuple[str, Fixed | None], LoadedPolicy] = {}
     groups = match_agents(environment.agents, actors.agents)
     for spec, group in zip(actors.agents, groups, strict=True):
@@ -337,12 +405,18 @@ def load_policies(
         if fixed is None:
             loaded[name, fixed] = load_policy(folder, experiment, name, weights, own)
         else:
-            loaded[name, fixed] = load_fixed(experiment, name, fixed, environment.agents[group[0]].spaces, own)
-    return [loaded[spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None] for spec in actors.agents]
+            loaded[name, fixed] = load_fixed(
+                experiment, name, fixed, environment.agents[group[0]].spaces, own
+            )
+    return [
+        loaded[spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None]
+        for spec in actors.agents
+    ]
 
 
 def _play(player: Player, shares: NDArray[np.int64], quiet: bool) -> list[Played]:
-    """Play until every lane has done its share, and return the seats' episodes that began within it."""
+    """Play until every lane has done its share, and return the seats' episodes that began
+    within it."""
     played: list[Played] = []
     total = int(shares.sum())
     with _progress(total, quiet) as show:
@@ -359,13 +433,23 @@ class _progress:  # noqa: N801  used as a function
 
     def __init__(self, total: int, quiet: bool) -> None:
         console = Console(stderr=True)
-        columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        columns = (
+            TextColumn("episodes"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+        )
         self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> Callable[[int, float], None]:
         self._bar.start()
-        return lambda done, mean: self._bar.update(self._task, completed=done, description=f"mean return {mean:.1f}")
+        return lambda done, mean: self._bar.update(
+            self._task, completed=done, description=f"mean return {mean:.1f}"
+        )
 
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
@@ -399,9 +483,11 @@ def _summarise(agents: str, policy: LoadedPolicy, played: list[Played], seed: in
 
 
 def bootstrap(sums: NDArray[Any], counts: NDArray[Any], seed: int) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of the mean of values that come in independent groups, of which `sums` and `counts` are given.
+    """Return the 95 % percentile interval of the mean of values that come in independent
+    groups, of which `sums` and `counts` are given.
 
-    Efron, Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3. None for a single group.
+    Efron, Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3. None for a
+    single group.
     """
     if len(sums) < 2:
         return None

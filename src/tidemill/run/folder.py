@@ -1,12 +1,17 @@
 """A run's folder: what was asked for, what happened, and what can be gone on from.
 
-config.json      the experiment, resolved            versions.json    of Python, packages, machine, git
-source.json      the experiment's own file           metrics.jsonl    of updates (and TensorBoard events)
-checkpoints/     POLICY/update-N                     summary.json     how it ended
-parameters/      the parameter database
-logs/            what workers printed, tracebacks      memory.json      what it takes, as planned when it began
-layout.json      how it was laid out, and why            episodes.json    the last ones before its checkpoints
+config.json      the experiment, resolved
+source.json      the experiment's own file
+versions.json    of Python, packages, machine, git
 launcher.json    what launched it last
+layout.json      how it was laid out, and why
+memory.json      what it takes, as planned when it began
+metrics.jsonl    of updates (and TensorBoard events)
+logs/            what workers printed, tracebacks
+checkpoints/     POLICY/update-N
+parameters/      the parameter database
+episodes.json    the last ones before its checkpoints
+summary.json     how it ended
 """
 
 import fcntl
@@ -36,12 +41,17 @@ from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.provenance import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 
-CONFIG, EPISODES, LAUNCHER, MEMORY, SOURCE = "config.json", "episodes.json", "launcher.json", "memory.json", "source.json"
+CONFIG = "config.json"
+EPISODES = "episodes.json"
+LAUNCHER = "launcher.json"
+MEMORY = "memory.json"
+SOURCE = "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
 
 
 class Opened(NamedTuple):
-    """A run's experiment, the file that its own classes come from, and the digests of all files that it may run, by path."""
+    """A run's experiment, the file that its own classes come from, and the digests of all
+    files that it may run, by path."""
 
     experiment: Experiment
     source: Path | None
@@ -54,20 +64,23 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = -1
-        self._made: list[Path] = []  # by `create`, for `discard`; the run's own folder first, then those above it
+        # by `create`, for `discard`; the run's own folder first, then those above it
+        self._made: list[Path] = []
         self._found: set[Path] = set()
 
     @classmethod
     def create(cls, path: Path | None, experiment: Experiment, source: Path | None) -> "RunFolder":
-        """Make a new run's folder, None: one under ./runs that nobody else has, lock it and write what is known at the start. Raises `RunError` when
-        it is taken or cannot be written."""
+        """Make a new run's folder, None: one under ./runs that nobody else has, lock it
+        and write what is known at the start. Raises `RunError` when it is taken or cannot
+        be written."""
         content = encode(experiment)  # raises for what is no plain data, before anything is made
         wanted = path or Path("runs")
         try:
             name = wanted.resolve().name
         except FileNotFoundError:
             raise RunError(
-                f"{wanted} cannot be made: the working directory was removed; go to another one, or give --run-dir from the root on"
+                f"{wanted} cannot be made: the working directory was removed; go to another one, or give "
+                "--run-dir from the root on"
             ) from None
         if path is not None:
             check_name("run", name)
@@ -89,7 +102,9 @@ class RunFolder:
         except OSError as error:
             if path is not None:
                 folder.discard()
-            raise RunError(f"run folder {folder.path} cannot be written: {why(error)}; name another with --run-dir") from None
+            raise RunError(
+                f"run folder {folder.path} cannot be written: {why(error)}; name another with --run-dir"
+            ) from None
         return folder
 
     def _refuse_taken(self, experiment: Experiment) -> None:
@@ -97,13 +112,20 @@ class RunFolder:
         if (path / CONFIG).exists():
             other = self.experiment_name()
             if other != experiment.name:
-                raise RunError(f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name another folder with --run-dir')
-            raise RunError(f"{path} already holds a run; go on with it by: {command()} resume {path}, or name another folder with --run-dir")
+                raise RunError(
+                    f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name '
+                    "another folder with --run-dir"
+                )
+            raise RunError(
+                f"{path} already holds a run; go on with it by: {command()} resume {path}, or name another "
+                "folder with --run-dir"
+            )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
 
     def discard(self, keep: str = "") -> None:
-        """Remove all that was made since `create`, but for what is called `keep`: the run never began."""
+        """Remove all that was made since `create`, but for what is called `keep`: the run
+        never began."""
         for path in set(self.path.iterdir()) - self._found - {self.path / keep} if self.path.is_dir() else ():
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.unlock()
@@ -121,13 +143,17 @@ class RunFolder:
         return cls(path)
 
     def lock(self) -> None:
-        """Hold the folder while this process lives, however it ends. Raises `RunError` when another run does."""
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the folder itself: no file to leave behind
+        """Hold the folder while this process lives, however it ends. Raises `RunError`
+        when another run does."""
+        # the folder itself: no file to leave behind
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise RunError(f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}") from None
+            raise RunError(
+                f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}"
+            ) from None
         except OSError:
             pass  # a network share without such locks: nothing keeps two runs apart there
 
@@ -138,8 +164,13 @@ class RunFolder:
         self._lock = -1
 
     def tidy(self) -> None:
-        """Remove what writers that were killed left aside. The folder is locked and no worker lives."""
-        for path in (*self.path.glob(".*.json.*"), *self.path.glob("metrics.tmp"), *self.path.glob("checkpoints/*/.update-*")):
+        """Remove what writers that were killed left aside. The folder is locked and no
+        worker lives."""
+        for path in (
+            *self.path.glob(".*.json.*"),
+            *self.path.glob("metrics.tmp"),
+            *self.path.glob("checkpoints/*/.update-*"),
+        ):
             if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.update-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         with suppress(TidemillError):  # what is wrong with it is said to whoever uses it
@@ -163,7 +194,8 @@ class RunFolder:
             raise
 
     def write_experiment(self, experiment: Experiment, source: Path | None) -> None:
-        """Write down the experiment and its own file, and note all that it names as what this user has had done."""
+        """Write down the experiment and its own file, and note all that it names as what
+        this user has had done."""
         self.write(CONFIG, hide(encode(experiment)))
         if source is not None:
             self.write(SOURCE, {"file": str(source)})
@@ -174,10 +206,13 @@ class RunFolder:
         try:
             return read_json(read_plain(self.path / name))
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise RunError(
+                f"{self.path / name} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
     def launcher(self) -> str:
-        """Return what the run was launched by last; "processes" where nobody wrote it down, as earlier versions did not."""
+        """Return what the run was launched by last; "processes" where nobody wrote it
+        down, as earlier versions did not."""
         content = self.read(LAUNCHER) if (self.path / LAUNCHER).exists() else {"launcher": "processes"}
         name = content.get("launcher") if isinstance(content, dict) else None
         if not isinstance(name, str):
@@ -190,14 +225,19 @@ class RunFolder:
         return str(content.get("name")) if isinstance(content, dict) else "?"
 
     def _source(self, config: Any, file: Path | None) -> Path | None:
-        """Return the file that the experiment came from, or `file` when it is given: unless the configuration names that one as another's."""
+        """Return the file that the experiment came from, or `file` when it is given:
+        unless the configuration names that one as another's."""
         recorded: Path | None = None
         with suppress(RunError) if file is not None else nullcontext():
             recorded = self._recorded()
-        if file is not None and (recorded is None or file == recorded or str(file) not in named(config).files):
+        if file is not None and (
+            recorded is None or file == recorded or str(file) not in named(config).files
+        ):
             return file
         if recorded is not None and not recorded.is_file():
-            raise RunError(f"{recorded}, which defined this run, is gone; say which file to use with --file FILE.py")
+            raise RunError(
+                f"{recorded}, which defined this run, is gone; say which file to use with --file FILE.py"
+            )
         return recorded
 
     def _recorded(self) -> Path | None:
@@ -208,13 +248,24 @@ class RunFolder:
         try:
             return None if content["file"] is None else Path(str(content["file"])).resolve()
         except (KeyError, TypeError, ValueError):
-            raise RunError(f"{self.path / SOURCE} does not name a file; say which with --file FILE.py") from None
+            raise RunError(
+                f"{self.path / SOURCE} does not name a file; say which with --file FILE.py"
+            ) from None
 
-    def experiment(self, file: Path | None = None, trust: Trust = False, *, environments: bool = True, writes: bool = False) -> Opened:
-        """Return the run's experiment, once the user's word allows what the folder names: `file` is the word for that one alone, `trust` for all.
+    def experiment(
+        self,
+        file: Path | None = None,
+        trust: Trust = False,
+        *,
+        environments: bool = True,
+        writes: bool = False,
+    ) -> Opened:
+        """Return the run's experiment, once the user's word allows what the folder names:
+        `file` is the word for that one alone, `trust` for all.
 
-        What was looked at is then what this process runs (`core.source.expect`). Without `environments` none is built of it; where the caller
-        `writes` into the folder, its links count, too. Raises `Untrusted`, and `RunError` for what cannot be read.
+        What was looked at is then what this process runs (`core.source.expect`). Without
+        `environments` none is built of it; where the caller `writes` into the folder, its
+        links count, too. Raises `Untrusted`, and `RunError` for what cannot be read.
         """
         config, file = self.read(CONFIG), source_file(file) if file is not None else None
         source = self._source(config, file)
@@ -254,14 +305,16 @@ def command() -> str:
 
 
 def as_typed(path: Path) -> str:
-    """Return a path as one would type it here: without the working directory where it lies in that (and that is still there)."""
+    """Return a path as one would type it here: without the working directory where it
+    lies in that (and that is still there)."""
     with suppress(OSError, ValueError):
         return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
     return str(path)
 
 
 def new_folder(experiment: Experiment) -> Path:
-    """Make a folder under ./runs that nobody else has, also who asks at the same time, and return it. Raises `OSError`."""
+    """Make a folder under ./runs that nobody else has, also who asks at the same time,
+    and return it. Raises `OSError`."""
     stem = f"{experiment.name}-s{experiment.seed}-{strftime('%Y%m%d-%H%M%S')}"[:60]
     path, number = Path("runs") / stem, 1
     while path not in private_folder(path):

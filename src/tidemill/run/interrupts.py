@@ -1,4 +1,5 @@
-"""Signals that end a run: the first asks for a clean end, a later one (or a clean end that takes too long) breaks off."""
+"""Signals that end a run: the first asks for a clean end, a later one (or a clean end
+that takes too long) breaks off."""
 
 import signal
 import threading
@@ -11,20 +12,25 @@ from tidemill.core.clock import awake
 from tidemill.launchers.processes import ENDING
 
 GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
-ONE = 1.0  # seconds in which signals are one: batch systems and `timeout` send it to the process and to its group, some send another after it
+# seconds in which signals are one: batch systems and `timeout` send it to the process and
+# to its group, some send another after it
+ONE = 1.0
 
 
 class BrokenOff(BaseException):
-    """Raised in the main thread, wherever it is, by a later signal, or before a run begins by the first. No `Exception`: nothing catches it."""
+    """Raised in the main thread, wherever it is, by a later signal, or before a run
+    begins by the first. No `Exception`: nothing catches it."""
 
 
 class Interrupts:
-    """Records Ctrl-C, SIGTERM and SIGHUP while it is entered, in every phase of a run. Does nothing outside the main thread.
+    """Records Ctrl-C, SIGTERM and SIGHUP while it is entered, in every phase of a run.
+    Does nothing outside the main thread.
 
-    first   the first signal, 0 while there was none
-    overdue whether the last of them came from here, `grace` seconds after the first
-    suspend whether Ctrl-Z was noted (`noting_ctrl_z`)
-    armed   whether a later one raises `BrokenOff`: while workers run, not while the run's last files are written
+    first: the first signal, 0 while there was none
+    overdue: whether the last of them came from here, `grace` seconds after the first
+    suspend: whether Ctrl-Z was noted (`noting_ctrl_z`)
+    armed: whether a later one raises `BrokenOff`: while workers run, not while the run's
+        last files are written
     """
 
     def __init__(self) -> None:
@@ -51,7 +57,8 @@ class Interrupts:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Have the first signal raise `BrokenOff`: while nothing has begun that is to be ended well."""
+        """Have the first signal raise `BrokenOff`: while nothing has begun that is to be
+        ended well."""
         self._abrupt = True
         try:
             yield
@@ -60,8 +67,12 @@ class Interrupts:
 
     @contextmanager
     def noting_ctrl_z(self) -> Iterator[None]:
-        """Have Ctrl-Z only noted (`suspend`): whoever looks has something to do before this process stops (`stop_here`)."""
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        """Have Ctrl-Z only noted (`suspend`): whoever looks has something to do before
+        this process stops (`stop_here`)."""
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL
+        ):
             yield
             return
         signal.signal(signal.SIGTSTP, self._note)
@@ -93,7 +104,8 @@ class Interrupts:
             raise BrokenOff
 
     def _set_timer(self, seconds: float) -> None:
-        """Have the signal come again after so long: only that wakes a main thread that sits in somebody's code (an inline environment that hangs)."""
+        """Have the signal come again after so long: only that wakes a main thread that
+        sits in somebody's code (an inline environment that hangs)."""
         self._timer = threading.Timer(seconds, self._remind)
         self._timer.daemon = True
         with suppress(RuntimeError):  # no more threads are allowed
@@ -116,6 +128,7 @@ def signal_name(number: int) -> str:
 
 
 def exit_status(reason: str) -> int:
-    """Return the exit status that a shell expects of a run that ended by the signal of this name."""
+    """Return the exit status that a shell expects of a run that ended by the signal of
+    this name."""
     number = signal.SIGINT if reason == "Ctrl-C" else getattr(signal, reason, signal.SIGTERM)
     return 128 + int(number)

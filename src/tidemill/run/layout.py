@@ -1,6 +1,8 @@
-"""Layouts: how many actors and trainers there are, which of them share processes, and how many environments each actor steps.
+"""Layouts: how many actors and trainers there are, which of them share processes, and how
+many environments each actor steps.
 
-`choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here measures anything: `run.arrange` does.
+`choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here
+measures anything: `run.arrange` does.
 """
 
 import re
@@ -17,35 +19,43 @@ from tidemill.nets.device import choose_device
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
 
-TICK = 40e-6  # core seconds of an actor's tick that do not grow with its lanes: the line through CartPole's ticks of 1, 4, 16 and 64 lanes
-# 64 environments that sleep 5 ms reached, in a ring of 4, 8, 16 and 32 targets, 0.93, 0.95, 0.96 and 0.95 of what bare threads do where the actor
-# kept to one core, and with every core, in a ring of 8 and 16, 0.92 and 0.89. That is:
-WAKING = {True: 130e-6, False: 220e-6}  # seconds of a tick of threads beside its lanes: wake-ups, and waits for Python's lock; on one core, or every
+# core seconds of an actor's tick that do not grow with its lanes: the line through
+# CartPole's ticks of 1, 4, 16 and 64 lanes
+TICK = 40e-6
+# 64 environments that sleep 5 ms reached, in a ring of 4, 8, 16 and 32 targets, 0.93,
+# 0.95, 0.96 and 0.95 of what bare threads do where the actor kept to one core, and with
+# every core, in a ring of 8 and 16, 0.92 and 0.89. That is: seconds of a tick of threads
+# beside its lanes: wake-ups, and waits for Python's lock; on one core, or every
+WAKING = {True: 130e-6, False: 220e-6}
 HANDOVER = {True: 15e-6, False: 30e-6}  # and for each lane
 COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lane's own
-LEAST_ROWS = 128  # of a trainer's part of a minibatch: below, summing gradients and calling the library cost more than the arithmetic
+# of a trainer's part of a minibatch: below, summing gradients and calling the library
+# cost more than the arithmetic
+LEAST_ROWS = 128
 NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
-WAIT_FACTOR, WAIT_SECONDS = 2.0, 0.5e-3  # an environment waits when its step takes so much longer than its work, and so long
+# an environment waits when its step takes so much longer than its work, and so long
+WAIT_FACTOR, WAIT_SECONDS = 2.0, 0.5e-3
 
 
 def waits(core: float, wall: float) -> bool:
-    """Return whether a step that takes so many core seconds, and seconds, waits for something other than a core."""
+    """Return whether a step that takes so many core seconds, and seconds, waits for
+    something other than a core."""
     return wall > WAIT_FACTOR * core and wall > WAIT_SECONDS
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a probe measured.
 
-    env       core seconds of an env step
-    wall      seconds that pass in it, those in which others had the core not counted
-    infer     core seconds per row acted on, without those of the calls:
-    call      core seconds of the calls of policies in a tick, however many rows they answer
-    train     core seconds per row trained on, all epochs
-    rows      rows per env step
-    parallel  whether equal trainers can share the algorithm
-    threaded  whether the environment can be stepped in threads; known of those that wait
-    one_core  whether lanes in threads are served as quickly by one core
+    env: core seconds of an env step
+    wall: seconds that pass in it, those in which others had the core not counted
+    infer: core seconds per row acted on, without those of the calls:
+    call: core seconds of the calls of policies in a tick, however many rows they answer
+    train: core seconds per row trained on, all epochs
+    rows: rows per env step
+    parallel: whether equal trainers can share the algorithm
+    threaded: whether the environment can be stepped in threads; known of those that wait
+    one_core: whether lanes in threads are served as quickly by one core
     """
 
     env: float
@@ -73,23 +83,33 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def words(self, lanes: int) -> str:
         """For people, per env step, with so many lanes in a target."""
-        waited = f", of which it waits {microseconds(self.wall - self.env)}{'' if self.threaded else ' and takes no threads'}" if self.waits else ""
+        waited = (
+            ", of which it waits "
+            f"{microseconds(self.wall - self.env)}{'' if self.threaded else ' and takes no threads'}"
+            if self.waits
+            else ""
+        )
         step = microseconds(self.wall if self.waits else self.env)
-        acted, trained = microseconds(self.rows * self.infer + self.call / lanes), microseconds(self.rows * self.train)
-        return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + ("" if self.waits else " on a core")
+        acted = microseconds(self.rows * self.infer + self.call / lanes)
+        trained = microseconds(self.rows * self.train)
+        return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + (
+            "" if self.waits else " on a core"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How an experiment of one group of actors and one of trainers is laid out. Its text (`str`, `parse`) reproduces it exactly.
+    """How an experiment of one group of actors and one of trainers is laid out. Its text
+    (`str`, `parse`) reproduces it exactly.
 
-    actors, trainers  how many there are
-    together          whether actor i and trainer i take turns in one process
-    lanes, ring       environments of a target, targets of an actor
-    sample_steps      rows by which a sample advances
-    slots             sample slots per target
-    threads           in which the lanes of a target step; None: the environment has no such setting
-    one_core          whether each actor's process keeps to one core
+    actors, trainers: how many there are
+    together: whether actor i and trainer i take turns in one process
+    lanes, ring: environments of a target, targets of an actor
+    sample_steps: rows by which a sample advances
+    slots: sample slots per target
+    threads: in which the lanes of a target step; None: the environment has no such
+        setting
+    one_core: whether each actor's process keeps to one core
     """
 
     actors: int
@@ -105,13 +125,18 @@ class Layout:
     def __post_init__(self) -> None:
         if self.together and self.actors != self.trainers:
             raise ConfigError(
-                f"--layout {self}: together needs as many actors as trainers, not {self.actors} and {self.trainers}; "
+                f"--layout {self}: together needs as many actors as trainers, not {self.actors} and "
+                f"{self.trainers}; "
                 "make them equal, or leave together out"
             )
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ",".join(name if value is True else f"{name}={value}" for name, value in values.items() if value is not None and value is not False)
+        return ",".join(
+            name if value is True else f"{name}={value}"
+            for name, value in values.items()
+            if value is not None and value is not False
+        )
 
     @property
     def processes(self) -> int:
@@ -140,7 +165,8 @@ EXAMPLE = "actors=2,trainers=2,together,lanes=32,sample_steps=64,ring=1,slots=1,
 
 
 def parse(text: str) -> Layout:
-    """Return the layout that `text` says. Raises `ConfigError` naming what is wrong with it."""
+    """Return the layout that `text` says. Raises `ConfigError` naming what is wrong with
+    it."""
     values: dict[str, Any] = {}
     marks = [f.name for f in fields(Layout) if f.default is False]
     numbers = [f.name for f in fields(Layout) if f.name not in marks]
@@ -153,26 +179,38 @@ def parse(text: str) -> Layout:
             continue
         if name not in numbers or not equals:
             if len(text.split(",")) == 1 and not equals:
-                raise ConfigError(f'--layout {text}: there is no layout "{text}"; write auto, measure, given, or all of one, e.g. {EXAMPLE}')
+                raise ConfigError(
+                    f'--layout {text}: there is no layout "{text}"; write auto, measure, given, or all of '
+                    f"one, e.g. {EXAMPLE}"
+                )
             hint = f"write {name}=NUMBER" if name in numbers else did_you_mean(name, [*numbers, *marks])
             raise ConfigError(f'--layout {text}: "{item}" is not a part of a layout; {hint}')
         least = 0 if name == "threads" else 1
         if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) < least:
-            raise ConfigError(f"--layout {text}: {name} = {value or 'nothing'} must be a whole number of at least {least}")
+            raise ConfigError(
+                f"--layout {text}: {name} = {value or 'nothing'} must be a whole number of at least {least}"
+            )
         values[name] = int(value)
     if missing := [name for name in numbers if name not in values and name != "threads"]:
-        raise ConfigError(f"--layout {text}: {', '.join(missing)} is missing; a layout is written out in full, e.g. {EXAMPLE}")
+        raise ConfigError(
+            f"--layout {text}: {', '.join(missing)} is missing; a layout is written out in full, e.g. "
+            f"{EXAMPLE}"
+        )
     return Layout(**values)
 
 
-# ---- experiments ---------------------------------------------------------------------------------------------------------------------------------
+# ---- experiments -----------------------------------------------------------------------
 
 
 class _Parts:
-    """The one group of actors and the one of trainers of an experiment. Raises `ConfigError` for any other experiment, saying why."""
+    """The one group of actors and the one of trainers of an experiment. Raises
+    `ConfigError` for any other experiment, saying why."""
 
     def __init__(self, experiment: Experiment) -> None:
-        groups = {kind: [(n, c) for n, c in experiment.workers.items() if type(c) is kind] for kind in (Actors, Trainer)}
+        groups = {
+            kind: [(n, c) for n, c in experiment.workers.items() if type(c) is kind]
+            for kind in (Actors, Trainer)
+        }
         others = [name for name, config in experiment.workers.items() if type(config) not in groups]
         if others:
             raise ConfigError(f"it has workers of other kinds ({', '.join(others)})")
@@ -196,7 +234,8 @@ class _Parts:
 
 
 def layout_of(experiment: Experiment) -> Layout:
-    """Return the layout that an experiment has. Raises `ConfigError` where that is more than a `Layout` can say."""
+    """Return the layout that an experiment has. Raises `ConfigError` where that is more
+    than a `Layout` can say."""
     parts = _Parts(experiment)
     actors, trainers = parts.actors, parts.trainers
     return Layout(
@@ -213,18 +252,26 @@ def layout_of(experiment: Experiment) -> Layout:
 
 
 def apply(experiment: Experiment, layout: Layout) -> Experiment:
-    """Return the experiment laid out so, and changed in nothing else. Raises `ConfigError` where that cannot be."""
+    """Return the experiment laid out so, and changed in nothing else. Raises
+    `ConfigError` where that cannot be."""
     try:
         parts = _Parts(experiment)
     except ConfigError as error:
-        raise ConfigError(f"--layout {layout}: the experiment cannot be laid out, since {error}; use --layout given") from None
+        raise ConfigError(
+            f"--layout {layout}: the experiment cannot be laid out, since {error}; use --layout given"
+        ) from None
     environment = parts.actors.environment
     if layout.threads is not None:
         if parts.threads is None:
             kind = type(environment).__name__
-            raise ConfigError(f"--layout {layout}: a {kind} environment has no threads; leave threads={layout.threads} out")
+            raise ConfigError(
+                f"--layout {layout}: a {kind} environment has no threads; leave threads={layout.threads} out"
+            )
         environment = environment.replace(threads=layout.threads)
-    specs = tuple(spec if not spec.streams else spec.replace(sample_steps=layout.sample_steps) for spec in parts.actors.agents)
+    specs = tuple(
+        spec if not spec.streams else spec.replace(sample_steps=layout.sample_steps)
+        for spec in parts.actors.agents
+    )
     actors = parts.actors.replace(
         count=layout.actors,
         one_core=layout.one_core,
@@ -235,8 +282,14 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
         agents=specs,
         environment=environment,
     )
-    workers = {**experiment.workers, parts.actor: actors, parts.trainer: parts.trainers.replace(count=layout.trainers)}
-    return experiment.replace(workers=workers, together=(parts.actor, parts.trainer) if layout.together else ())
+    workers = {
+        **experiment.workers,
+        parts.actor: actors,
+        parts.trainer: parts.trainers.replace(count=layout.trainers),
+    }
+    return experiment.replace(
+        workers=workers, together=(parts.actor, parts.trainer) if layout.together else ()
+    )
 
 
 _LAID_OUT = re.compile(
@@ -250,7 +303,8 @@ def of_layout(paths: Collection[str]) -> list[str]:
 
 
 def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
-    """Return why an experiment is run as it is given, "" when its layout may be chosen. `fixed` are the paths of settings that the user made."""
+    """Return why an experiment is run as it is given, "" when its layout may be chosen.
+    `fixed` are the paths of settings that the user made."""
     if own := of_layout(fixed):
         return f"{own[0]} was set"
     try:
@@ -287,31 +341,45 @@ def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
 
 
 def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
-    """Return an experiment with a replay memory and a ratio so that its actor and its trainer take turns in one process: all that is owed is trained
-    before a tick of all lanes begins (a slack of as many), since lanes that step there gain nothing by being ahead, and a hand-over between processes
-    takes longer than many an update. Others are returned as they are: with a slack of their own, several actors or trainers, other workers, or lanes
-    that step in threads of Python or may fail."""
+    """Return an experiment with a replay memory and a ratio so that its actor and its
+    trainer take turns in one process: all that is owed is trained before a tick of all
+    lanes begins (a slack of as many), since lanes that step there gain nothing by being
+    ahead, and a hand-over between processes takes longer than many an update. Others are
+    returned as they are: with a slack of their own, several actors or trainers, other
+    workers, or lanes that step in threads of Python or may fail."""
     kinds = {type(config): name for name, config in experiment.workers.items()}
-    if set(kinds) != {Actors, Trainer} or len(experiment.workers) != 2 or experiment.together or "together" in fixed:
+    if (
+        set(kinds) != {Actors, Trainer}
+        or len(experiment.workers) != 2
+        or experiment.together
+        or "together" in fixed
+    ):
         return experiment
     actors, trainer = experiment.workers[kinds[Actors]], experiment.workers[kinds[Trainer]]
     assert isinstance(actors, Actors) and isinstance(trainer, Trainer)
     apart = isinstance(actors.environment, Slots) or bool(getattr(actors.environment, "threads", None))
-    if apart or trainer.ratio is None or trainer.slack is not None or (actors.count, trainer.count, actors.ring) != (1, 1, 1):
+    if (
+        apart
+        or trainer.ratio is None
+        or trainer.slack is not None
+        or (actors.count, trainer.count, actors.ring) != (1, 1, 1)
+    ):
         return experiment
     workers = {**experiment.workers, kinds[Trainer]: trainer.replace(slack=actors.lanes)}
     return experiment.replace(workers=workers, together=(kinds[Actors], kinds[Trainer]))
 
 
-# ---- choosing ------------------------------------------------------------------------------------------------------------------------------------
+# ---- choosing --------------------------------------------------------------------------
 
 
 def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
-    """Return the layout that promises the most env steps per second, among those that nearly do the one with the fewest parts.
+    """Return the layout that promises the most env steps per second, among those that
+    nearly do the one with the fewest parts.
 
-    A batch is made of the same number of lanes, each as many steps long: shorter samples of more lanes would make cheaper ticks, but CartPole then
-    took half as many env steps more to its mark. The experiment must be one for which `why_given` has nothing to say. It is left as it is where an
-    environment waits that cannot step in threads.
+    A batch is made of the same number of lanes, each as many steps long: shorter samples
+    of more lanes would make cheaper ticks, but CartPole then took half as many env steps
+    more to its mark. The experiment must be one for which `why_given` has nothing to say.
+    It is left as it is where an environment waits that cannot step in threads.
     """
     promised = list(promises(experiment, costs, cores))
     if not promised:
@@ -328,7 +396,8 @@ def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[La
 
 
 def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple[Layout, float]]:
-    """Yield the layouts that are possible on so many cores, and the env steps per second that each promises."""
+    """Yield the layouts that are possible on so many cores, and the env steps per second
+    that each promises."""
     parts = _Parts(experiment)
     minibatch = getattr(parts.trainers.algorithm, "minibatch_size", 0)
     most_trainers = max(1, minibatch // LEAST_ROWS) if costs.parallel else 1
@@ -338,8 +407,10 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
         if parts.threads is None or not costs.threaded:
             return
         for layout in _waiting(parts, costs.one_core, cores, most_trainers):
-            own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer  # measured by one lane
-            served = WAKING[layout.one_core] + costs.call + layout.lanes * own  # what a tick of a target takes of its actor
+            # measured by one lane
+            own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer
+            # what a tick of a target takes of its actor
+            served = WAKING[layout.one_core] + costs.call + layout.lanes * own
             turn = max(costs.wall + served, layout.ring * served)
             yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
         return
@@ -357,26 +428,49 @@ def _by_turns(acting: float, training: float) -> float:
 
 
 def _computing(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
-    """Equal processes that gather and train by turns, and actors beside trainers: never more processes than cores."""
+    """Equal processes that gather and train by turns, and actors beside trainers: never
+    more processes than cores."""
     threads = None if parts.threads is None else 0
     steps = parts.steps
     for actors in (n for n in range(1, cores + 1) if parts.actors.lanes % n == 0):
         lanes = parts.actors.lanes // actors
         if actors <= most_trainers:
-            yield Layout(actors=actors, trainers=actors, together=True, lanes=lanes, sample_steps=steps, ring=1, slots=1, threads=threads)
+            yield Layout(
+                actors=actors,
+                trainers=actors,
+                together=True,
+                lanes=lanes,
+                sample_steps=steps,
+                ring=1,
+                slots=1,
+                threads=threads,
+            )
         for trainers in range(1, min(most_trainers, cores - actors, actors) + 1):
             if actors % trainers == 0:
                 slots = parts.actors.slots
-                yield Layout(actors=actors, trainers=trainers, lanes=lanes, sample_steps=steps, ring=1, slots=slots, threads=threads)
+                yield Layout(
+                    actors=actors,
+                    trainers=trainers,
+                    lanes=lanes,
+                    sample_steps=steps,
+                    ring=1,
+                    slots=slots,
+                    threads=threads,
+                )
 
 
 def _waiting(parts: _Parts, one_core: bool, cores: int, most_trainers: int) -> Iterator[Layout]:
-    """Actors whose lanes step in threads, in a ring so that some step while others are served, beside trainers. As many lanes as were asked for."""
+    """Actors whose lanes step in threads, in a ring so that some step while others are
+    served, beside trainers. As many lanes as were asked for."""
     every = parts.actors.lanes
     slots = max(2, parts.actors.slots)
     for actors in (n for n in range(1, max(cores, 2)) if every % n == 0):
         for trainers in range(1, min(most_trainers, max(cores, 2) - actors, actors) + 1):
-            for ring in (n for n in range(1, every // actors + 1) if every // actors % n == 0 and actors % trainers == 0):
+            for ring in (
+                n
+                for n in range(1, every // actors + 1)
+                if every // actors % n == 0 and actors % trainers == 0
+            ):
                 lanes = every // actors // ring
                 yield Layout(
                     actors=actors,

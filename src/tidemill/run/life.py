@@ -1,4 +1,5 @@
-"""A life of a run: it is led by a controller in the run's folder, shown and told what to do on the way, and summed up at its end."""
+"""A life of a run: it is led by a controller in the run's folder, shown and told what to
+do on the way, and summed up at its end."""
 
 import sys
 from contextlib import ExitStack, closing, nullcontext, suppress
@@ -27,7 +28,8 @@ TRACEBACKS = f"{LOGS}/traceback.log"
 
 
 class Life:
-    """In the locked `folder`. `resumed`: how far the run was, None for a new one. `quiet`: nothing is shown."""
+    """In the locked `folder`. `resumed`: how far the run was, None for a new one.
+    `quiet`: nothing is shown."""
 
     def __init__(self, folder: RunFolder, resumed: Progress | None, quiet: bool) -> None:
         self._folder, self._resumed = folder, resumed
@@ -35,16 +37,20 @@ class Life:
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
-        self._lost, self._kept = resumed is None, ""  # lost: nothing is there that is worth keeping, but for what is called kept
+        # lost: nothing is there that is worth keeping, but for what is called kept
+        self._lost, self._kept = resumed is None, ""
 
     def lead(self, job: Job, launcher: Launcher, interrupts: Interrupts) -> dict[str, Any]:
-        """Lead the run to its end, let others have the folder, and return the summary. Raises the error that ended it. A new run that never began
-        leaves nothing; one that failed before an update, its logs."""
+        """Lead the run to its end, let others have the folder, and return the summary.
+        Raises the error that ended it. A new run that never began leaves nothing; one
+        that failed before an update, its logs."""
         folder, resumed, view = self._folder, self._resumed, self._view
         (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._kept) if self._lost else folder.unlock())
-            metrics = stack.enter_context(closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ()))))
+            metrics = stack.enter_context(
+                closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ())))
+            )
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
             controller = Controller(job, launcher, metrics.write, self._watch, interrupts, resumed)
             controller.notices += _told_of_returns(job.experiment)
@@ -61,7 +67,9 @@ class Life:
                 controller.progress.keep_last()
             self._keep_episodes(controller.progress)
             folder.tidy()
-            status = "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+            status = (
+                "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+            )
             reason = (str(error) or type(error).__name__) if error is not None else controller.reason
             summary = _summary(controller.progress, status, reason)
             failed_first = error is not None and not controller.progress.updates
@@ -70,9 +78,11 @@ class Life:
             error = self._write_down(controller, summary, error)
         if status == "completed" and job.experiment.trained() and not controller.progress.updates:
             controller.notices.append(
-                "nothing was trained: the run ended before an update had enough to begin with (batch_size, or the memory's warm_up)"
+                "nothing was trained: the run ended before an update had enough to begin with (batch_size, "
+                "or the memory's warm_up)"
             )
-        with unawaited_output() if controller.interrupted else nullcontext():  # whoever wants the end waits for no reader
+        # whoever wants the end waits for no reader
+        with unawaited_output() if controller.interrupted else nullcontext():
             self._show_notices(controller)
             if isinstance(error, TidemillError):
                 raise type(error)(f"{error}{self._cure(controller)}") from error
@@ -84,7 +94,7 @@ class Life:
                 view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
 
-    # ---- on the way --------------------------------------------------------------------------------------------------------------------------
+    # ---- on the way --------------------------------------------------------------------
 
     def _watch(self, controller: Controller) -> None:
         if controller.plan is not None and not self._planned:
@@ -126,17 +136,25 @@ class Life:
                     control.reply(connection, "running")
                 case "save":
                     saving = controller.save()
-                    control.reply(connection, "saving: a checkpoint is written" if saving else "nothing to save: the run is starting or ending")
+                    control.reply(
+                        connection,
+                        "saving: a checkpoint is written"
+                        if saving
+                        else "nothing to save: the run is starting or ending",
+                    )
                 case "stop":
                     controller.stop("tidemill stop")
                     control.reply(connection, "stopping: a final checkpoint is written")
                 case _:
                     control.reply(connection, f'unknown command "{order[:40]}"')
 
-    # ---- at the end --------------------------------------------------------------------------------------------------------------------------
+    # ---- at the end --------------------------------------------------------------------
 
-    def _write_down(self, controller: Controller, summary: dict[str, Any], error: BaseException | None) -> BaseException | None:
-        """Write down how it ended, and return the error that ended it: the first cause."""
+    def _write_down(
+        self, controller: Controller, summary: dict[str, Any], error: BaseException | None
+    ) -> BaseException | None:
+        """Write down how it ended, and return the error that ended it: the first
+        cause."""
         path = self._folder.path
         try:
             if controller.tracebacks and (controller.began or self._resumed is not None):
@@ -146,21 +164,37 @@ class Life:
             if not self._lost:
                 self._folder.write(SUMMARY, summary)
         except OSError as broken:
-            text = f"{broken.filename or path} cannot be written: {broken.strerror}; free the disk, or let yourself write there"
+            text = (
+                f"{broken.filename or path} cannot be written: {broken.strerror}; free the disk, or let "
+                "yourself write there"
+            )
             if error is None:
                 return RunError(text)
             controller.notices.append(text)
         return error
 
     def _cure(self, controller: Controller) -> str:
-        path, kept = as_typed(self._folder.path), self._folder.has_checkpoints(controller.job.experiment.trained())
-        where = f"\nWhere it happened: {path}/{TRACEBACKS}" if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file() else ""
-        return where + (f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}" if kept else "")
+        path = as_typed(self._folder.path)
+        kept = self._folder.has_checkpoints(controller.job.experiment.trained())
+        where = (
+            f"\nWhere it happened: {path}/{TRACEBACKS}"
+            if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file()
+            else ""
+        )
+        return where + (
+            f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}"
+            if kept
+            else ""
+        )
 
     def _next(self, job: Job) -> dict[str, str]:
         """Return what to type next: purpose → command."""
         path, typed = self._folder.path, command()
-        run, draws = as_typed(path), any(isinstance(worker, Actors) and worker.environment.draws for worker in job.experiment.workers.values())
+        run = as_typed(path)
+        draws = any(
+            isinstance(worker, Actors) and worker.environment.draws
+            for worker in job.experiment.workers.values()
+        )
         return {
             "evaluate": f"{typed} eval {run}",
             **({"watch it play": f"{typed} play {run} --video {path.name}.mp4"} if draws else {}),
@@ -177,17 +211,28 @@ def never_began(reason: str) -> dict[str, Any]:
 
 def _told_of_returns(experiment: Experiment) -> list[str]:
     """Say what the returns are of that may end the run, where that is not plain."""
-    limits, played = experiment.limits, [config for config in experiment.workers.values() if isinstance(config, Actors) and config.plays()]
+    limits = experiment.limits
+    played = [
+        config for config in experiment.workers.values() if isinstance(config, Actors) and config.plays()
+    ]
     if limits.mean_return is None and "return/" not in limits.until:
         return []
     told = dict.fromkeys(config.environment.rewarded for config in played)
-    return [f"the return that ends this run is of {text}: a condition may name that (limits.until)" for text in told if text]
+    return [
+        f"the return that ends this run is of {text}: a condition may name that (limits.until)"
+        for text in told
+        if text
+    ]
 
 
 def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:
     stage = {"stage": progress.where} if progress.where else {}
     told = progress.limiters.values()
-    counts = {name: int(sum(limiter[name] for limiter in told)) for name in ("started", "committed", "voided")} if told else {}
+    counts = (
+        {name: int(sum(limiter[name] for limiter in told)) for name in ("started", "committed", "voided")}
+        if told
+        else {}
+    )
     return {
         "status": status,
         "reason": reason,

@@ -1,11 +1,14 @@
-"""What a run shows while it goes on: a live view on a terminal, a line every few seconds elsewhere, and what to type next at the end.
+"""What a run shows while it goes on: a live view on a terminal, a line every few seconds
+elsewhere, and what to type next at the end.
 
 The loop that calls it (the run controller does)::
 
     view = make_view(Console())
-    with view:                              # whatever happens, the terminal is left as it was
+    # whatever happens, the terminal is left as it was
+    with view:
         while running:
-            view.show(snapshot)             # as often as it likes: a view draws no more often than it can be read
+            # as often as it likes: a view draws no more often than it can be read
+            view.show(snapshot)
     view.end(summary, {"evaluate": f"tidemill eval {run}"})
 """
 
@@ -20,7 +23,14 @@ from rich.text import Text
 
 from tidemill.run.snapshot import EvaluationView, Snapshot, WorkerView, short
 
-SHARES = {"environment": "green", "inference": "cyan", "train": "magenta", "copy": "yellow", "python": "blue", "wait": "bright_black"}
+SHARES = {
+    "environment": "green",
+    "inference": "cyan",
+    "train": "magenta",
+    "copy": "yellow",
+    "python": "blue",
+    "wait": "bright_black",
+}
 """Where a worker's time goes, in the order and the colours in which it is drawn."""
 STATES = {"running": "green", "paused": "yellow", "failed": "red"}
 LINE_EVERY = 5.0  # seconds between plain lines
@@ -50,12 +60,15 @@ class View(ABC):
         """Stop drawing and give the terminal back. May be called twice."""
 
     def end(self, summary: Mapping[str, object], next_commands: Mapping[str, str]) -> None:
-        """Close, then say how the run ended (`summary`, as in summary.json) and what to type next (purpose → command)."""
+        """Close, then say how the run ended (`summary`, as in summary.json) and what to
+        type next (purpose → command)."""
         self.close()
         self._line("")
         width = max((len(name) for name in [*summary, *next_commands]), default=0)
         for name, value in summary.items():
-            self._line(f"{_words(name):<{width}}  {_value(name, value)}", style="bold" if name == "status" else "")
+            self._line(
+                f"{_words(name):<{width}}  {_value(name, value)}", style="bold" if name == "status" else ""
+            )
         if next_commands:
             self._line("")
             self._line("Next:", style="bold")
@@ -63,7 +76,8 @@ class View(ABC):
             self._line(f"{purpose:<{width}}  {command}")
 
     def _line(self, text: str, style: str = "") -> None:
-        # Never wrapped, marked up or coloured in parts: a command must survive copy and paste.
+        # Never wrapped, marked up or coloured in parts: a command must survive copy and
+        # paste.
         self._console.print(Text(text, style), soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -74,13 +88,16 @@ class View(ABC):
 
 
 def make_view(console: Console) -> View:
-    """Return a live view when `console` is a terminal that can redraw, else one that prints lines."""
-    # rich also takes FORCE_COLOR for a terminal, but a log file is not to be filled with frames.
+    """Return a live view when `console` is a terminal that can redraw, else one that
+    prints lines."""
+    # rich also takes FORCE_COLOR for a terminal, but a log file is not to be filled with
+    # frames.
     return LiveView(console) if console.is_interactive and console.file.isatty() else PlainView(console)
 
 
 class PlainView(View):
-    """One line every few seconds of the run's own clock, the first snapshot and each change of state or stage at once."""
+    """One line every few seconds of the run's own clock, the first snapshot and each
+    change of state or stage at once."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -93,12 +110,22 @@ class PlainView(View):
         if snapshot.memory != self._memory:
             self._memory = snapshot.memory
             self._line(snapshot.memory)
-        if last and (snapshot.state, snapshot.stage) == (last.state, last.stage) and snapshot.seconds < last.seconds + LINE_EVERY:
+        if (
+            last
+            and (snapshot.state, snapshot.stage) == (last.state, last.stage)
+            and snapshot.seconds < last.seconds + LINE_EVERY
+        ):
             return
         self._last = snapshot
-        figures = _figures(snapshot) if snapshot.state == "running" else {"state": snapshot.state, **_figures(snapshot)}
+        figures = (
+            _figures(snapshot)
+            if snapshot.state == "running"
+            else {"state": snapshot.state, **_figures(snapshot)}
+        )
         told = {**figures, **snapshot.evaluations}
-        self._line(f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in told.items()))
+        self._line(
+            f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in told.items())
+        )
         for limiter in _limiters(snapshot):
             self._line(f"{'':>8}  " + "  ".join(f"{name} {value}" for name, value in limiter.items()))
 
@@ -107,7 +134,8 @@ class PlainView(View):
 
 
 class LiveView(View):
-    """A picture of the run that is redrawn in place. It starts no thread: it is drawn within `show`."""
+    """A picture of the run that is redrawn in place. It starts no thread: it is drawn
+    within `show`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -118,7 +146,11 @@ class LiveView(View):
     def show(self, snapshot: Snapshot) -> None:
         self._last = snapshot
         self._tell_iterations(snapshot)
-        if self._drawn and snapshot.state == self._drawn.state and snapshot.seconds < self._drawn.seconds + DRAW_EVERY:
+        if (
+            self._drawn
+            and snapshot.state == self._drawn.state
+            and snapshot.seconds < self._drawn.seconds + DRAW_EVERY
+        ):
             return
         self._draw(snapshot)
 
@@ -139,8 +171,14 @@ class LiveView(View):
 
 
 def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
-    """Return the live view's frame for a terminal of `width` columns and `height` lines."""
-    head = Text.assemble((snapshot.run, "bold"), "  ", (snapshot.state, STATES.get(snapshot.state, "")), f"  {_clock(snapshot.seconds)}")
+    """Return the live view's frame for a terminal of `width` columns and `height`
+    lines."""
+    head = Text.assemble(
+        (snapshot.run, "bold"),
+        "  ",
+        (snapshot.state, STATES.get(snapshot.state, "")),
+        f"  {_clock(snapshot.seconds)}",
+    )
     parts: list[RenderableType] = [head]
     if snapshot.memory:
         parts.append(Text(snapshot.memory, "bright_black", no_wrap=True, overflow="ellipsis"))
@@ -153,7 +191,13 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     parts += [_table_of_evaluations(snapshot.evaluations)] if snapshot.evaluations else []
     parts += [Text()]
     if snapshot.workers:
-        others = 7 + 2 * len(figures) + bool(snapshot.memory) + len(snapshot.evaluations) + _legend().cell_len // width
+        others = (
+            7
+            + 2 * len(figures)
+            + bool(snapshot.memory)
+            + len(snapshot.evaluations)
+            + _legend().cell_len // width
+        )
         rows = max(height - others, 1)  # what a terminal cannot show below the other lines is only counted
         parts.append(_table_of_workers(snapshot.workers[:rows]))
         if len(snapshot.workers) > rows:
@@ -164,7 +208,9 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
 
 def _progress(share: float, width: int) -> Text:
     done = min(int(share * width), width)
-    return Text.assemble(("━" * done, "green"), ("─" * (width - done), "bright_black"), f" {min(share, 1.0):4.0%}")
+    return Text.assemble(
+        ("━" * done, "green"), ("─" * (width - done), "bright_black"), f" {min(share, 1.0):4.0%}"
+    )
 
 
 def _tables_of(figures: Mapping[str, str], width: int) -> list[Table]:
@@ -193,7 +239,10 @@ def _table_of(figures: Mapping[str, str]) -> Table:
 def _table_of_evaluations(evaluations: Mapping[str, EvaluationView]) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     for name, evaluation in evaluations.items():
-        table.add_row(Text(name, "bright_black", no_wrap=True), Text(str(evaluation), "bold", no_wrap=True, overflow="ellipsis"))
+        table.add_row(
+            Text(name, "bright_black", no_wrap=True),
+            Text(str(evaluation), "bold", no_wrap=True, overflow="ellipsis"),
+        )
     return table
 
 
@@ -216,7 +265,8 @@ def _table_of_workers(workers: tuple[WorkerView, ...]) -> Table:
 
 
 def _bar(shares: Mapping[str, float], width: int) -> Text:
-    """Return shares as one line of blocks. Ends are rounded, not lengths, so that rounding never adds up."""
+    """Return shares as one line of blocks. Ends are rounded, not lengths, so that
+    rounding never adds up."""
     text, behind, drawn = Text(), 0.0, 0
     for name in [*SHARES, *(set(shares) - set(SHARES))]:
         behind = min(behind + max(shares.get(name, 0.0), 0.0), 1.0)
@@ -227,7 +277,9 @@ def _bar(shares: Mapping[str, float], width: int) -> Text:
 
 
 def _legend() -> Text:
-    return Text("  ").join(Text.assemble(("█ ", colour), (name, "bright_black")) for name, colour in SHARES.items())
+    return Text("  ").join(
+        Text.assemble(("█ ", colour), (name, "bright_black")) for name, colour in SHARES.items()
+    )
 
 
 def _figures(snapshot: Snapshot) -> dict[str, str]:
@@ -246,7 +298,10 @@ def _figures(snapshot: Snapshot) -> dict[str, str]:
 def _returns(mean_returns: Mapping[str, float | None]) -> dict[str, str]:
     """Of each policy; of many the lowest and the highest."""
     if len(mean_returns) <= MOST_RETURNS:
-        return {f"return {who}".strip(): "–" if mean is None else f"{mean:.1f}" for who, mean in mean_returns.items()}
+        return {
+            f"return {who}".strip(): "–" if mean is None else f"{mean:.1f}"
+            for who, mean in mean_returns.items()
+        }
     known = [mean for mean in mean_returns.values() if mean is not None]
     return {f"returns of {len(mean_returns)}": f"{min(known):.1f} … {max(known):.1f}" if known else "–"}
 
@@ -254,7 +309,10 @@ def _returns(mean_returns: Mapping[str, float | None]) -> dict[str, str]:
 def _limiters(snapshot: Snapshot) -> list[dict[str, str]]:
     """Return the figures of each; a single one needs no name."""
     several = len(snapshot.limiters) > 1
-    return [{**({"trainer": name} if several else {}), **limiter.figures()} for name, limiter in snapshot.limiters.items()]
+    return [
+        {**({"trainer": name} if several else {}), **limiter.figures()}
+        for name, limiter in snapshot.limiters.items()
+    ]
 
 
 def _iteration(told: Mapping[str, float]) -> str:

@@ -1,4 +1,5 @@
-"""A trained policy, taken out of a run's folder or an exported file: observation in, action out, both in the environment's own form."""
+"""A trained policy, taken out of a run's folder or an exported file: observation in,
+action out, both in the environment's own form."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,14 @@ from tidemill.api.policy import Policy, PolicyConfig, check_weights
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.config import decode
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, RunError, SchemaError, did_you_mean
+from tidemill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DatabaseError,
+    RunError,
+    SchemaError,
+    did_you_mean,
+)
 from tidemill.core.packed import unpack
 from tidemill.core.reading import read_json, read_plain
 from tidemill.core.schema import Array, Arrays, Field, allocate
@@ -29,15 +37,23 @@ from tidemill.streams.sources import Fixed, read_weights
 class LoadedPolicy:
     """A policy with the weights of one checkpoint or version.
 
-    name            of the policy in its experiment
-    update, steps   finished updates and env steps behind the weights
-    spaces          what it sees and does
-    schema          the fields of an answer
-    state           the fields of the recurrent state, {} for a policy that remembers nothing
-    deterministic   take the mode of the distribution; else draw from it
+    name: of the policy in its experiment
+    update, steps: finished updates and env steps behind the weights
+    spaces: what it sees and does
+    schema: the fields of an answer
+    state: the fields of the recurrent state, {} for a policy that remembers nothing
+    deterministic: take the mode of the distribution; else draw from it
     """
 
-    def __init__(self, name: str, config: PolicyConfig, spaces: Spaces, parameters: Mapping[str, Array], facts: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: PolicyConfig,
+        spaces: Spaces,
+        parameters: Mapping[str, Array],
+        facts: Mapping[str, Any],
+        seed: int,
+    ) -> None:
         check_weights(config, spaces, parameters)
         self.name, self.spaces, self.deterministic = name, spaces, True
         self.update, self.steps = int(facts["updates"]), int(facts["steps"])
@@ -46,24 +62,33 @@ class LoadedPolicy:
         self._policy.load(parameters, self.update)
         self._readers = [
             _Reader(leaf_name, path, leaf)
-            for (leaf_name, leaf), path in zip(leaves(spaces.observation, "obs").items(), paths(spaces.observation), strict=True)
+            for (leaf_name, leaf), path in zip(
+                leaves(spaces.observation, "obs").items(), paths(spaces.observation), strict=True
+            )
         ]
-        self._casters = {leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(spaces.action, "action").items()}
+        self._casters = {
+            leaf_name: action_caster(leaf) for leaf_name, leaf in leaves(spaces.action, "action").items()
+        }
         self._memory: Arrays = {}
 
     def act(self, observation: Any) -> Any:
-        """Return the action for one observation, or the actions for a batch of them, as the environment takes them.
+        """Return the action for one observation, or the actions for a batch of them, as
+        the environment takes them.
 
-        An observation has the form of its space: an array, an integer for Discrete, a mapping for Dict, a sequence for Tuple. In a batch every part
-        has one more axis in front. A policy that remembers takes calls for steps of one episode (each place in a batch for one of its own), until
-        `reset`. Raises `SchemaError` for what the space does not hold.
+        An observation has the form of its space: an array, an integer for Discrete, a
+        mapping for Dict, a sequence for Tuple. In a batch every part has one more axis in
+        front. A policy that remembers takes calls for steps of one episode (each place in
+        a batch for one of its own), until `reset`. Raises `SchemaError` for what the
+        space does not hold.
         """
         out, single = self._ask(observation)
         action = nest(self.spaces.action, iter([cast(out[name]) for name, cast in self._casters.items()]))
         return _first(action) if single else action
 
     def answer(self, observation: Any) -> dict[str, Any]:
-        """Return everything that the policy answers: ``action`` as `act` gives it, ``value`` (expected return, in reward units), ``log_prob``."""
+        """Return everything that the policy answers: ``action`` as `act` gives it,
+        ``value`` (expected return, in reward units), ``log_prob``.
+        """
         out, single = self._ask(observation)
         action = nest(self.spaces.action, iter([cast(out[name]) for name, cast in self._casters.items()]))
         rest = {name: out[name] for name in self.schema if name not in self._casters}
@@ -71,14 +96,16 @@ class LoadedPolicy:
         return {name: _first(value) for name, value in answer.items()} if single else answer
 
     def reset(self, which: Any = None) -> None:
-        """Forget what came before: a new episode begins. `which`, bool [n] or numbers of places, are those of a batch that begin one; None: all."""
+        """Forget what came before: a new episode begins. `which`, bool [n] or numbers of
+        places, are those of a batch that begin one; None: all."""
         if which is None:
             self._memory = {}
         for memory in self._memory.values():
             memory[which] = 0
 
     def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
-        """Answer rows as actors ask for them (see `Policy.act`), for callers that keep the recurrent state themselves."""
+        """Answer rows as actors ask for them (see `Policy.act`), for callers that keep
+        the recurrent state themselves."""
         self._policy.act(observation, state, deterministic, out)
 
     def _ask(self, observation: Any) -> tuple[Arrays, bool]:
@@ -86,17 +113,25 @@ class LoadedPolicy:
         parts = {reader.name: reader.read(observation) for reader in self._readers}
         counts = {name: count for name, (_, count) in parts.items()}
         if len(set(counts.values())) > 1:
-            said = ", ".join(f"{name} {'a single one' if count is None else count}" for name, count in counts.items())
-            raise SchemaError(f"the parts of the observation are of different numbers of observations: {said}")
+            said = ", ".join(
+                f"{name} {'a single one' if count is None else count}" for name, count in counts.items()
+            )
+            raise SchemaError(
+                f"the parts of the observation are of different numbers of observations: {said}"
+            )
         count = next(iter(counts.values()))
         rows = 1 if count is None else count
         if not self._memory:
             self._memory = allocate(self.state, (rows,))
         for memory in self._memory.values():
             if len(memory) != rows:
-                raise SchemaError(f"the policy remembers {len(memory)} observations and is given {rows}; call reset() first")
+                raise SchemaError(
+                    f"the policy remembers {len(memory)} observations and is given {rows}; call reset() first"
+                )
         out = allocate({**self.schema, **self.state}, (rows,))
-        self._policy.act({name: array for name, (array, _) in parts.items()}, self._memory, self.deterministic, out)
+        self._policy.act(
+            {name: array for name, (array, _) in parts.items()}, self._memory, self.deterministic, out
+        )
         self._memory = {name: out[name].copy() for name in self.state}
         return out, count is None
 
@@ -116,7 +151,9 @@ class _Reader:
             try:
                 value = value[key]
             except (KeyError, IndexError, TypeError):
-                raise SchemaError(f"the observation has no part {key!r}; the policy was trained on {self._expected()}") from None
+                raise SchemaError(
+                    f"the observation has no part {key!r}; the policy was trained on {self._expected()}"
+                ) from None
         try:
             array = np.asarray(value)
         except ValueError as error:
@@ -135,15 +172,27 @@ class _Reader:
         if isinstance(self._leaf, Discrete):
             outside = rows[(rows < 0) | (rows >= self._leaf.n)]
             if len(outside):
-                raise SchemaError(f"{self.name} is {int(outside[0]) + self._start}; expected {self._expected()}")
-        elif isinstance(self._leaf, Box) and self._field.dtype.startswith("float") and not np.isfinite(rows).all():
+                raise SchemaError(
+                    f"{self.name} is {int(outside[0]) + self._start}; expected {self._expected()}"
+                )
+        elif (
+            isinstance(self._leaf, Box)
+            and self._field.dtype.startswith("float")
+            and not np.isfinite(rows).all()
+        ):
             raise SchemaError(f"{self.name} holds NaN or infinity; expected finite numbers")
 
     def _expected(self) -> str:
         if isinstance(self._leaf, Discrete):
-            return f"{self.name}: an integer from {self._start} to {self._start + self._leaf.n - 1}, or an array [n] of them"
+            return (
+                f"{self.name}: an integer from {self._start} to {self._start + self._leaf.n - 1}, or an "
+                "array [n] of them"
+            )
         shape = ", ".join(map(str, self._field.shape))
-        return f"{self.name}: {self._field.dtype} of shape [{shape}], or [n{', ' if shape else ''}{shape}] for a batch"
+        return (
+            f"{self.name}: {self._field.dtype} of shape [{shape}], or [n{', ' if shape else ''}{shape}] for "
+            "a batch"
+        )
 
 
 def load(
@@ -157,16 +206,23 @@ def load(
     deterministic: bool = True,
     seed: int = 0,
 ) -> LoadedPolicy:
-    """Return a trained policy of the run in folder `run`, or the one in the file `run` that ``tidemill params RUN export`` wrote.
+    """Return a trained policy of the run in folder `run`, or the one in the file `run`
+    that ``tidemill params RUN export`` wrote.
 
-    policy         its name; may be left out when the run trains only one
-    checkpoint     "update-35" or 35, or a checkpoint's folder; by default the newest that is whole
-    version        instead of a checkpoint, a version or tag of the run's parameter database: 35, "latest"
-    file           the experiment's file, when it has changed since (or is elsewhere now); of an exported policy, the one that defines its class
-    trust          True: run what the folder or the file names (the experiment's file, and settings of its classes), though this user never has
-    deterministic  act by the mode of the policy's distribution; else draw from it, by a random stream of `seed`
+    policy: its name; may be left out when the run trains only one
+    checkpoint: "update-35" or 35, or a checkpoint's folder; by default the newest that is
+        whole
+    version: instead of a checkpoint, a version or tag of the run's parameter database:
+        35, "latest"
+    file: the experiment's file, when it has changed since (or is elsewhere now); of an
+        exported policy, the one that defines its class
+    trust: True: run what the folder or the file names (the experiment's file, and
+        settings of its classes), though this user never has
+    deterministic: act by the mode of the policy's distribution; else draw from it, by a
+        random stream of `seed`
 
-    Raises `RunError`, `CheckpointError` or `DatabaseError`. The environment is not built, and torch is imported only by policies that need it to act.
+    Raises `RunError`, `CheckpointError` or `DatabaseError`. The environment is not built,
+    and torch is imported only by policies that need it to act.
     """
     path = Path(run)
     if path.is_file():
@@ -175,16 +231,21 @@ def load(
         loaded = _load_file(path, Path(file) if file is not None else None, trust, derive_seed(seed, "load"))
     else:
         folder = RunFolder.open(path)
-        experiment = folder.experiment(Path(file) if file is not None else None, trust, environments=False).experiment
+        experiment = folder.experiment(
+            Path(file) if file is not None else None, trust, environments=False
+        ).experiment
         weights = Weights(checkpoint, version)
-        loaded = load_policy(folder, experiment, policy or _only_policy(folder, experiment), weights, derive_seed(seed, "load"))
+        loaded = load_policy(
+            folder, experiment, policy or _only_policy(folder, experiment), weights, derive_seed(seed, "load")
+        )
     loaded.deterministic = deterministic
     return loaded
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Which of a policy's weights: those of a checkpoint, or a version (or tag) of the parameter database; by default the newest whole checkpoint."""
+    """Which of a policy's weights: those of a checkpoint, or a version (or tag) of the
+    parameter database; by default the newest whole checkpoint."""
 
     checkpoint: str | int | Path | None = None
     version: str | int | None = None
@@ -207,29 +268,42 @@ def _load_file(path: Path, file: Path | None, trust: Trust, seed: int) -> Loaded
         config = decode(PolicyConfig, plain, "policy")
         return LoadedPolicy(text["policy"], config, spaces, arrays, _updates_and_steps(text), seed)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py") from None
+        raise ConfigError(
+            f"{path}: {error}. If it is a class of your own, name the file that defines it: file=FILE.py"
+        ) from None
     except OSError as error:
         raise DatabaseError(f"{path} cannot be read: {error.strerror}") from None
     except (SchemaError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise DatabaseError(f"{path} is no exported policy: {error}") from None
 
 
-def _load_version(folder: RunFolder, config: PolicyConfig, policy: str, version: str | int, seed: int) -> LoadedPolicy:
+def _load_version(
+    folder: RunFolder, config: PolicyConfig, policy: str, version: str | int, seed: int
+) -> LoadedPolicy:
     """Return a version of the run's parameter database."""
     data, number = folder.database().read(policy, version)
     try:
         arrays, text = unpack(data)
         return LoadedPolicy(policy, config, read_label(text)[1], arrays, _updates_and_steps(text), seed)
     except (SchemaError, KeyError, ValueError, TypeError, OverflowError) as error:
-        raise DatabaseError(f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: {error}') from None
+        raise DatabaseError(
+            f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: '
+            f"{error}"
+        ) from None
 
 
 def _updates_and_steps(text: Mapping[str, str]) -> dict[str, Any]:
-    return {"updates": int(text["version"]), "steps": int(dict(read_json(text["counters"])).get("env_steps", 0))}
+    return {
+        "updates": int(text["version"]),
+        "steps": int(dict(read_json(text["counters"])).get("env_steps", 0)),
+    }
 
 
-def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights: Weights, seed: int) -> LoadedPolicy:
-    """Return the policy called `policy` of a run that was opened; `seed` is that of its sampling."""
+def load_policy(
+    folder: RunFolder, experiment: Experiment, policy: str, weights: Weights, seed: int
+) -> LoadedPolicy:
+    """Return the policy called `policy` of a run that was opened; `seed` is that of its
+    sampling."""
     if policy not in experiment.policies:
         raise RunError(f'{folder.path} has no policy "{policy}"; {did_you_mean(policy, experiment.policies)}')
     if weights.version is not None:
@@ -245,19 +319,33 @@ def load_policy(folder: RunFolder, experiment: Experiment, policy: str, weights:
     for warning in warnings:
         print(f"warning: {warning}; taking {path}", file=sys.stderr)
     try:
-        return LoadedPolicy(policy, experiment.policies[policy], read_spaces(facts["spaces"]), arrays["policy"], facts, seed)
+        return LoadedPolicy(
+            policy, experiment.policies[policy], read_spaces(facts["spaces"]), arrays["policy"], facts, seed
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"checkpoint {path} does not hold a policy: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"checkpoint {path} does not hold a policy: {type(error).__name__}: {error}"
+        ) from None
     except SchemaError as error:
         raise CheckpointError(f"checkpoint {path} does not fit the run's configuration: {error}") from None
 
 
 def load_fixed(experiment: Experiment, policy: str, fixed: Fixed, spaces: Spaces, seed: int) -> LoadedPolicy:
-    """Return the policy called `policy` with the parameters that it is fixed to; an untrained one is built anew, from `seed`."""
+    """Return the policy called `policy` with the parameters that it is fixed to; an
+    untrained one is built anew, from `seed`."""
     config = experiment.policies[policy]
-    parameters, version = (config.build(spaces, seed).parameters(), 0) if fixed.file is None else read_weights(Path(fixed.file))
+    parameters, version = (
+        (config.build(spaces, seed).parameters(), 0) if fixed.file is None else read_weights(Path(fixed.file))
+    )
     try:
-        return LoadedPolicy(policy, config, spaces, {k: v.copy() for k, v in parameters.items()}, {"updates": version, "steps": 0}, seed)
+        return LoadedPolicy(
+            policy,
+            config,
+            spaces,
+            {k: v.copy() for k, v in parameters.items()},
+            {"updates": version, "steps": 0},
+            seed,
+        )
     except SchemaError as error:
         raise ConfigError(f'file = {fixed.file} is of another policy than "{policy}": {error}') from None
 
@@ -265,7 +353,9 @@ def load_fixed(experiment: Experiment, policy: str, fixed: Fixed, spaces: Spaces
 def _only_policy(folder: RunFolder, experiment: Experiment) -> str:
     trained = experiment.trained()
     if len(trained) != 1:
-        raise RunError(f"{folder.path} trains {len(trained)} policies; say which of {', '.join(sorted(trained))}")
+        raise RunError(
+            f"{folder.path} trains {len(trained)} policies; say which of {', '.join(sorted(trained))}"
+        )
     return trained.pop()
 
 
@@ -282,7 +372,8 @@ def _find(place: Path, checkpoint: str | int | Path) -> Path:
 
 
 def _first(value: Any) -> Any:
-    """Return the first row of a (nested) value: a scalar of numpy's where it has no axes of its own."""
+    """Return the first row of a (nested) value: a scalar of numpy's where it has no axes
+    of its own."""
     if isinstance(value, dict):
         return {key: _first(part) for key, part in value.items()}
     if isinstance(value, tuple):

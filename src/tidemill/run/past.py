@@ -1,4 +1,5 @@
-"""What a resumed run goes on from: how far it was at its newest good checkpoints, and which of its limits it has reached."""
+"""What a resumed run goes on from: how far it was at its newest good checkpoints, and
+which of its limits it has reached."""
 
 import sys
 from collections.abc import Collection
@@ -20,7 +21,8 @@ from tidemill.run.reached import read_kept
 
 @dataclass(frozen=True)
 class Past:
-    """The newest good checkpoint's name, how far the run was then, and whether an iteration or a phase was to be ended then, or training owed."""
+    """The newest good checkpoint's name, how far the run was then, and whether an
+    iteration or a phase was to be ended then, or training owed."""
 
     checkpoint: str
     progress: Progress
@@ -28,7 +30,8 @@ class Past:
 
     @classmethod
     def of(cls, folder: RunFolder, experiment: Experiment) -> Self:
-        """Return that of the run in `folder`. Damaged checkpoints are renamed, so that they are never counted again."""
+        """Return that of the run in `folder`. Damaged checkpoints are renamed, so that
+        they are never counted again."""
         progress, name, unfinished = Progress(), "", False
         kept = {}
         with suppress(OSError):  # none: the run was killed early
@@ -36,8 +39,10 @@ class Past:
         for policy in experiment.trained():
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
-                    f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed before its trainer wrote the first one '
-                    "(checkpoint_seconds), so that there is nothing to go on from; train anew, in another folder"
+                    f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed '
+                    "before its trainer wrote the first one "
+                    "(checkpoint_seconds), so that there is nothing to go on from; train anew, in another "
+                    "folder"
                 )
             path, _, facts, warnings = read_newest(folder.checkpoints(policy))
             newer = checkpoints(path.parent)
@@ -50,11 +55,20 @@ class Past:
                 progress.updates = max(progress.updates, int(facts["updates"]))
                 progress.dropped += int(facts["dropped"])
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
-                progress.kept[policy] = [point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])]
+                progress.kept[policy] = [
+                    point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])
+                ]
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise CheckpointError(f"checkpoint {path} does not say how far its run was ({error!r}); it is of another version or kind") from None
-            name, unfinished = path.name, unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
-        stage = max((point.stage + 1 for points in progress.kept.values() for point in points), default=1)  # begun by an update that has its line
+                raise CheckpointError(
+                    f"checkpoint {path} does not say how far its run was ({error!r}); it is of another "
+                    "version or kind"
+                ) from None
+            name = path.name
+            unfinished = (
+                unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
+            )
+        # begun by an update that has its line
+        stage = max((point.stage + 1 for points in progress.kept.values() for point in points), default=1)
         with suppress(RunError):  # no metrics: the run ended before its first update
             for record in each_record(folder.path):
                 if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:
@@ -72,7 +86,10 @@ class Past:
         ):
             limit = getattr(limits, setting)
             if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):
-                raise RunError(f"{folder} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go further with a higher one: {option}")
+                raise RunError(
+                    f"{folder} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go "
+                    f"further with a higher one: {option}"
+                )
 
 
 def _whole(value: float) -> int:
@@ -80,14 +97,21 @@ def _whole(value: float) -> int:
 
 
 def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
-    """Return the experiment without the mark that its run ended by reaching, unless another is `given`: it would end at once again."""
+    """Return the experiment without the mark that its run ended by reaching, unless
+    another is `given`: it would end at once again."""
     limits = experiment.limits
     summary: Any = {}
     with suppress(RunError):  # none: the run was killed
         summary = folder.read(SUMMARY)
-    reason = str(summary.get("reason")) if isinstance(summary, dict) and summary.get("status") == "completed" else ""
+    reason = (
+        str(summary.get("reason"))
+        if isinstance(summary, dict) and summary.get("status") == "completed"
+        else ""
+    )
     if reason.startswith("mean return ") and limits.mean_return is not None and "mean_return" not in given:
-        mark, another, without = f"a mean return of {limits.mean_return:g}", "--stop-at-return X", limits.replace(mean_return=None, return_of="")
+        mark = f"a mean return of {limits.mean_return:g}"
+        another = "--stop-at-return X"
+        without = limits.replace(mean_return=None, return_of="")
     elif limits.until and reason == limits.until and "until" not in given:
         mark, another, without = limits.until, "limits={'until': …} (Python)", limits.replace(until="")
     else:
@@ -97,5 +121,8 @@ def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Colle
             f"{folder.path} has already reached its mark, {mark}, and has no other limit; "
             f"go further with a higher one: {another}, or with --max-steps N"
         )
-    print(f"note: the run has reached its mark, {mark}, and goes on without one ({another} sets another)", file=sys.stderr)
+    print(
+        f"note: the run has reached its mark, {mark}, and goes on without one ({another} sets another)",
+        file=sys.stderr,
+    )
     return experiment.replace(limits=without)

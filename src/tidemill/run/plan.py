@@ -1,7 +1,10 @@
-"""The memory plan of a run: what it will fill, what its processes hold already, and what there is. Shown at the start, refused when it cannot fit.
+"""The memory plan of a run: what it will fill, what its processes hold already, and what
+there is. Shown at the start, refused when it cannot fit.
 
-What streams take only their owners know, who say it when they are READY (`Facts.memory`); by then the processes have what they need for themselves.
-Sample slots and all else that is offered is address space until the first row is written, so that nothing has to be given back.
+What streams take only their owners know, who say it when they are READY (`Facts.memory`);
+by then the processes have what they need for themselves. Sample slots and all else that
+is offered is address space until the first row is written, so that nothing has to be
+given back.
 """
 
 from collections.abc import Iterable
@@ -19,7 +22,8 @@ TOLD = 100_000  # bytes; less is not worth a word
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a run needs: still to be filled, in bytes by what it is for; held already by its processes, each; and free when it was about to start."""
+    """What a run needs: still to be filled, in bytes by what it is for; held already by
+    its processes, each; and free when it was about to start."""
 
     needs: dict[str, int]
     processes: tuple[int, ...]
@@ -35,7 +39,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(needs: Iterable[Need]) -> Plan:
-    """Return the plan of a run whose workers are READY. Raises `ConfigError`, with the sums, when what they need is not there."""
+    """Return the plan of a run whose workers are READY. Raises `ConfigError`, with the
+    sums, when what they need is not there."""
     needs, free = list(needs), memory.available()
     check_memory(needs, free)
     total: dict[str, int] = {}
@@ -45,17 +50,21 @@ def make_plan(needs: Iterable[Need]) -> Plan:
 
 
 def check_batch(experiment: Experiment) -> None:
-    """Raise `ConfigError`, with the sums, when a batch cannot fit however it is laid out, by what every row has: before anything is measured."""
+    """Raise `ConfigError`, with the sums, when a batch cannot fit however it is laid out,
+    by what every row has: before anything is measured."""
     row = sum(field.nbytes for field in ROW_FIELDS.values())
     needs: list[Need] = []
     for actors in experiment.workers.values():
         if isinstance(actors, Actors):
             for spec in actors.agents:
                 sums = f"{spec.sample_steps:,} rows x {actors.lanes:,} lanes x {row} bytes at least"
-                needs += [Need("samples", spec.sample_steps * actors.lanes * row, sums)] * (actors.count * actors.ring * bool(spec.streams))
+                needs += [Need("samples", spec.sample_steps * actors.lanes * row, sums)] * (
+                    actors.count * actors.ring * bool(spec.streams)
+                )
     check_memory(needs, memory.available())
 
 
 def check_processes(count: int) -> None:
-    """Raise `ConfigError` when so many worker processes cannot fit, before any is started."""
+    """Raise `ConfigError` when so many worker processes cannot fit, before any is
+    started."""
     check_memory([Need("worker processes", LEAST, f"{size(LEAST)} at least")] * count, memory.available())

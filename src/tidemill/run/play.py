@@ -25,12 +25,15 @@ from tidemill.workers.frames import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
 FPS = 30  # of environments that do not say how fast they are to be watched
-SMALLEST = 336  # pixels of the shorter side; smaller pictures (Atari's are 84 × 84) are enlarged by a whole number
+# pixels of the shorter side; smaller pictures (Atari's are 84 × 84) are enlarged by a
+# whole number
+SMALLEST = 336
 
 
 @dataclass(frozen=True)
 class Video:
-    """What `play` made: the file, its frames and their rate, the returns of the first agent spec's episodes that ended in it."""
+    """What `play` made: the file, its frames and their rate, the returns of the first
+    agent spec's episodes that ended in it."""
 
     path: Path
     frames: int
@@ -57,17 +60,22 @@ def play(
     trust: Trust = False,
     quiet: bool = False,
 ) -> Video:
-    """Play `episodes` episodes with the run's trained policies and write what is seen into `video`, one frame per environment step.
+    """Play `episodes` episodes with the run's trained policies and write what is seen
+    into `video`, one frame per environment step.
 
-    max_seconds   length of the video at most
-    fps           frames per second; None: as the environment is to be watched (``metadata["render_fps"]``), or 30 where it does not say
-    seed          of the environment and of sampling; by default the experiment's
-    quiet         show no progress
+    max_seconds: length of the video at most
+    fps: frames per second; None: as the environment is to be watched
+        (``metadata["render_fps"]``), or 30 where it does not say
+    seed: of the environment and of sampling; by default the experiment's
+    quiet: show no progress
 
     The rest is as in `tidemill.evaluate`.
     """
     if video is None:
-        raise RunError(f"there is no window to play in; have a video made: tidemill play {run} --video {Path(run).name}.mp4")
+        raise RunError(
+            f"there is no window to play in; have a video made: tidemill play {run} --video "
+            f"{Path(run).name}.mp4"
+        )
     path = Path(video)
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"--video {path}: the name must end in {', '.join(SUFFIXES)}")
@@ -81,12 +89,18 @@ def play(
     group, actors = find_actors(experiment, actor)
     if not actors.environment.draws:
         raise RunError(
-            f"{type(actors.environment).__name__} has no pictures: what it plays runs elsewhere, where it may show itself; "
+            f"{type(actors.environment).__name__} has no pictures: what it plays runs elsewhere, where it "
+            "may show itself; "
             f"tidemill eval {run} plays episodes and tells their returns"
         )
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
-    environment = build_environment(actors.replace(environment=actors.environment.bare().scored()), 1, derive_seed(root, "play", group), render=True)
+    environment = build_environment(
+        actors.replace(environment=actors.environment.bare().scored()),
+        1,
+        derive_seed(root, "play", group),
+        render=True,
+    )
     returns: list[float] = []
     frames = 0
     try:
@@ -115,12 +129,16 @@ def _ffmpeg() -> Any:
 
         imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError) as error:
-        raise RunError(f'videos need ffmpeg, which is not installed. Install it with: pip install "tidemill[video]" ({error})') from None
+        raise RunError(
+            'videos need ffmpeg, which is not installed. Install it with: pip install "tidemill[video]" '
+            f"({error})"
+        ) from None
     return imageio_ffmpeg
 
 
 def _draw_without_display() -> None:
-    """Tell the libraries that draw for Gymnasium not to look for a display where there is none. They read this when they are imported."""
+    """Tell the libraries that draw for Gymnasium not to look for a display where there is
+    none. They read this when they are imported."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -132,11 +150,13 @@ def _picture(environment: Environment) -> NDArray[np.uint8]:
     except Exception as error:  # drawing is the environment's own code, and its libraries'
         raise RunError(
             f"the environment cannot draw: {type(error).__name__}: {error}; "
-            "MuJoCo draws without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
+            "MuJoCo draws without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever "
+            "this machine has"
         ) from error
     if picture is None:
         raise RunError(
-            "the environment draws no pictures: its render() gave None. One made by a function of your own must take render_mode and "
+            "the environment draws no pictures: its render() gave None. One made by a function of your own "
+            "must take render_mode and "
             'honour "rgb_array"; of a vector environment, take the plain one (Gymnasium) to be seen'
         )
     if picture.ndim != 3 or picture.shape[2] != 3:
@@ -145,7 +165,8 @@ def _picture(environment: Environment) -> NDArray[np.uint8]:
 
 
 def video_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the picture as video takes it: large enough to be seen, and of even height and width (the last row or column is doubled)."""
+    """Return the picture as video takes it: large enough to be seen, and of even height
+    and width (the last row or column is doubled)."""
     factor = -(-SMALLEST // min(picture.shape[:2]))
     if factor > 1:
         picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -159,7 +180,9 @@ class _progress:  # noqa: N801  used as a function
     def __init__(self, max_seconds: float, quiet: bool) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("video"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+        )
         self._task = self._bar.add_task("", total=max_seconds)
 
     def __enter__(self) -> Callable[[int, float, int], None]:
@@ -168,7 +191,11 @@ class _progress:  # noqa: N801  used as a function
 
     def _show(self, frames: int, fps: float, episodes: int) -> None:
         seconds = frames / fps
-        self._bar.update(self._task, completed=seconds, description=f"{frames:,} frames, {seconds:.1f} s, {episodes} episodes over")
+        self._bar.update(
+            self._task,
+            completed=seconds,
+            description=f"{frames:,} frames, {seconds:.1f} s, {episodes} episodes over",
+        )
 
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
@@ -196,11 +223,16 @@ class _Writer:
             if self._frames is None:
                 self._shape = frame.shape
                 height, width, _ = frame.shape
-                self._frames = self._ffmpeg.write_frames(str(self._path), (width, height), fps=self._fps, quality=8, macro_block_size=2)
+                self._frames = self._ffmpeg.write_frames(
+                    str(self._path), (width, height), fps=self._fps, quality=8, macro_block_size=2
+                )
                 assert self._frames is not None
                 self._frames.send(None)
             if frame.shape != self._shape:
-                raise RunError(f"the environment's picture changed its shape from {self._shape} to {frame.shape}; a video cannot")
+                raise RunError(
+                    f"the environment's picture changed its shape from {self._shape} to {frame.shape}; a "
+                    "video cannot"
+                )
             self._frames.send(frame)
         except OSError as error:
             raise RunError(f"video {self._path} cannot be written: {error}") from None

@@ -1,9 +1,12 @@
-"""Curves of runs as a picture. Runs of the same settings that differ by their seed become one line with an interval.
+"""Curves of runs as a picture. Runs of the same settings that differ by their seed become
+one line with an interval.
 
-The line is the interquartile mean over seeds where there are four or more: the mean of the middle half, which one lucky or unlucky seed does not move
-(Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"); of fewer it is their mean. The band is its 95 %
-percentile bootstrap interval: seeds are drawn anew, with replacement. Both are drawn where all seeds of the line were measured, so that none joins or
-leaves on the way.
+The line is the interquartile mean over seeds where there are four or more: the mean of
+the middle half, which one lucky or unlucky seed does not move (Agarwal et al. 2021, "Deep
+Reinforcement Learning at the Edge of the Statistical Precipice"); of fewer it is their
+mean. The band is its 95 % percentile bootstrap interval: seeds are drawn anew, with
+replacement. Both are drawn where all seeds of the line were measured, so that none joins
+or leaves on the way.
 """
 
 import math
@@ -22,7 +25,8 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 AXES = {
     "step": "environment steps", "update": "updates", "time/seconds": "seconds",
-    "return/mean": "mean return of an episode", "length/mean": "mean length of an episode", "win_rate": "share of episodes won",
+    "return/mean": "mean return of an "
+                   "episode", "length/mean": "mean length of an episode", "win_rate": "share of episodes won",
 }  # fmt: skip
 RESAMPLES = 2000  # of the bootstrap
 MOST_PLACES = 256  # at which several curves are compared; that many are more than a picture can show
@@ -31,14 +35,18 @@ QUARTILES = 4  # curves from which on there is something between the quartiles
 
 
 def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean") -> None:
-    """Draw metric `y` over metric `x` for the runs in the given folders, into the picture file `out`.
+    """Draw metric `y` over metric `x` for the runs in the given folders, into the picture
+    file `out`.
 
-    Raises `RunError` when a run has no metrics, none has `x` or `y`, matplotlib is missing, or `out` cannot be written.
+    Raises `RunError` when a run has no metrics, none has `x` or `y`, matplotlib is
+    missing, or `out` cannot be written.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise RunError('plotting needs matplotlib, which is not installed. Install it with: pip install "tidemill[plot]"') from None
+        raise RunError(
+            'plotting needs matplotlib, which is not installed. Install it with: pip install "tidemill[plot]"'
+        ) from None
     if not runs:
         raise RunError("nothing to plot: name one run folder or more")
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
@@ -49,13 +57,23 @@ def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean
             axes.plot(*curves[0], label=_literal(label), marker=_marker(curves[0][0]))
             continue
         if max(where[0] for where, _ in curves) > min(where[-1] for where, _ in curves):
-            raise RunError(f'the runs of "{label}" have no {AXES.get(x, x)} in common; draw them one by one, or leave out the shortest')
+            raise RunError(
+                f'the runs of "{label}" have no {AXES.get(x, x)} in common; draw them one by one, or leave '
+                "out the shortest"
+            )
         places, mean, low, high = over_seeds(curves)
         what = "interquartile mean" if len(curves) >= QUARTILES else "mean"
-        (line,) = axes.plot(places, mean, label=_literal(f"{label} ({what} of {len(curves)} runs)"), marker=_marker(places))
+        (line,) = axes.plot(
+            places, mean, label=_literal(f"{label} ({what} of {len(curves)} runs)"), marker=_marker(places)
+        )
         axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if any(len(curves) > 1 for curves in groups.values()):
-        axes.set_title("bands: 95 % bootstrap intervals; a line ends where the first of its runs ends", fontsize="small", color="0.4", loc="left")
+        axes.set_title(
+            "bands: 95 % bootstrap intervals; a line ends where the first of its runs ends",
+            fontsize="small",
+            color="0.4",
+            loc="left",
+        )
     axes.set_xlabel(AXES.get(x, x))
     axes.set_ylabel(AXES.get(y, y))
     axes.grid(alpha=0.3)
@@ -71,9 +89,12 @@ def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean
         raise RunError(f"cannot write {out}: {error}. Name a file that ends in .png") from error
 
 
-def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return (places, middle, low, high) of curves measured at different places: their mean or interquartile mean, and its 95 % interval, at the
-    places that lie within all of them.
+def over_seeds(
+    curves: Sequence[Curve],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return (places, middle, low, high) of curves measured at different places: their
+    mean or interquartile mean, and its 95 % interval, at the places that lie within all
+    of them.
 
     Between its measurements a curve is taken as straight.
     """
@@ -86,13 +107,16 @@ def over_seeds(curves: Sequence[Curve]) -> tuple[NDArray[np.float64], NDArray[np
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, len(values), (RESAMPLES, len(values)))
     parts = np.array_split(values, -(-drawn.size * len(places) // AT_ONCE), axis=1)
-    low, high = np.concatenate([np.percentile(middle(part[drawn]), (2.5, 97.5), axis=0) for part in parts], axis=1)
+    low, high = np.concatenate(
+        [np.percentile(middle(part[drawn]), (2.5, 97.5), axis=0) for part in parts], axis=1
+    )
     return places, middle(values), low, high
 
 
 def middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the interquartile mean of [..., seeds, places] over seeds: the mean of what is left without the lowest and the highest quarter, rounded
-    down, so that of fewer than four it is the mean."""
+    """Return the interquartile mean of [..., seeds, places] over seeds: the mean of what
+    is left without the lowest and the highest quarter, rounded down, so that of fewer
+    than four it is the mean."""
     seeds = values.shape[-2]
     cut = seeds // QUARTILES
     if not cut:
@@ -101,7 +125,8 @@ def middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _literal(label: str) -> str:
-    """Return a label as matplotlib shows it as it is: what stands between dollars it takes for a formula."""
+    """Return a label as matplotlib shows it as it is: what stands between dollars it
+    takes for a formula."""
     return label.replace("$", r"\$")
 
 
@@ -110,8 +135,9 @@ def _marker(places: NDArray[np.float64]) -> str:
 
 
 def _groups(runs: Sequence[Path], x: str, y: str) -> dict[str, list[Curve]]:
-    """Return the curves by label. Runs of one name and the same settings are one line; what tells lines of one name apart stands behind it. A run
-    that is alone is called by its folder."""
+    """Return the curves by label. Runs of one name and the same settings are one line;
+    what tells lines of one name apart stands behind it. A run that is alone is called by
+    its folder."""
     names = {run: name_of(run) for run in runs}
     found: dict[str, list[Curve]] = {}
     for name in dict.fromkeys(names.values()):

@@ -1,10 +1,13 @@
-"""Measures what an experiment's parts cost on this machine, in a second: a process of its own, so that what an environment does stays there.
+"""Measures what an experiment's parts cost on this machine, in a second: a process of its
+own, so that what an environment does stays there.
 
 python -P -m tidemill.run.probe < order (msgpack)
 
-It steps a few lanes of the real environment. Meanwhile another such process, which it starts and tells what spaces there are, times the real policy
-and learner on random rows: importing torch takes longer than all else. Each answers with one line of JSON: what was ``measured``, or the ``error``
-that kept it from measuring, or why the experiment is `refused`, and ends by itself after `SECONDS`.
+It steps a few lanes of the real environment. Meanwhile another such process, which it
+starts and tells what spaces there are, times the real policy and learner on random rows:
+importing torch takes longer than all else. Each answers with one line of JSON: what was
+``measured``, or the ``error`` that kept it from measuring, or why the experiment is
+`refused`, and ends by itself after `SECONDS`.
 """
 
 import gc
@@ -48,7 +51,8 @@ from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
-PRECISE, LEAST = 0.02, 0.25  # a quarter of that is enough where the mean's standard error is so small a part of it
+# a quarter of that is enough where the mean's standard error is so small a part of it
+PRECISE, LEAST = 0.02, 0.25
 QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
 FEW_LANES = 2
@@ -58,7 +62,8 @@ FEW_ROWS = 64  # trained on first, to see how many there is time for
 
 
 class Order(msgspec.Struct):
-    """What to measure. `agents` is for the process that is told them, and measures policies and learner; `runner` the process that it ends with."""
+    """What to measure. `agents` is for the process that is told them, and measures
+    policies and learner; `runner` the process that it ends with."""
 
     experiment: dict[str, Any]
     source: str | None
@@ -78,10 +83,16 @@ class Arithmetic(msgspec.Struct):
 
 
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
-    """Return the costs of an experiment that has one group of actors and one of trainers."""
+    """Return the costs of an experiment that has one group of actors and one of
+    trainers."""
     actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
     with _other_process() as other:
-        env, wall = measure_environment(actors, lambda agents: _tell(other, Order(encode(experiment), source, os.getpid(), own_path(), list(agents))))
+        env, wall = measure_environment(
+            actors,
+            lambda agents: _tell(
+                other, Order(encode(experiment), source, os.getpid(), own_path(), list(agents))
+            ),
+        )
         costs = Costs(env=env, wall=wall, **msgspec.structs.asdict(_answer(other)))
     if costs.waits:  # threads are tried on cores that nobody else has
         threaded, one_core = threads_serve(actors.environment)
@@ -102,7 +113,9 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
         per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
         infer, call = infer + len(group) * per_row, call + per_call
         if trainer.samples in spec.streams and spec.policy == trainer.policy:
-            cost, parallel = measure_learner(trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group))
+            cost, parallel = measure_learner(
+                trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group)
+            )
             train += len(group) * cost
     rows = sum(map(len, groups))
     return Arithmetic(infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
@@ -110,9 +123,12 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
 
 @contextmanager
 def _other_process() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that measures policies and learner once it is told what there is, and has imported everything by then."""
+    """A process that measures policies and learner once it is told what there is, and has
+    imported everything by then."""
     words = [sys.executable, "-P", "-m", "tidemill.run.probe"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as other:
         try:
             yield other
         finally:
@@ -132,11 +148,14 @@ def _answer(other: "subprocess.Popen[bytes]") -> Arithmetic:
 
 
 def read_answer(answer: bytes, process: "subprocess.Popen[bytes]") -> Any:
-    """Return what a probe `process` that answered so has measured. Raises `RunError` with what kept it from it, and `ConfigError` where no run can be
-    made of the experiment."""
+    """Return what a probe `process` that answered so has measured. Raises `RunError` with
+    what kept it from it, and `ConfigError` where no run can be made of the experiment."""
     if not answer:
         status = process.wait()
-        raise RunError(f"the process that measures them ended with status {status}" + " (too slow)" * (status == -signal.SIGALRM))
+        raise RunError(
+            f"the process that measures them ended with status {status}"
+            + " (too slow)" * (status == -signal.SIGALRM)
+        )
     try:
         content = json.loads(answer)
         if "refused" in content:
@@ -149,8 +168,10 @@ def read_answer(answer: bytes, process: "subprocess.Popen[bytes]") -> Any:
 
 
 def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
-    """Return whether an environment that has the setting can be stepped in threads (one that was made for its maker's thread cannot), and whether two
-    lanes take no longer when their threads share a core: they do where they compute outside of Python's lock."""
+    """Return whether an environment that has the setting can be stepped in threads (one
+    that was made for its maker's thread cannot), and whether two lanes take no longer
+    when their threads share a core: they do where they compute outside of Python's lock.
+    """
     if getattr(config, "threads", None) is None:
         return False, False
     config = config.replace(threads=2)
@@ -161,7 +182,9 @@ def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
             shared = _tick_in_threads(config)
         finally:
             keep_to(None)
-    except Exception:  # whatever it raises is the answer: it works in its maker's thread, where it was measured
+    except Exception:
+        # whatever it raises is the answer: it works in its maker's thread, where it was
+        # measured
         return False, False
     return True, shared <= apart * (1 + LATER)
 
@@ -179,7 +202,8 @@ def _tick_in_threads(config: EnvironmentConfig) -> float:
 
 
 def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], None]) -> tuple[float, float]:
-    """Return the core seconds and the seconds of a step. `tell` is called with the agents as soon as these are known."""
+    """Return the core seconds and the seconds of a step. `tell` is called with the agents
+    as soon as these are known."""
     config = actors.environment
     if getattr(config, "threads", 0):
         config = config.replace(threads=0)
@@ -206,15 +230,18 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
 
 
 def waking(seconds: float) -> float:
-    """Return the core seconds of a tick of one lane that only sleeps for so long: more than `COLD` where others use the cores, whose caches are then
-    colder than those of a run whose lanes are awake in turn."""
+    """Return the core seconds of a tick of one lane that only sleeps for so long: more
+    than `COLD` where others use the cores, whose caches are then colder than those of a
+    run whose lanes are awake in turn."""
     from gymnasium.spaces import Discrete as Choice
 
     def step(_: Any) -> tuple[Any, ...]:
         sleep(min(seconds, LONGEST_NAP))
         return 0, 0.0, False, False, {}
 
-    lane = SimpleNamespace(observation_space=Choice(1), action_space=Choice(1), reset=lambda **_: (0, {}), step=step)
+    lane = SimpleNamespace(
+        observation_space=Choice(1), action_space=Choice(1), reset=lambda **_: (0, {}), step=step
+    )
     stepping = Stepping(LaneLoop([lane], "a lane that sleeps", 0))
     stepping.tick()
     return timed(stepping.tick, STEPPING)[0]
@@ -227,7 +254,8 @@ def build(config: EnvironmentConfig, lanes: int) -> tuple[Environment, float]:
 
 
 def _build(config: EnvironmentConfig, lanes: int, own: int) -> tuple[Environment, float]:
-    """As `build`. Raises `RunError` for what can be made with the run's `own` number of lanes, and not with this one: nothing is wrong with that."""
+    """As `build`. Raises `RunError` for what can be made with the run's `own` number of
+    lanes, and not with this one: nothing is wrong with that."""
     try:
         return build(config, lanes)
     except ConfigError as error:
@@ -238,13 +266,15 @@ def _build(config: EnvironmentConfig, lanes: int, own: int) -> tuple[Environment
 
 
 class Stepping:
-    """Steps an environment with random actions, and resets its lanes as their episodes end."""
+    """Steps an environment with random actions, and resets its lanes as their episodes
+    end."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment, self._rng = environment, np.random.default_rng(0)
         lanes, agents = environment.lanes, environment.agents
         groups: list[list[int]] = []
-        for index, agent in enumerate(agents):  # those of equal spaces are stepped together, as one agent spec plays them
+        # those of equal spaces are stepped together, as one agent spec plays them
+        for index, agent in enumerate(agents):
             group = next((group for group in groups if agents[group[0]].spaces == agent.spaces), None)
             if group is None:
                 groups.append([index])
@@ -253,8 +283,14 @@ class Stepping:
         environment.bind(groups)
         self._spaces = [agents[group[0]].spaces for group in groups]
         seats = [lanes * len(group) for group in groups]
-        self._actions = [[sample_actions(s.action, self._rng, n) for s, n in zip(self._spaces, seats, strict=True)] for _ in range(61)]
-        self._ticks = [Tick.allocate(s.observation, n, environment.info, environment.same_step) for s, n in zip(self._spaces, seats, strict=True)]
+        self._actions = [
+            [sample_actions(s.action, self._rng, n) for s, n in zip(self._spaces, seats, strict=True)]
+            for _ in range(61)
+        ]
+        self._ticks = [
+            Tick.allocate(s.observation, n, environment.info, environment.same_step)
+            for s, n in zip(self._spaces, seats, strict=True)
+        ]
         self._reset: NDArray[np.bool_] = np.ones(lanes, np.bool_)
         self._ended = [np.ones(n, np.bool_) for n in seats]  # or not yet begun
         self._bell, self._count = LocalBell(), 0
@@ -277,12 +313,15 @@ class Stepping:
             ends = tick.done | tick.truncated
             ended |= ends
             ended &= ~((tick.present & ~ends) | tick.restarted)
-        self._reset = np.logical_and.reduce([ended.reshape(environment.lanes, -1).all(axis=1) for ended in self._ended])
+        self._reset = np.logical_and.reduce(
+            [ended.reshape(environment.lanes, -1).all(axis=1) for ended in self._ended]
+        )
         return steps
 
 
 def measure_policy(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -> tuple[float, float]:
-    """Return the core seconds of answering a row, and those of a call: the line through `rows` at a time, and an eighth of them."""
+    """Return the core seconds of answering a row, and those of a call: the line through
+    `rows` at a time, and an eighth of them."""
     few = max(1, rows // 8)
     seconds = [answering(policy, config, spaces, n) for n in (few, rows)]
     per_row = (seconds[1] - seconds[0]) / (rows - few) if rows > few else 0.0
@@ -305,14 +344,24 @@ def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -
 
 
 def measure_learner(
-    config: AlgorithmConfig, policy: Policy, policy_config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int
+    config: AlgorithmConfig,
+    policy: Policy,
+    policy_config: PolicyConfig,
+    spaces: Spaces,
+    spec: AgentSpec,
+    seats: int,
 ) -> tuple[float, bool]:
-    """Return the core seconds of training on a row, all epochs, and whether equal trainers can share the algorithm.
+    """Return the core seconds of training on a row, all epochs, and whether equal
+    trainers can share the algorithm.
 
-    As many rows as a minibatch has, if there is time, since calls cost the less per row the more rows they get.
+    As many rows as a minibatch has, if there is time, since calls cost the less per row
+    the more rows they get.
     """
-    calm = {name: value for name, value in (("target_kl", None), ("learning_rate", 1e-8)) if hasattr(config, name)}
-    algorithm = config.replace(**calm).build(policy, 0)  # so that updates of the same rows again and again lead nowhere
+    calm = {
+        name: value for name, value in (("target_kl", None), ("learning_rate", 1e-8)) if hasattr(config, name)
+    }
+    # so that updates of the same rows again and again lead nowhere
+    algorithm = config.replace(**calm).build(policy, 0)
     most, rows = min(int(getattr(config, "minibatch_size", FEW_ROWS)), seats * spec.sample_steps), FEW_ROWS
 
     def update() -> int:
@@ -331,13 +380,21 @@ def measure_learner(
         rows = min(most, fits)
 
 
-def make_sample(policy: Policy, config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int, rows: int) -> Sample:
-    """Return a sample of `rows` trained rows or a few more: every row of a seat is the same but for its reward."""
+def make_sample(
+    policy: Policy, config: PolicyConfig, spaces: Spaces, spec: AgentSpec, seats: int, rows: int
+) -> Sample:
+    """Return a sample of `rows` trained rows or a few more: every row of a seat is the
+    same but for its reward."""
     observation, state = random_rows(spaces.observation, seats), allocate(config.state(spaces), (seats,))
     out = allocate({**config.answer(spaces), **config.state(spaces)}, (seats,))
     policy.act(observation, state, False, out)
     length = spec.burn_in + -(-rows // seats) + spec.bootstrap
-    sample = Sample({name: np.broadcast_to(array, (length, *array.shape)).copy() for name, array in (out | state | observation).items()})
+    sample = Sample(
+        {
+            name: np.broadcast_to(array, (length, *array.shape)).copy()
+            for name, array in (out | state | observation).items()
+        }
+    )
     sample |= allocate(ROW_FIELDS, (length, seats))
     sample["reward"][:] = np.random.default_rng(1).standard_normal((length, seats))
     sample.burn_in, sample.bootstrap = spec.burn_in, spec.bootstrap
@@ -345,7 +402,8 @@ def make_sample(policy: Policy, config: PolicyConfig, spaces: Spaces, spec: Agen
 
 
 def random_rows(space: Space, rows: int) -> Arrays:
-    """Return random observations: indices in their range, floats standard normal, bits all 1 (they may be an action mask) and no byte 0."""
+    """Return random observations: indices in their range, floats standard normal, bits
+    all 1 (they may be an action mask) and no byte 0."""
     rng, found = np.random.default_rng(0), {}
     for name, leaf in leaves(space, "obs").items():
         ((_, field),) = schema_of_space(leaf, name).items()
@@ -354,16 +412,26 @@ def random_rows(space: Space, rows: int) -> Arrays:
             found[name] = rng.standard_normal(shape, np.float32).astype(field.dtype)
         else:
             index = isinstance(leaf, (Discrete, MultiDiscrete))
-            most = leaf.n if isinstance(leaf, Discrete) else np.array(leaf.nvec) if isinstance(leaf, MultiDiscrete) else 2
-            found[name] = rng.integers(0 if index else 1, 256 if field.dtype == "uint8" else most, shape).astype(field.dtype)
+            most = (
+                leaf.n
+                if isinstance(leaf, Discrete)
+                else np.array(leaf.nvec)
+                if isinstance(leaf, MultiDiscrete)
+                else 2
+            )
+            found[name] = rng.integers(
+                0 if index else 1, 256 if field.dtype == "uint8" else most, shape
+            ).astype(field.dtype)
     return found
 
 
 def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
-    """Call `work`, which returns the units that it did, until so many seconds have passed, or it is known well enough how long a call takes; return
-    the core seconds and the seconds of a unit.
+    """Call `work`, which returns the units that it did, until so many seconds have
+    passed, or it is known well enough how long a call takes; return the core seconds and
+    the seconds of a unit.
 
-    The seconds in which this thread could have gone on, but others had the core, do not count, nor those of another that it may have waited for.
+    The seconds in which this thread could have gone on, but others had the core, do not
+    count, nor those of another that it may have waited for.
     """
     units, times, began, core, before = 0, [perf_counter()], perf_counter(), process_time(), queued()
     while True:
@@ -382,11 +450,15 @@ def _precise(times: NDArray[np.float64]) -> bool:
 
 
 def queued() -> dict[int, float]:
-    """Return the seconds that each thread of this process has waited for a core, by its number; nothing where the system does not say."""
+    """Return the seconds that each thread of this process has waited for a core, by its
+    number; nothing where the system does not say."""
     found = {}
     with suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError, IndexError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as file:
+            with (
+                suppress(OSError, IndexError, ValueError),
+                open(f"/proc/self/task/{thread}/schedstat") as file,
+            ):
                 found[int(thread)] = int(file.read().split()[1]) * 1e-9
     return found
 
@@ -407,7 +479,11 @@ def main() -> None:
         if order.source is not None:
             load_file(Path(order.source), "experiment file")
         experiment = decode(Experiment, order.experiment)
-        found = measure(experiment, order.source) if order.agents is None else measure_arithmetic(experiment, order.agents)
+        found = (
+            measure(experiment, order.source)
+            if order.agents is None
+            else measure_arithmetic(experiment, order.agents)
+        )
         answer = {"measured": msgspec.to_builtins(found)}
     except ConfigError as error:
         answer = {"refused": str(error)}
@@ -429,7 +505,8 @@ def end_with(runner: int) -> None:
 
 
 def end_session() -> None:
-    """End this process with what the environment has started, where it leads a session of its own."""
+    """End this process with what the environment has started, where it leads a session of
+    its own."""
     if os.getsid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
 

@@ -13,13 +13,19 @@ from tidemill.core.tally import How, Tally, summary
 from tidemill.run.reached import KEPT, Kept, Reached
 from tidemill.workers.trainer_config import COUNTED
 
-NEWEST = {"step", "update", *COUNTED, *(f"limiter/{name}" for name in ("started", "committed", "voided", "tasks", "in_flight", "debt"))}
+NEWEST = {
+    "step",
+    "update",
+    *COUNTED,
+    *(f"limiter/{name}" for name in ("started", "committed", "voided", "tasks", "in_flight", "debt")),
+}
 """What trainers count themselves, of which a row has the newest."""
 
 
 def how_merged(name: str) -> How:
-    """Return how what several updates tell under this name becomes one number of a row: what was waited is summed, of names whose last word is min or
-    max it is the smallest or the largest, of counters the newest; all else is the mean of the updates."""
+    """Return how what several updates tell under this name becomes one number of a row:
+    what was waited is summed, of names whose last word is min or max it is the smallest
+    or the largest, of counters the newest; all else is the mean of the updates."""
     last: dict[str, How] = {"min": "smallest", "max": "largest", "waited": "sum"}
     return "most_recent" if name in NEWEST else last.get(name.replace("_", "/").rpartition("/")[2], "average")
 
@@ -33,9 +39,11 @@ class Member:
     state: State = State.CONFIGURING
     shares: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0
-    told: dict[str, float] = field(default_factory=dict)  # its last regular statistics, all of them; shares are those since the last record
+    # its last regular statistics, all of them; shares are those since the last record
+    told: dict[str, float] = field(default_factory=dict)
     recorded: bool = True  # since it was last heard
-    spent: dict[str, float] = field(default_factory=dict)  # seconds by place of its clock since the last record
+    # seconds by place of its clock since the last record
+    spent: dict[str, float] = field(default_factory=dict)
     update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
     updates: Tally = field(default_factory=Tally)  # what its updates told since the last record
     heard: float = field(default_factory=awake)
@@ -43,11 +51,13 @@ class Member:
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
 
     def works(self, seconds: float) -> bool:
-        """True of one that writes a checkpoint, or was heard of in the last so many seconds: others hang."""
+        """True of one that writes a checkpoint, or was heard of in the last so many
+        seconds: others hang."""
         return self.saving or awake() - self.heard < seconds
 
     def told_regularly(self, message: Statistics) -> None:
-        """Note its regular statistics: the shares of its time, its rate, and all the rest."""
+        """Note its regular statistics: the shares of its time, its rate, and all the
+        rest."""
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)
         if self.recorded:
@@ -59,8 +69,9 @@ class Member:
         self.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()} | shares
 
     def updated(self, message: Statistics) -> None:
-        """Note what an update told. One that stands for several, of a trainer whose tasks are short, weighs as much; one for none, where there was
-        nothing to train, as nothing."""
+        """Note what an update told. One that stands for several, of a trainer whose tasks
+        are short, weighs as much; one for none, where there was nothing to train, as
+        nothing."""
         before = self.update.values.get("update")
         weight = 1 if before is None else int(message.values["update"] - before)
         for name, value in message.values.items():
@@ -73,7 +84,8 @@ class Member:
 
 
 class Rate:
-    """How fast a count has grown over the last few seconds, however rarely it is told. For display alone."""
+    """How fast a count has grown over the last few seconds, however rarely it is told.
+    For display alone."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._seconds = seconds
@@ -126,13 +138,16 @@ class Progress:
     told: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left out; what either side waited is summed."""
+    """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left
+    out; what either side waited is summed."""
     iterations: list[dict[str, float]] = field(default_factory=list)
-    """What each iteration came to that has ended since the start, ``iteration/`` left out, and its ``step``."""
+    """What each iteration came to that has ended since the start, ``iteration/`` left
+    out, and its ``step``."""
 
     @property
     def mean_return(self) -> float | None:
-        """Mean undiscounted return of the last finished episodes; None before the first, and where they are of several policies."""
+        """Mean undiscounted return of the last finished episodes; None before the first,
+        and where they are of several policies."""
         return self.mean_returns.get("")
 
     @property
@@ -141,21 +156,24 @@ class Progress:
         return self.reached.mean_returns() if self.reached is not None else {}
 
     def begin(self, experiment: Experiment) -> None:
-        """Count the episodes of `experiment` from now on, after those that were kept of this stage."""
+        """Count the episodes of `experiment` from now on, after those that were kept of
+        this stage."""
         self.reached, self.stages = Reached(experiment), len(experiment.curriculum)
         for points in self.kept.values():
             if points and points[-1].stage == self.stage:
                 self.reached.restore(points[-1].episodes)
 
     def keep(self, policy: str, updates: int) -> None:
-        """Keep the last episodes of `policy` as they are now: at its checkpoint after so many `updates`."""
+        """Keep the last episodes of `policy` as they are now: at its checkpoint after so
+        many `updates`."""
         if self.reached is not None:
             earlier = [point for point in self.kept.get(policy, ()) if point.updates < updates]
             self.kept[policy] = [*earlier, Kept(updates, self.stage, self.reached.plain(policy))][-KEPT:]
             self.to_keep = True
 
     def keep_last(self) -> None:
-        """Keep the last episodes of the whole run, which has written its last checkpoints."""
+        """Keep the last episodes of the whole run, which has written its last
+        checkpoints."""
         for policy, points in list(self.kept.items()):
             self.keep(policy, points[-1].updates)
 
@@ -166,8 +184,18 @@ class Progress:
 
     def known(self) -> dict[str, float]:
         """Return what the curriculum's conditions are about."""
-        known = {"step": float(self.steps), "update": float(self.updates), "episodes": float(self.episodes), "time/seconds": self.seconds}
-        return {**self.metrics, **known, **(self.reached.metrics(full=True) if self.reached is not None else {}), **self.measured}
+        known = {
+            "step": float(self.steps),
+            "update": float(self.updates),
+            "episodes": float(self.episodes),
+            "time/seconds": self.seconds,
+        }
+        return {
+            **self.metrics,
+            **known,
+            **(self.reached.metrics(full=True) if self.reached is not None else {}),
+            **self.measured,
+        }
 
     def enter_stage(self, stage: int) -> None:
         """Forget what was measured in the stage before."""
@@ -189,7 +217,9 @@ class Progress:
     def note_iteration(self, step: int, told: Mapping[str, float]) -> None:
         """Note what was measured if it is what an iteration came to."""
         if "iteration/number" in told:
-            self.iterations.append({"step": float(step), **{k.removeprefix("iteration/"): v for k, v in told.items()}})
+            self.iterations.append(
+                {"step": float(step), **{k.removeprefix("iteration/"): v for k, v in told.items()}}
+            )
 
     def count_episodes(self, group: str, message: Episodes) -> None:
         """Count episodes that ended, as a worker of `group` tells them."""
@@ -198,8 +228,9 @@ class Progress:
             self.reached.add(group, message)
 
     def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> None:
-        """Count an update of trainer `name`. Several trainers share the environment: steps and updates are those of the one that is furthest, what
-        was dropped is their sum. A resumed one that has not been heard yet counts as before."""
+        """Count an update of trainer `name`. Several trainers share the environment:
+        steps and updates are those of the one that is furthest, what was dropped is their
+        sum. A resumed one that has not been heard yet counts as before."""
         members[name].updated(message)
         self.recorded = False
         trainers = [member.update for member in members.values() if member.update.update]
@@ -208,16 +239,31 @@ class Progress:
         self.seconds = max(self.seconds, message.time["seconds"])
         self.dropped = max(self.dropped, sum(int(update.values["dropped"]) for update in trainers))
         self.metrics = message.values
-        self._note_limiter(name, {k.removeprefix("limiter/"): v for k, v in message.values.items() if k.startswith("limiter/")})
+        self._note_limiter(
+            name,
+            {k.removeprefix("limiter/"): v for k, v in message.values.items() if k.startswith("limiter/")},
+        )
         self.mark()
 
     def record(self, members: Mapping[str, Member]) -> dict[str, float]:
-        """Return what is to be recorded of all updates since the last record. Of several kinds of trainers each one's own numbers bear its name."""
-        several = len({worker.rpartition("-")[0] for worker, member in members.items() if member.config.limited}) > 1  # kinds: equal ones tell as one
+        """Return what is to be recorded of all updates since the last record. Of several
+        kinds of trainers each one's own numbers bear its name."""
+        # kinds: equal ones tell as one
+        several = (
+            len({worker.rpartition("-")[0] for worker, member in members.items() if member.config.limited})
+            > 1
+        )
         record: dict[str, float] = {}
         for worker, member in members.items():
-            record |= {f"{worker}/{k}" if several else k: v for k, v in summary(member.updates.take()).items()}
-        counters = {"step": self.steps, "update": self.updates, "dropped": self.dropped, "episodes": self.episodes}
+            record |= {
+                f"{worker}/{k}" if several else k: v for k, v in summary(member.updates.take()).items()
+            }
+        counters = {
+            "step": self.steps,
+            "update": self.updates,
+            "dropped": self.dropped,
+            "episodes": self.episodes,
+        }
         record |= {k: float(v) for k, v in counters.items()}
         if self.reached is not None:
             record |= self.reached.metrics()

@@ -1,7 +1,9 @@
-"""What the last episodes of a run have reached: of each policy, and of each agent spec where several play one; kept beside checkpoints.
+"""What the last episodes of a run have reached: of each policy, and of each agent spec
+where several play one; kept beside checkpoints.
 
-``episodes.json`` in the run's folder has, of each policy, the last episodes as they were known when its newest checkpoints were begun. A resumed run
-goes on from those that belong to its checkpoint.
+``episodes.json`` in the run's folder has, of each policy, the last episodes as they were
+known when its newest checkpoints were begun. A resumed run goes on from those that belong
+to its checkpoint.
 """
 
 from collections import deque
@@ -14,7 +16,9 @@ from tidemill.api.curriculum import reached_name
 from tidemill.api.experiment import Experiment
 from tidemill.workers.said import NONE, Numbers, by_name
 
-KEPT = 3  # checkpoints of each policy of whose time the last episodes are known: the newest ones, should one be damaged
+# checkpoints of each policy of whose time the last episodes are known: the newest ones,
+# should one be damaged
+KEPT = 3
 
 
 class LastEpisodes:
@@ -35,9 +39,11 @@ class LastEpisodes:
         """True once there were as many as the window holds."""
         return len(self._returns) == self._returns.maxlen
 
-    def add(self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], said: Iterable[Numbers]) -> None:
-        """Add episodes that ended: their undiscounted returns, numbers of actions, what they won (1, or ½ where drawn), and what the environment
-        said of them."""
+    def add(
+        self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], said: Iterable[Numbers]
+    ) -> None:
+        """Add episodes that ended: their undiscounted returns, numbers of actions, what
+        they won (1, or ½ where drawn), and what the environment said of them."""
         self._said.extend(said)
         self._returns.extend(returns)
         self._lengths.extend(lengths)
@@ -51,10 +57,15 @@ class LastEpisodes:
         self._sums = None
 
     def sums(self) -> dict[str, tuple[float, int]]:
-        """Return the sum of their "return", "length" and "win_rate", and of each number that the environment said of them ("info/NAME"); and of how
-        many it is. Nothing before the first."""
+        """Return the sum of their "return", "length" and "win_rate", and of each number
+        that the environment said of them ("info/NAME"); and of how many it is. Nothing
+        before the first."""
         if self._sums is None:
-            parts: tuple[tuple[str, Collection[float]], ...] = (("return", self._returns), ("length", self._lengths), ("win_rate", self._won))
+            parts: tuple[tuple[str, Collection[float]], ...] = (
+                ("return", self._returns),
+                ("length", self._lengths),
+                ("win_rate", self._won),
+            )
             said = [(f"info/{name}", values) for name, values in by_name(self._said).items()]
             self._sums = {what: (sum(values), len(values)) for what, values in (*parts, *said) if values}
         return self._sums
@@ -78,8 +89,9 @@ class KeptEpisodes(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The last episodes of one policy at a checkpoint: the `updates` that it is of, the curriculum's stage (from 0) in which they began, and they by
-    name (see `Experiment.players`)."""
+    """The last episodes of one policy at a checkpoint: the `updates` that it is of, the
+    curriculum's stage (from 0) in which they began, and they by name (see
+    `Experiment.players`)."""
 
     updates: int
     stage: int
@@ -87,12 +99,17 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Reached:
-    """The last episodes of each policy and spec of an experiment, under the names that `Experiment.players` gives them. Where several specs play a
-    policy, its episodes are the last ones of each: those of one spec come in a row, and what the others did would be pushed out by them."""
+    """The last episodes of each policy and spec of an experiment, under the names that
+    `Experiment.players` gives them. Where several specs play a policy, its episodes are
+    the last ones of each: those of one spec come in a row, and what the others did would
+    be pushed out by them."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._specs = {player: names[-1] for player, names in experiment.players().items()}
-        self._policies = {name: experiment.workers[group].plays()[number][0] for (group, number), name in self._specs.items()}
+        self._policies = {
+            name: experiment.workers[group].plays()[number][0]
+            for (group, number), name in self._specs.items()
+        }
         self._last = {name: LastEpisodes(experiment.limits.window) for name in self._specs.values()}
         self._parts: dict[str, list[LastEpisodes]] = {name: [] for name in experiment.reached()}
         for player, names in experiment.players().items():
@@ -124,7 +141,8 @@ class Reached:
         return all(part.full for part in self._last.values())
 
     def means(self, who: str) -> dict[str, float]:
-        """Return the mean "return", "length", "win_rate" and "info/NAME" of `who`; nothing before the first episode."""
+        """Return the mean "return", "length", "win_rate" and "info/NAME" of `who`;
+        nothing before the first episode."""
         totals: dict[str, tuple[float, int]] = {}
         for part in self._parts[who]:
             for what, (value, count) in part.sums().items():
@@ -133,11 +151,13 @@ class Reached:
         return {what: value / count for what, (value, count) in totals.items()}
 
     def mean_returns(self) -> dict[str, float | None]:
-        """Return the mean return of each policy, by its name or "" where there is one; None before its first episode."""
+        """Return the mean return of each policy, by its name or "" where there is one;
+        None before its first episode."""
         return {who: self.means(who).get("return") for who in self._parts if "/" not in who}
 
     def metrics(self, full: bool = False) -> dict[str, float]:
-        """Return all means by the names of the metrics; `full`: those alone that are of as many episodes as the window holds."""
+        """Return all means by the names of the metrics; `full`: those alone that are of
+        as many episodes as the window holds."""
         known = [who for who in self._parts if not full or self.full(who)]
         return {reached_name(what, who): mean for who in known for what, mean in self.means(who).items()}
 
@@ -153,8 +173,9 @@ class Reached:
 
 
 def won_of(reached: float, said: Numbers) -> float:
-    """Return 1 for an episode that was won, and 0 for one that was lost: as the environment says by "is_success" or "success", or else by its return,
-    above 0 or below. One of 0 is drawn, and counts ½."""
+    """Return 1 for an episode that was won, and 0 for one that was lost: as the
+    environment says by "is_success" or "success", or else by its return, above 0 or
+    below. One of 0 is drawn, and counts ½."""
     for name in ("is_success", "success"):
         if name in said:
             return min(max(said[name], 0.0), 1.0)
@@ -162,7 +183,8 @@ def won_of(reached: float, said: Numbers) -> float:
 
 
 def read_kept(data: bytes) -> dict[str, list[Kept]]:
-    """Return what ``episodes.json`` holds; nothing where it is damaged: a resumed run then counts its episodes from 0."""
+    """Return what ``episodes.json`` holds; nothing where it is damaged: a resumed run
+    then counts its episodes from 0."""
     try:
         return msgspec.json.decode(data, type=dict[str, list[Kept]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

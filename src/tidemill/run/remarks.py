@@ -18,13 +18,24 @@ def _remote(experiment: Experiment, name: str, actors: Actors) -> str:
     """Say what a server's environments are without slots."""
     sessions = actors.count * actors.ring * actors.lanes
     streams = {stream for spec in actors.agents for stream in spec.streams}
-    fed = [config for config in experiment.workers.values() if isinstance(config, Trainer) and config.samples in streams]
+    fed = [
+        config
+        for config in experiment.workers.values()
+        if isinstance(config, Trainer) and config.samples in streams
+    ]
     slots = f"--slots {sessions}" + (
-        "" if fed and all(config.buffer.replays for config in fed) else " --algorithm dqn (Discrete actions) or sac (Box)"
+        ""
+        if fed and all(config.buffer.replays for config in fed)
+        else " --algorithm dqn (Discrete actions) or sac (Box)"
     )
-    waits = f"Each step of {actors.lanes} lanes takes as long as the slowest, and the" if actors.lanes > 1 else "The"
+    waits = (
+        f"Each step of {actors.lanes} lanes takes as long as the slowest, and the"
+        if actors.lanes > 1
+        else "The"
+    )
     learner = " and ".join(dict.fromkeys(type(config.algorithm).__name__ for config in fed)) or name
     return (
-        f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits} first step that is lost ends the run. "
+        f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits} first step that is "
+        "lost ends the run. "
         f"Slots wait for nobody and bear lost steps: {slots}"
     )

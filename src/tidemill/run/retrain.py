@@ -1,4 +1,5 @@
-"""Trains a run again from its journal: the same arrivals, the same tasks between them, so the same weights to the last bit."""
+"""Trains a run again from its journal: the same arrivals, the same tasks between them, so
+the same weights to the last bit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from tidemill.workers.trainer_config import Trainer
 
 @dataclass(frozen=True)
 class Retrained:
-    """What came of it: the policy's parameters, what was counted, and whether the weights were those of the run's newest checkpoint after as many
-    updates as that has (`compared`). A run that was killed has a journal that goes further than its checkpoint."""
+    """What came of it: the policy's parameters, what was counted, and whether the weights
+    were those of the run's newest checkpoint after as many updates as that has
+    (`compared`). A run that was killed has a journal that goes further than its
+    checkpoint."""
 
     parameters: Arrays
     updates: int
@@ -38,13 +41,21 @@ class Retrained:
 
 
 def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
-    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`); `trust` as in `tidemill.load`. Raises `RunError` or
-    `CheckpointError` where there is none."""
+    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`);
+    `trust` as in `tidemill.load`. Raises `RunError` or `CheckpointError` where there is
+    none."""
     folder = RunFolder.open(Path(run))
     experiment = folder.experiment(None, trust, environments=False).experiment
-    found = [(name, config) for name, config in experiment.workers.items() if isinstance(config, Trainer) and config.journal]
+    found = [
+        (name, config)
+        for name, config in experiment.workers.items()
+        if isinstance(config, Trainer) and config.journal
+    ]
     if not found:
-        raise RunError(f"{folder.path} has no journal: its trainer was not told to write one; train with Trainer(journal=True)")
+        raise RunError(
+            f"{folder.path} has no journal: its trainer was not told to write one; train with "
+            "Trainer(journal=True)"
+        )
     ((group, config),) = found
     worker = f"{group}-0"
     reader = JournalReader(journal_path(folder.path, config.policy))
@@ -61,7 +72,9 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
         algorithm = config.algorithm.build(policy, derive_seed(experiment.seed, worker))
 
         def empty() -> ReplayBuffer:
-            demand = Demand(config.batch_size, 1, seed=derive_seed(experiment.seed, worker, "buffer"), folder=folder.path)
+            demand = Demand(
+                config.batch_size, 1, seed=derive_seed(experiment.seed, worker, "buffer"), folder=folder.path
+            )
             buffer = config.buffer.build(reader, demand)
             if not isinstance(buffer, ReplayBuffer):
                 raise ConfigError(f"{type(config.buffer).__name__} builds no ReplayBuffer")
@@ -69,7 +82,9 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
 
         def matches() -> bool:
             own = policy.parameters()
-            return own.keys() == kept.keys() and all(np.array_equal(own[n], kept[n], equal_nan=True) for n in own)
+            return own.keys() == kept.keys() and all(
+                np.array_equal(own[n], kept[n], equal_nan=True) for n in own
+            )
 
         buffer, committed, voided, updates = empty(), 0, 0, 0
         same = compared == 0 and matches()
@@ -81,7 +96,8 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                     taken = buffer.take(updates)
                     if taken is None:
                         raise RunError(
-                            f"the journal of {folder.path} has a task before its memory could be sampled from; it is of another configuration"
+                            f"the journal of {folder.path} has a task before its memory could be sampled "
+                            "from; it is of another configuration"
                         )
                     algorithm.update([held.sample for held in taken], progress)
                     buffer.release()
@@ -94,24 +110,37 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                         committed, voided = committed + received.committed, voided + received.voided
     finally:
         reader.close()
-    return Retrained({name: array.copy() for name, array in policy.parameters().items()}, updates, committed, voided, compared, same)
+    return Retrained(
+        {name: array.copy() for name, array in policy.parameters().items()},
+        updates,
+        committed,
+        voided,
+        compared,
+        same,
+    )
 
 
 def _updates(facts: Mapping[str, Any]) -> int:
     try:
         return int(facts["updates"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"the newest checkpoint does not say how many updates its run had done ({error!r})") from None
+        raise CheckpointError(
+            f"the newest checkpoint does not say how many updates its run had done ({error!r})"
+        ) from None
 
 
 def _header(reader: JournalReader, folder: Path) -> tuple[Spaces, int]:
-    """Return the spaces of a journal's run, and how many threads numeric libraries had in it."""
+    """Return the spaces of a journal's run, and how many threads numeric libraries had in
+    it."""
     try:
         spaces, threads = read_spaces(reader.facts["spaces"]), reader.facts.get("math_threads", 1)
     except (KeyError, TypeError, SchemaError) as error:
-        raise CheckpointError(f"the journal of {folder} is damaged: its header does not say what spaces the run had ({error!r})") from None
+        raise CheckpointError(
+            f"the journal of {folder} is damaged: its header does not say what spaces the run had ({error!r})"
+        ) from None
     if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
         raise CheckpointError(
-            f"the journal of {folder} is damaged: it says that numeric libraries had {threads!r} threads, not 1 to {MOST_THREADS:,}"
+            f"the journal of {folder} is damaged: it says that numeric libraries had {threads!r} threads, "
+            f"not 1 to {MOST_THREADS:,}"
         )
     return spaces, threads

@@ -1,11 +1,16 @@
 """Train runners: an experiment as iterations of training steps and evaluation steps.
 
-    runner = AsyncTrainRunner(experiment, num_slots=32, ratio="1/4", num_iterations=20, training_steps=10_000, evaluation_steps=2_000)
+    runner = AsyncTrainRunner(
+        experiment, num_slots=32, ratio="1/4",
+        num_iterations=20, training_steps=10_000, evaluation_steps=2_000,
+    )
     result = runner.run()
     for iteration in runner.iterations:
-        print(iteration["iteration/number"], iteration.get("iteration/evaluation_return"))  # None: no episode of the evaluation ended
+        # None: no episode of the evaluation ended
+        print(iteration["iteration/number"], iteration.get("iteration/evaluation_return"))
 
-They are settings of an experiment and no second system: what they run is the experiment that `with_slots` returns, which every launcher runs.
+They are settings of an experiment and no second system: what they run is the experiment
+that `with_slots` returns, which every launcher runs.
 """
 
 from contextlib import suppress
@@ -28,8 +33,9 @@ from tidemill.workers.trainer_config import Trainer
 
 
 def read_iterations(folder: str | Path) -> list[dict[str, float]]:
-    """Return what each iteration of the run in `folder` came to, as the metrics have it: ``step``, and ``iteration/…`` (see
-    `tidemill.workers.trainer_config.ITERATION`; returns only where episodes ended). Raises `RunError` where there are no metrics."""
+    """Return what each iteration of the run in `folder` came to, as the metrics have it:
+    ``step``, and ``iteration/…`` (see `tidemill.workers.trainer_config.ITERATION`;
+    returns only where episodes ended). Raises `RunError` where there are no metrics."""
     return [
         {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
         for record in each_record(Path(folder))
@@ -37,21 +43,31 @@ def read_iterations(folder: str | Path) -> list[dict[str, float]]:
     ]
 
 
-def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, **trainer: Any) -> Experiment:
-    """Return `experiment` with so many slots, and that ratio: its actors become one, with a target of one lane for each slot, whose environment steps
-    in a thread of its own and may fail; its agents send step by step. `trainer` are further settings of its trainer. What is None stays.
+def with_slots(
+    experiment: Experiment, slots: int | None = None, ratio: str | int | None = None, **trainer: Any
+) -> Experiment:
+    """Return `experiment` with so many slots, and that ratio: its actors become one, with
+    a target of one lane for each slot, whose environment steps in a thread of its own and
+    may fail; its agents send step by step. `trainer` are further settings of its trainer.
+    What is None stays.
 
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
     """
     trainers = {name: config for name, config in experiment.workers.items() if isinstance(config, Trainer)}
     if len(trainers) != 1:
-        raise ConfigError(f"slots and ratios go with one trainer, and the experiment has {len(trainers)} ({', '.join(trainers)}); write them into it")
+        raise ConfigError(
+            f"slots and ratios go with one trainer, and the experiment has {len(trainers)} "
+            f"({', '.join(trainers)}); write them into it"
+        )
     ((name, config),) = trainers.items()
     if not config.buffer.replays:
         raise ConfigError(
-            f"slots and ratios go with a replay memory, and {name} has a {type(config.buffer).__name__}: {type(config.algorithm).__name__} learns "
-            "from what its own policy has just done. Take DQN (Discrete actions) or SAC (Box) with a Replay (--algorithm dqn, sac), or leave slots "
-            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault of one ends the run"
+            f"slots and ratios go with a replay memory, and {name} has a {type(config.buffer).__name__}: "
+            f"{type(config.algorithm).__name__} learns "
+            "from what its own policy has just done. Take DQN (Discrete actions) or SAC (Box) with a Replay "
+            "(--algorithm dqn, sac), or leave slots "
+            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault "
+            "of one ends the run"
         )
     if ratio is not None:
         parse_ratio(ratio)
@@ -68,11 +84,20 @@ def with_slots(experiment: Experiment, slots: int | None = None, ratio: str | in
 
 
 def by_turns(experiment: Experiment, launch: str) -> Experiment:
-    """Return `experiment` as it is to be launched: in "threads" the actor of slots and the trainer take turns in one thread, unless the trainer has a
-    slack of its own, or it is said already who takes turns. Only one of both could compute at a time, and handing over takes longer than many a
-    task."""
-    groups = [name for name, config in experiment.workers.items() if isinstance(config, Actors) and isinstance(config.environment, Slots)]
-    trainers = [name for name, config in experiment.workers.items() if isinstance(config, Trainer) and config.slack is None]
+    """Return `experiment` as it is to be launched: in "threads" the actor of slots and
+    the trainer take turns in one thread, unless the trainer has a slack of its own, or it
+    is said already who takes turns. Only one of both could compute at a time, and handing
+    over takes longer than many a task."""
+    groups = [
+        name
+        for name, config in experiment.workers.items()
+        if isinstance(config, Actors) and isinstance(config.environment, Slots)
+    ]
+    trainers = [
+        name
+        for name, config in experiment.workers.items()
+        if isinstance(config, Trainer) and config.slack is None
+    ]
     if launch != "threads" or experiment.together or not groups or not trainers:
         return experiment
     return experiment.replace(together=(groups[0], trainers[0]))
@@ -85,27 +110,43 @@ def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
     if not isinstance(environment, Slots):
         environment = Slots(environment=environment)
     usual = AgentSpec().sample_steps  # what a sample was long: a row each is sent now
-    agents = tuple(spec.replace(mode="stepwise", sample_steps=usual) if stream in spec.streams else spec for spec in actors.agents)
-    return actors.replace(environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents)
+    agents = tuple(
+        spec.replace(mode="stepwise", sample_steps=usual) if stream in spec.streams else spec
+        for spec in actors.agents
+    )
+    return actors.replace(
+        environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents
+    )
 
 
 def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:
     for name, config in experiment.workers.items():
-        if ratio is not None and isinstance(config, Trainer) and config.ratio is not None and parse_ratio(config.ratio) != parse_ratio(ratio):
-            raise ConfigError(f"ratio = {ratio!r}, and the experiment's {name} has ratio = {config.ratio!r}: say it in one of both places")
+        if (
+            ratio is not None
+            and isinstance(config, Trainer)
+            and config.ratio is not None
+            and parse_ratio(config.ratio) != parse_ratio(ratio)
+        ):
+            raise ConfigError(
+                f"ratio = {ratio!r}, and the experiment's {name} has ratio = {config.ratio!r}: say it in one "
+                "of both places"
+            )
 
 
 class AsyncTrainRunner:
-    """Trains with `num_slots` slots that step at the same time as training goes on, held together by the exact `ratio` of training tasks to steps.
-    What is None stays as the experiment has it; a `ratio` is given here or in the experiment's trainer.
+    """Trains with `num_slots` slots that step at the same time as training goes on, held
+    together by the exact `ratio` of training tasks to steps. What is None stays as the
+    experiment has it; a `ratio` is given here or in the experiment's trainer.
 
-    num_iterations    so many; None: until the experiment's limits
-    training_steps    env steps of an iteration
-    evaluation_steps  env steps of the evaluation at each one's end, by the weights of that moment, in an environment of its own
-    exact             the result depends on nothing but the configuration, however long steps and updates take (see `Trainer.exact`)
-    slack             steps that gathering may be ahead
-    finish_episodes   phases end with episodes (see `Trainer.finish_episodes`)
-    launch            "threads", "processes" or "inline"
+    num_iterations: so many; None: until the experiment's limits
+    training_steps: env steps of an iteration
+    evaluation_steps: env steps of the evaluation at each one's end, by the weights of
+        that moment, in an environment of its own
+    exact: the result depends on nothing but the configuration, however long steps and
+        updates take (see `Trainer.exact`)
+    slack: steps that gathering may be ahead
+    finish_episodes: phases end with episodes (see `Trainer.finish_episodes`)
+    launch: "threads", "processes" or "inline"
     """
 
     def __init__(
@@ -136,8 +177,13 @@ class AsyncTrainRunner:
         experiment = by_turns(with_slots(experiment, num_slots, ratio, **settings), launch)
         if num_iterations is not None:
             if num_iterations < 1 or training_steps is None:
-                raise ConfigError(f"num_iterations = {num_iterations}: make it at least 1, and say how many training_steps an iteration has")
-            experiment = experiment.replace(limits=experiment.limits.replace(steps=num_iterations * training_steps))
+                raise ConfigError(
+                    f"num_iterations = {num_iterations}: make it at least 1, and say how many training_steps "
+                    "an iteration has"
+                )
+            experiment = experiment.replace(
+                limits=experiment.limits.replace(steps=num_iterations * training_steps)
+            )
         self.experiment, self._launch = experiment, launch
         """What it runs."""
         self.folder: Path | None = None
@@ -146,25 +192,53 @@ class AsyncTrainRunner:
         """What `read_iterations` found there once that had ended, however it did."""
 
     def run(
-        self, run_dir: str | Path | None = None, *, source: str | Path | None = None, quiet: bool = False, resume: bool = False, trust: Trust = False
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        source: str | Path | None = None,
+        quiet: bool = False,
+        resume: bool = False,
+        trust: Trust = False,
     ) -> Result:
-        """Train to the end; see `tidemill.train`. A checkpoint is written at each iteration's
-        end (`Trainer.checkpoints` says how many are kept).
+        """Train to the end; see `tidemill.train`. A checkpoint is written at each
+        iteration's end (`Trainer.checkpoints` says how many are kept).
 
-        resume   go on with the run in `run_dir`, by default this runner's last one, as `tidemill.resume` does: by the settings that it was begun
-                 with, but up to this runner's limit of steps; `trust` is as there
+        resume: go on with the run in `run_dir`, by default this runner's last one, as
+            `tidemill.resume` does: by the settings that it was begun with, but up to this
+            runner's limit of steps; `trust` is as there
         """
         refuse_while_loading(f"{type(self).__name__}.run()")
         if resume and run_dir is None and self.folder is None:
-            raise ConfigError("resume = True, and this runner has not run yet: name the run's folder, run(run_dir, resume=True)")
-        self.folder = Path(run_dir) if run_dir is not None else self.folder if resume and self.folder is not None else new_folder(self.experiment)
+            raise ConfigError(
+                "resume = True, and this runner has not run yet: name the run's folder, run(run_dir, "
+                "resume=True)"
+            )
+        self.folder = (
+            Path(run_dir)
+            if run_dir is not None
+            else self.folder
+            if resume and self.folder is not None
+            else new_folder(self.experiment)
+        )
         steps = self.experiment.limits.steps
         try:
             if resume:
                 return go_on(
-                    self.folder, launch=self._launch, file=source, limits=None if steps is None else {"steps": steps}, quiet=quiet, trust=trust
+                    self.folder,
+                    launch=self._launch,
+                    file=source,
+                    limits=None if steps is None else {"steps": steps},
+                    quiet=quiet,
+                    trust=trust,
                 )
-            return train(self.experiment, launch=self._launch, run_dir=self.folder, source=source, quiet=quiet, layout="given")
+            return train(
+                self.experiment,
+                launch=self._launch,
+                run_dir=self.folder,
+                source=source,
+                quiet=quiet,
+                layout="given",
+            )
         finally:
             with suppress(OSError):
                 self.folder.rmdir()  # it never began
@@ -174,7 +248,8 @@ class AsyncTrainRunner:
 
 
 class TrainRunner(AsyncTrainRunner):
-    """The plain synchronous runner: one slot, in this thread; a step, then the training that it owes. The same experiment, the same iterations."""
+    """The plain synchronous runner: one slot, in this thread; a step, then the training
+    that it owes. The same experiment, the same iterations."""
 
     def __init__(self, experiment: Experiment, **settings: Any) -> None:
         super().__init__(experiment, **{"num_slots": 1, "exact": True, "launch": "inline", **settings})

@@ -29,12 +29,17 @@ from tidemill.run.provenance import check_other_processes, own_source, source_fi
 from tidemill.run.remarks import remarks
 from tidemill.run.trust import Trust
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"inline": InlineLauncher, "threads": ThreadsLauncher, "processes": ProcessesLauncher}
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {
+    "inline": InlineLauncher,
+    "threads": ThreadsLauncher,
+    "processes": ProcessesLauncher,
+}
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: its folder, and what its summary.json says (status, env_steps, seconds, steps_per_second, updates, mean_return, …)."""
+    """How a run ended: its folder, and what its summary.json says (status, env_steps,
+    seconds, steps_per_second, updates, mean_return, …)."""
 
     folder: Path
     summary: dict[str, Any]
@@ -53,15 +58,19 @@ def train(
 ) -> Result:
     """Train `experiment` to its limits and return how it ended.
 
-    launch    "processes", "threads" or "inline"
-    run_dir   the run's folder; by default a new one under ./runs
-    source    the file that defines the experiment's own classes; by default that of the main script, where it defines any
-    quiet     show nothing
-    layout    how many actors and trainers there are, and so on: "auto" has it follow from measured costs where the experiment says nothing of it
-              (processes only), "measure" measures them anew, "given" takes the experiment as it is; or a layout's text, as it was shown
-    fixed     paths of settings that are not to be changed, e.g. "workers.actor.lanes"
+    launch: "processes", "threads" or "inline"
+    run_dir: the run's folder; by default a new one under ./runs
+    source: the file that defines the experiment's own classes; by default that of the
+        main script, where it defines any
+    quiet: show nothing
+    layout: how many actors and trainers there are, and so on: "auto" has it follow from
+        measured costs where the experiment says nothing of it (processes only), "measure"
+        measures them anew, "given" takes the experiment as it is; or a layout's text, as
+        it was shown
+    fixed: paths of settings that are not to be changed, e.g. "workers.actor.lanes"
 
-    Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a final checkpoint (status "interrupted").
+    Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a
+    final checkpoint (status "interrupted").
     """
     refuse_while_loading("tidemill.train(…)")
     launcher = make_launcher(launch)
@@ -71,7 +80,8 @@ def train(
         check_other_processes(experiment)
     known = source_file(Path(source)) if source is not None else own_source(experiment)
     with Interrupts() as interrupts, ExitStack() as stack:
-        folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)  # before anything is measured
+        # before anything is measured
+        folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
@@ -88,7 +98,10 @@ def train(
             folder.write_experiment(experiment, known)
             folder.write(LAUNCHER, {"launcher": launch})
         except OSError as error:
-            raise RunError(f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another with --run-dir") from None
+            raise RunError(
+                f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another "
+                "with --run-dir"
+            ) from None
         if arranged.told:
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, arranged.plain())
@@ -107,18 +120,22 @@ def resume(
     quiet: bool = False,
     trust: Trust = False,
 ) -> Result:
-    """Go on with a run from its last good checkpoint: weights, optimiser, normalisers, counters.
+    """Go on with a run from its last good checkpoint: weights, optimiser, normalisers,
+    counters.
 
-    launch   "processes", "threads" or "inline"; None: what it was launched by last
-    file     the experiment's file, when it has changed since
-    limits   limits to change, e.g. ``{"steps": 2_000_000}``
-    trust    True: run what the folder names (code, programs, addresses), though this user never has
+    launch: "processes", "threads" or "inline"; None: what it was launched by last
+    file: the experiment's file, when it has changed since
+    limits: limits to change, e.g. ``{"steps": 2_000_000}``
+    trust: True: run what the folder names (code, programs, addresses), though this user
+        never has
     """
     refuse_while_loading("tidemill.resume(…)")
     folder = RunFolder.open(Path(run))
     launch = launch or folder.launcher()
     launcher = make_launcher(launch)
-    experiment, source, files = folder.experiment(Path(file) if file is not None else None, trust, writes=True)
+    experiment, source, files = folder.experiment(
+        Path(file) if file is not None else None, trust, writes=True
+    )
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     experiment = without_reached_mark(folder, experiment, limits or {})
@@ -134,16 +151,22 @@ def resume(
             folder.write(LAUNCHER, {"launcher": launch})
         except OSError as error:
             folder.unlock()
-            raise RunError(f"run folder {folder.path} cannot be written: {error.strerror}; free the disk, or let yourself write there") from error
+            raise RunError(
+                f"run folder {folder.path} cannot be written: {error.strerror}; free the disk, or let "
+                "yourself write there"
+            ) from error
         except BaseException:
             folder.unlock()
             raise
-        job = Job(experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files)
+        job = Job(
+            experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files
+        )
         return Result(folder.path, Life(folder, past.progress, quiet).lead(job, launcher, interrupts))
 
 
 def check_words(launch: str, run_dir: str | Path | None, layout: str) -> None:
-    """Raise `ConfigError` for what `train` would refuse whatever is trained: before an environment is built to see what that is."""
+    """Raise `ConfigError` for what `train` would refuse whatever is trained: before an
+    environment is built to see what that is."""
     make_launcher(launch)
     if run_dir is not None:
         check_name("run", Path(run_dir).resolve().name)

@@ -1,4 +1,5 @@
-"""Which runs have the same settings, and by what those of others differ: as their folders say it."""
+"""Which runs have the same settings, and by what those of others differ: as their folders
+say it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,20 +11,30 @@ from tidemill.run.arrange import LAYOUT
 from tidemill.run.folder import CONFIG
 
 Settings = Mapping[str, Any]
-"""Path of a setting → its value, plain data; {} of a run whose configuration cannot be read."""
+"""Path of a setting → its value, plain data; {} of a run whose configuration cannot be
+read."""
 
-_BESIDES = ("seed", "name", "limits")  # what a run of the same settings may have of its own: another seed, and how far it went,
+# what a run of the same settings may have of its own: another seed, and how far it went,
+_BESIDES = ("seed", "name", "limits")
 _SCHEDULED = ("limits.steps", "limits.updates")  # unless a schedule runs over that
-_LAID_OUT = re.compile(r"together(\..*)?|workers\.[^.]+\.(count|one_core|lanes|ring|slots|environment\.threads|agents\.\d+\.sample_steps)")
+_LAID_OUT = re.compile(
+    r"together(\..*)?|workers\.[^.]+\.(count|one_core|lanes|ring|slots|environment\.threads|agents\.\d+\.sample_steps)"
+)
 _SHOWN = 4  # differences in a line's name
 
 
 def settings_of(run: Path) -> Settings:
-    """Return a run's settings, but for its seed, its name, its limits where no schedule depends on them, and the layout where that was chosen for its
-    machine."""
+    """Return a run's settings, but for its seed, its name, its limits where no schedule
+    depends on them, and the layout where that was chosen for its machine."""
     every = _flat(_read(run / CONFIG))
-    kept = _SCHEDULED if any(path.endswith("_schedule") and value != "constant" for path, value in every.items()) else ()
-    found = {path: value for path, value in every.items() if path.partition(".")[0] not in _BESIDES or path in kept}
+    kept = (
+        _SCHEDULED
+        if any(path.endswith("_schedule") and value != "constant" for path, value in every.items())
+        else ()
+    )
+    found = {
+        path: value for path, value in every.items() if path.partition(".")[0] not in _BESIDES or path in kept
+    }
     laid_out = _read(run / LAYOUT)
     if laid_out.get("layout") and laid_out.get("costs"):
         found = {path: value for path, value in found.items() if not _LAID_OUT.fullmatch(path)}
@@ -37,10 +48,20 @@ def name_of(run: Path) -> str | None:
 
 
 def differences(settings: Sequence[Settings]) -> list[str]:
-    """Return for each of several settings what tells it from the others, such as "learning_rate=0.001"; "" where nothing does."""
+    """Return for each of several settings what tells it from the others, such as
+    "learning_rate=0.001"; "" where nothing does."""
     paths = list(dict.fromkeys(path for each in settings for path in each))
-    differing = [path for path in paths if any(path not in each or each[path] != settings[0].get(path) for each in settings)]
-    said = [", ".join(f"{_short(path, differing)}={_text(each[path])}" for path in differing[:_SHOWN] if path in each) for each in settings]
+    differing = [
+        path
+        for path in paths
+        if any(path not in each or each[path] != settings[0].get(path) for each in settings)
+    ]
+    said = [
+        ", ".join(
+            f"{_short(path, differing)}={_text(each[path])}" for path in differing[:_SHOWN] if path in each
+        )
+        for each in settings
+    ]
     rest = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
     return [f"{text or 'without these'}{rest}" if differing else "" for text in said]
 
@@ -67,7 +88,9 @@ def _short(path: str, others: Sequence[str]) -> str:
     parts = path.split(".")
     for count in range(1, len(parts)):
         end = ".".join(parts[-count:])
-        if not parts[-count].isdigit() and not any(other != path and f".{other}".endswith(f".{end}") for other in others):
+        if not parts[-count].isdigit() and not any(
+            other != path and f".{other}".endswith(f".{end}") for other in others
+        ):
             return end
     return path
 

@@ -12,8 +12,10 @@ from tidemill.workers.trainer_config import Trainer
 class WorkerView:
     """One worker in a snapshot.
 
-    shares   share of its time by name (see `SHARES`), in [0, 1] each; what they leave of 1 is drawn empty
-    rate     what it does per second: env steps of an actor, answers of a policy worker, rows of a trainer
+    shares: share of its time by name (see `SHARES`), in [0, 1] each; what they leave of 1
+        is drawn empty
+    rate: what it does per second: env steps of an actor, answers of a policy worker, rows
+        of a trainer
     """
 
     name: str
@@ -24,7 +26,8 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class EvaluationView:
-    """The newest result of an evaluation in a snapshot: the mean return, its 95 % interval, and where games are won the share and the rating."""
+    """The newest result of an evaluation in a snapshot: the mean return, its 95 %
+    interval, and where games are won the share and the rating."""
 
     mean: float
     low: float
@@ -40,11 +43,14 @@ class EvaluationView:
 
 
 def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
-    """Return the evaluations among what was measured (``NAME/return`` and so on), by name."""
+    """Return the evaluations among what was measured (``NAME/return`` and so on), by
+    name."""
     found = {}
     for name in [metric.removesuffix("/return_low") for metric in measured if metric.endswith("/return_low")]:
         mean, low, high = (measured[f"{name}/{bound}"] for bound in ("return", "return_low", "return_high"))
-        found[name] = EvaluationView(mean, low, high, measured.get(f"{name}/win_rate"), measured.get(f"{name}/elo"))
+        found[name] = EvaluationView(
+            mean, low, high, measured.get(f"{name}/win_rate"), measured.get(f"{name}/elo")
+        )
     return found
 
 
@@ -52,9 +58,10 @@ def evaluations_of(measured: Mapping[str, float]) -> dict[str, EvaluationView]:
 class LimiterView:
     """What holds gathering and training together in a snapshot (see `replay.limiter`).
 
-    waited    seconds that slots were free and had no credit, on average over them, and that training had nothing to do, since nothing was owed
-    balance   N*, the slots at which neither would wait; None before it is known
-    healthy   of `slots`; none of them may be known
+    waited: seconds that slots were free and had no credit, on average over them, and that
+        training had nothing to do, since nothing was owed
+    balance: N*, the slots at which neither would wait; None before it is known
+    healthy: of `slots`; none of them may be known
     """
 
     committed: int
@@ -83,16 +90,19 @@ class LimiterView:
 class Snapshot:
     """A run at one moment.
 
-    steps              env steps that entered training, of `limit` (None: no limit)
-    steps_per_second   over the last few seconds
-    mean_returns       of the last episodes of each policy, by its name or "" where there is one; None before the first has ended
-    lag                mean age of the rows in the newest batch, in versions; None before the first update
-    dropped            samples that were thrown away
-    memory             the memory plan in a line; "" before there is one
-    stage              of the curriculum: "1 of 3"; "" without one
-    evaluations        the newest result of each evaluation, by its name
-    limiters           of the trainers with a ratio, by name
-    iterations         what each one came to that has ended: number, step, training_return and so on
+    steps: env steps that entered training, of `limit` (None: no limit)
+    steps_per_second: over the last few seconds
+    mean_returns: of the last episodes of each policy, by its name or "" where there is
+        one; None before the first has ended
+    lag: mean age of the rows in the newest batch, in versions; None before the first
+        update
+    dropped: samples that were thrown away
+    memory: the memory plan in a line; "" before there is one
+    stage: of the curriculum: "1 of 3"; "" without one
+    evaluations: the newest result of each evaluation, by its name
+    limiters: of the trainers with a ratio, by name
+    iterations: what each one came to that has ended: number, step, training_return and so
+        on
     """
 
     run: str
@@ -128,7 +138,9 @@ def snapshot(controller: Controller) -> Snapshot:
         updates=progress.updates,
         lag=progress.metrics.get("lag/mean"),
         dropped=progress.dropped,
-        workers=tuple(WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()),
+        workers=tuple(
+            WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()
+        ),
         state=controller.phase,
         memory=str(controller.plan or ""),
         stage=progress.where,
@@ -143,10 +155,14 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     told, config = controller.progress.limiters[trainer], controller.members[trainer].config
     assert isinstance(config, Trainer)
     actors = [
-        m.told for m in controller.members.values() if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
+        m.told
+        for m in controller.members.values()
+        if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
     ]
     waits = [actor["slots/waited"] for actor in actors if "slots/waited" in actor]
-    healthy, resting = (int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "resting"))
+    healthy, resting = (
+        int(sum(actor.get(f"slots/{kind}", 0.0) for actor in actors)) for kind in ("healthy", "resting")
+    )
     return LimiterView(
         committed=int(told["committed"]),
         tasks=int(told["tasks"]),

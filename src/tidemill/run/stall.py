@@ -26,13 +26,19 @@ class _Member(Protocol):
     heard: float
 
 
-def explain_stall(experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]) -> str:
-    """Return what each worker does, e.g. "trainer-0 waits for samples of actor-0; actor-0 is silent for 28 s, stuck in its environment".
+def explain_stall(
+    experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]
+) -> str:
+    """Return what each worker does, e.g. "trainer-0 waits for samples of actor-0; actor-0
+    is silent for 28 s, stuck in its environment".
 
-    A worker that is stuck is silent: its loop no longer turns. One that waits says so, since its loop looks again all the time. `condition` says of
-    one by name what keeps it still that its environment has nothing to do with, or "".
+    A worker that is stuck is silent: its loop no longer turns. One that waits says so,
+    since its loop looks again all the time. `condition` says of one by name what keeps it
+    still that its environment has nothing to do with, or "".
     """
-    return "; ".join(f"{name} {_doing(experiment, member, condition(name))}" for name, member in members.items())
+    return "; ".join(
+        f"{name} {_doing(experiment, member, condition(name))}" for name, member in members.items()
+    )
 
 
 def _doing(experiment: Experiment, member: _Member, condition: str) -> str:

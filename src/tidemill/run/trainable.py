@@ -1,4 +1,5 @@
-"""Which algorithms can train an environment by their presets, and why others cannot: what `check-env` says of that."""
+"""Which algorithms can train an environment by their presets, and why others cannot: what
+`check-env` says of that."""
 
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.api.spaces import Spaces
@@ -9,22 +10,36 @@ from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.workers.stepwise import stepwise_obstacle
 
-_OWN = "write a policy that acts so, or give the agents one kind of actions: a Box, a Discrete or a MultiDiscrete"
+_OWN = (
+    "write a policy that acts so, or give the agents one kind of actions: a Box, a Discrete or a "
+    "MultiDiscrete"
+)
 
 
 def training(config: EnvironmentConfig, environment: Environment) -> list[Finding]:
-    """Return what can be trained in `environment`, which `config` built, and what cannot."""
+    """Return what can be trained in `environment`, which `config` built, and what
+    cannot."""
     kinds: list[tuple[str, Spaces]] = []
     for agent in environment.agents:
         if agent.spaces not in (spaces for _, spaces in kinds):
             kinds.append((agent.name, agent.spaces))
     failed = [(name, why) for name, spaces in kinds if (why := _obstacle("ppo", spaces))]
     if failed:
-        return [Finding("training", "fail", f"{name} can be trained by no preset: {why}", _OWN) for name, why in failed]
+        return [
+            Finding("training", "fail", f"{name} can be trained by no preset: {why}", _OWN)
+            for name, why in failed
+        ]
     off = [name for name in ("dqn", "sac") if not any(_obstacle(name, spaces) for _, spaces in kinds)]
     cause, cure = stepwise_obstacle(config, environment)
     if off and cause:
-        return [Finding("training", "ok", f'ppo can train it; {" and ".join(off)} cannot: their mode = "stepwise" {cause}', cure)]
+        return [
+            Finding(
+                "training",
+                "ok",
+                f'ppo can train it; {" and ".join(off)} cannot: their mode = "stepwise" {cause}',
+                cure,
+            )
+        ]
     return [Finding("training", "ok", f"{' and '.join(['ppo', *off])} can train it")]
 
 
@@ -33,7 +48,8 @@ def _obstacle(algorithm: str, spaces: Spaces) -> str:
     try:
         match algorithm:
             case "ppo":
-                ActorCritic(action_mask=None).build(spaces, 0)  # first, since a mask that does not fit is the lesser obstacle
+                # first, since a mask that does not fit is the lesser obstacle
+                ActorCritic(action_mask=None).build(spaces, 0)
                 ActorCritic().build(spaces, 0)
             case "dqn":
                 QNetwork().plan(spaces)

@@ -1,10 +1,13 @@
-"""What a run's folder, or an exported policy, may have done: what this user has had done before, and what the user gives the word for.
+"""What a run's folder, or an exported policy, may have done: what this user has had done
+before, and what the user gives the word for.
 
-Such a folder is data, and may come from anybody; but it names files of Python, callables, programs and addresses. Each of these is a `Thing`. What
-this user trains, and what was allowed once, is remembered outside of the folder, by digests: of the settings that name it and, where it is a file, of
-its place and what it holds now, with all that it imports of the user's own. The place alone would not do, since a folder that is unpacked anew has
-other files at the same one; nor would the content alone, since a file does what its neighbours say. Of a program that is the executable; not what it
-loads.
+Such a folder is data, and may come from anybody; but it names files of Python, callables,
+programs and addresses. Each of these is a `Thing`. What this user trains, and what was
+allowed once, is remembered outside of the folder, by digests: of the settings that name
+it and, where it is a file, of its place and what it holds now, with all that it imports
+of the user's own. The place alone would not do, since a folder that is unpacked anew has
+other files at the same one; nor would the content alone, since a file does what its
+neighbours say. Of a program that is the executable; not what it loads.
 """
 
 import json
@@ -26,14 +29,16 @@ from tidemill.core.secrets import references
 from tidemill.core.source import file_digest, is_installed, module_file, module_places, own_code
 
 Trust = bool | Callable[[str], bool]
-"""The user's word for all that a folder names: given, not given, or asked for with the text that says what it is."""
+"""The user's word for all that a folder names: given, not given, or asked for with the
+text that says what it is."""
 _USUAL = "$TIDEMILL_TOKEN"  # which is for servers; where one is connected to, that says so
 MOST = 20_000  # things that are remembered; the oldest are forgotten first
 
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that is named: what is done with it, in words, what it is remembered by, and, of a file, what that is at whatever it holds."""
+    """Something that is named: what is done with it, in words, what it is remembered by,
+    and, of a file, what that is at whatever it holds."""
 
     does: str
     digest: str
@@ -42,15 +47,17 @@ class Thing:
 
 @dataclass
 class Named:
-    """All that a configuration names: the things, and the digest that each file has now ("" where there is none), by its resolved path."""
+    """All that a configuration names: the things, and the digest that each file has now
+    ("" where there is none), by its resolved path."""
 
     things: list[Thing] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
 
 
 def named(config: Any, source: Path | None = None, environments: bool = True) -> Named:
-    """Return what an encoded configuration names, which nobody has checked, and the file `source` that its own classes come from. Without
-    `environments`, for those who build none, what these name is left out."""
+    """Return what an encoded configuration names, which nobody has checked, and the file
+    `source` that its own classes come from. Without `environments`, for those who build
+    none, what these name is left out."""
     found = Named()
     files = {} if source is None else {_real(str(source)): None}
     for table, outside in _outside(config, environments):
@@ -64,25 +71,45 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
         found.things.append(Thing(outside.does, _digest("settings", *parts)))
     for reference in references(config) if environments else ():
         if reference != _USUAL:
-            found.things.append(Thing(f"reads {quoted(reference)}, and hands it to an environment", _digest("secret", reference)))
+            found.things.append(
+                Thing(
+                    f"reads {quoted(reference)}, and hands it to an environment", _digest("secret", reference)
+                )
+            )
     found.files |= {path: "" for path in files if not os.path.isfile(path)}
     for file, digest in own_code(filter(os.path.isfile, files)).items():
         found.files[str(file)] = digest
-        found.things.append(Thing(f"runs the code in {quoted(str(file))}", _digest("code", str(file), digest), _digest("file", str(file))))
+        found.things.append(
+            Thing(
+                f"runs the code in {quoted(str(file))}",
+                _digest("code", str(file), digest),
+                _digest("file", str(file)),
+            )
+        )
     return found
 
 
 def allow(place: Path, found: Named, trust: Trust, given: Collection[Path] = ()) -> None:
-    """Return where everything that was `found` at `place` was done before, is of the `given` files, or the user trusts it: then it is remembered.
-    Else raise `Untrusted`, saying what it is."""
+    """Return where everything that was `found` at `place` was done before, is of the
+    `given` files, or the user trusts it: then it is remembered. Else raise `Untrusted`,
+    saying what it is."""
     own = {os.path.realpath(file) for file in given}
     allowed = {_digest("code", file, found.files.get(file, "")) for file in own}
     new = [thing for thing in found.things if thing.digest not in allowed and not _is_known(thing.digest)]
     if new:
-        lines = "".join(f"\n  {thing.does}{', which has changed since you last had it run' if _is_known(thing.before) else ''}" for thing in new)
+        lines = "".join(
+            "\n  "
+            f"{thing.does}"
+            f"{', which has changed since you last had it run' if _is_known(thing.before) else ''}"
+            for thing in new
+        )
         text = f"{place} names what you have not had done before, and may be somebody else's. It:{lines}"
         if not (trust(text) if callable(trust) else trust):
-            unkept = "" if _home() else f". (It would be asked again each time: nothing can be remembered in {_place()})"
+            unkept = (
+                ""
+                if _home()
+                else f". (It would be asked again each time: nothing can be remembered in {_place()})"
+            )
             raise Untrusted(f"{text}\nLook into it, and allow it with --trust (Python: trust=True){unkept}")
     remember(found)
 
@@ -93,9 +120,16 @@ def remember(found: Named) -> None:
     if home is None:
         return
     with suppress(OSError):
-        for digest, text in ((digest, thing.does) for thing in found.things for digest in (thing.digest, thing.before) if digest):
+        for digest, text in (
+            (digest, thing.does)
+            for thing in found.things
+            for digest in (thing.digest, thing.before)
+            if digest
+        ):
             with suppress(FileExistsError):  # its name says all, so that it is whole from the first instant
-                descriptor = os.open(home / digest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(
+                    home / digest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                )
                 with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(f"{text}\n")
         kept = sorted(os.scandir(home), key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
@@ -104,24 +138,39 @@ def remember(found: Named) -> None:
 
 
 def links(folder: Path) -> list[Thing]:
-    """Return the links in a run's folder, through which whoever writes there would write elsewhere."""
+    """Return the links in a run's folder, through which whoever writes there would write
+    elsewhere."""
     found = []
     for place, folders, files in os.walk(folder):
         for path in (os.path.join(place, name) for name in (*folders, *files)):
             if os.path.islink(path):
                 target = os.readlink(path)
                 does = f"writes through the link {quoted(os.path.relpath(path, folder))} to {quoted(target)}"
-                found.append(Thing(does, _digest("link", os.path.join(_real(os.path.dirname(path)), os.path.basename(path)), target)))
+                found.append(
+                    Thing(
+                        does,
+                        _digest(
+                            "link", os.path.join(_real(os.path.dirname(path)), os.path.basename(path)), target
+                        ),
+                    )
+                )
     return found
 
 
 def _outside(config: Any, environments: bool) -> Iterator[tuple[Mapping[str, Any], Outside]]:
-    """Yield what each table of settings in an encoded configuration names, with the table."""
+    """Yield what each table of settings in an encoded configuration names, with the
+    table."""
     if isinstance(config, Mapping) and "kind" in config:
         kinds = [kind for kind in _kinds(Config) if kind.__name__ == config["kind"]]
         own = not kinds or not all(kind.__module__.partition(".")[0] == "tidemill" for kind in kinds)
         if own and not names_nothing(config):
-            yield config, Outside(f"gives {quoted(config['kind'])}, a class of somebody's own, these settings: {quoted(config)}")
+            yield (
+                config,
+                Outside(
+                    f"gives {quoted(config['kind'])}, a class of somebody's own, these settings: "
+                    f"{quoted(config)}"
+                ),
+            )
         for kind in kinds:
             if issubclass(kind, EnvironmentConfig):
                 if not environments:
@@ -139,7 +188,8 @@ def _kinds(family: type[Config]) -> Iterator[type[Config]]:
 
 
 def _files(code: str, source: Path | None) -> Sequence[str]:
-    """Return the files of the user's own that are run where `code` is imported: "FILE.py:NAME", "module:NAME" or "module"."""
+    """Return the files of the user's own that are run where `code` is imported:
+    "FILE.py:NAME", "module:NAME" or "module"."""
     place, colon, _ = code.rpartition(":")
     if place.endswith(".py"):
         return [_real(place)]
@@ -171,7 +221,8 @@ def _place() -> Path:
 
 
 def _home() -> Path | None:
-    """Return that place, made where it was not there; None where that cannot be, or others could write there."""
+    """Return that place, made where it was not there; None where that cannot be, or
+    others could write there."""
     with suppress(OSError, RuntimeError):
         place = _place()
         for folder in (place.parent.parent, place.parent, place):

@@ -1,1 +1,2 @@
-"""Family of streams: inference, sample and parameter streams, written once over the three primitives."""
+"""Family of streams: inference, sample and parameter streams, written once over the three
+primitives."""

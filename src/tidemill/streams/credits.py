@@ -1,7 +1,9 @@
-"""Credits: a trainer whose memory is limited says how many steps each actor may have started. A cell for each actor, which holds numbers that only
-grow, so that the newest one says all: nothing has to be read in order, and nobody waits for room.
+"""Credits: a trainer whose memory is limited says how many steps each actor may have
+started. A cell for each actor, which holds numbers that only grow, so that the newest one
+says all: nothing has to be read in order, and nobody waits for room.
 
-A step that is granted counts as started (see `replay.limiter`). An actor's targets share what it was granted.
+A step that is granted counts as started (see `replay.limiter`). An actor's targets share
+what it was granted.
 """
 
 import numpy as np
@@ -13,8 +15,9 @@ _SCHEMA = {"received": Field((), "int64")}
 
 
 class CreditWriter:
-    """The granting end. `granted` is how many steps the actor may have started so far, `received` how many of its samples have been dealt with.
-    `finishing`: no episode may begin (take its first step)."""
+    """The granting end. `granted` is how many steps the actor may have started so far,
+    `received` how many of its samples have been dealt with. `finishing`: no episode may
+    begin (take its first step)."""
 
     def __init__(self, cell: Writer) -> None:
         self._cell = cell
@@ -56,7 +59,8 @@ class Credits:
         self._spent += steps
 
     def received(self) -> int:
-        """Return how many of this actor's samples the trainer has dealt with: what they owed was trained, and the version after it is published."""
+        """Return how many of this actor's samples the trainer has dealt with: what they
+        owed was trained, and the version after it is published."""
         if self._granted() > 0:
             self._cell.read(self._value)
         return int(self._value["received"])

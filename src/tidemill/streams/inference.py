@@ -1,8 +1,10 @@
 """The inference stream over channels: actors ask, policy workers answer, many at once.
 
-A pair of channels joins one asker and one server for one policy. A request slot holds up to `rows` rows and a header (number, rows); an answer slot
-as many answers and (number, rows, version, policy). Answers are matched by number, and no number is used twice: an answer that nobody waits for,
-because it is late or a repetition, is dropped. A server takes a request only when there is room for its answer.
+A pair of channels joins one asker and one server for one policy. A request slot holds up
+to `rows` rows and a header (number, rows); an answer slot as many answers and (number,
+rows, version, policy). Answers are matched by number, and no number is used twice: an
+answer that nobody waits for, because it is late or a repetition, is dropped. A server
+takes a request only when there is room for its answer.
 """
 
 from collections import deque
@@ -21,16 +23,21 @@ _FLAGS: Schema = {_FLAG: Field((), "bool")}
 
 
 def _slot(rows: int, fields: Schema) -> dict[str, Field]:
-    return {_HEADER: Field((4,), "int64"), **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()}}
+    return {
+        _HEADER: Field((4,), "int64"),
+        **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()},
+    }
 
 
 _Asked = tuple[Arrays, Arrays, bool | Array]
-"""A request: observation, state, deterministic. Its owner leaves the arrays as they are until it is answered."""
+"""A request: observation, state, deterministic. Its owner leaves the arrays as they are
+until it is answered."""
 
 
 @dataclass
 class _Held:
-    """An answer slot that was taken. It goes back when it is done with, and so are all that were taken before it."""
+    """An answer slot that was taken. It goes back when it is done with, and so are all
+    that were taken before it."""
 
     answer: Answer | None = None
     done: bool = False
@@ -39,10 +46,19 @@ class _Held:
 class ChannelInferenceClient(InferenceClient):
     """The asking end: a request takes one slot.
 
-    observation, state   schemas of a request's row; `rows` the most rows of one request, `in_flight` the most requests that wait at a time
+    observation, state: schemas of a request's row; `rows` the most rows of one request,
+        `in_flight` the most requests that wait at a time
     """
 
-    def __init__(self, requests: Producer, answers: Consumer, observation: Schema, state: Schema, rows: int, in_flight: int) -> None:
+    def __init__(
+        self,
+        requests: Producer,
+        answers: Consumer,
+        observation: Schema,
+        state: Schema,
+        rows: int,
+        in_flight: int,
+    ) -> None:
         self._requests, self._answers = requests, answers
         requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), 2 * in_flight)
         self._posted: dict[int, _Asked] = {}  # number → to be sent
@@ -65,8 +81,9 @@ class ChannelInferenceClient(InferenceClient):
         return self._number
 
     def ask_again(self, request: int) -> None:
-        """Send a request once more, at the next `flush`: it may be lost, on its way or with its server. The first answer counts. Nothing is done for
-        a request that is answered, or not yet sent."""
+        """Send a request once more, at the next `flush`: it may be lost, on its way or
+        with its server. The first answer counts. Nothing is done for a request that is
+        answered, or not yet sent."""
         if request in self._pending:
             self._posted[request] = self._pending[request]
 
@@ -104,13 +121,16 @@ class ChannelInferenceClient(InferenceClient):
                 raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
             else:
                 self._posted.pop(number, None)  # no need to ask again
-                held = self._arrived[number] = _Held(Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy))
+                held = self._arrived[number] = _Held(
+                    Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
+                )
             self._held.append(held)
             if len(self._held) == self._answers.slots:
                 self._copy_out()
 
     def _copy_out(self) -> None:
-        """Give all slots back. Answers that nobody has read yet lie before others that were: the next ones need room."""
+        """Give all slots back. Answers that nobody has read yet lie before others that
+        were: the next ones need room."""
         for held in self._held:
             if not held.done:
                 assert held.answer is not None
@@ -131,19 +151,29 @@ class ChannelInferenceClient(InferenceClient):
 class ChannelInferenceServer(InferenceServer):
     """The answering end, over one pair of channels per client.
 
-    observation, state, answer   schemas of a row; an answer slot holds the answer and the next state
+    observation, state, answer: schemas of a row; an answer slot holds the answer and the
+        next state
     """
 
-    def __init__(self, channels: Sequence[tuple[Consumer, Producer]], observation: Schema, state: Schema, answer: Schema) -> None:
+    def __init__(
+        self,
+        channels: Sequence[tuple[Consumer, Producer]],
+        observation: Schema,
+        state: Schema,
+        answer: Schema,
+    ) -> None:
         self._channels = list(channels)
         self._fields = {**answer, **state}
         self._observation, self._state = list(observation), list(state)
         self._asked = {**observation, **state, **_FLAGS}
         self._offered = [False] * len(self._channels)
-        self._held: list[deque[Requests]] = [deque() for _ in self._channels]  # per client: those whose slots are not yet released
-        # Per client, so that two threads may count: requests taken, by who polls, and answered, by who responds.
+        # per client: those whose slots are not yet released
+        self._held: list[deque[Requests]] = [deque() for _ in self._channels]
+        # Per client, so that two threads may count: requests taken, by who polls, and
+        # answered, by who responds.
         self._taken, self._answered = [0] * len(self._channels), [0] * len(self._channels)
-        self._next: list[Requests | None] = [None] * len(self._channels)  # per client: a request taken that did not fit the last batch
+        # per client: a request taken that did not fit the last batch
+        self._next: list[Requests | None] = [None] * len(self._channels)
         self._capacity = [0] * len(self._channels)
         self._first = 0  # the client to begin with, in turn
 
@@ -154,7 +184,10 @@ class ChannelInferenceServer(InferenceServer):
                 return False
             rows = max(requests.schema.get(_FLAG, Field((), "bool")).shape, default=0)
             if dict(requests.schema) != _slot(rows, self._asked):
-                raise SchemaError(f"client {client} asks with {dict(requests.schema)}; the policy needs {_slot(rows, self._asked)}")
+                raise SchemaError(
+                    f"client {client} asks with {dict(requests.schema)}; the policy needs "
+                    f"{_slot(rows, self._asked)}"
+                )
             self._capacity[client] = rows
             answers.offer(_slot(rows, self._fields), (), requests.slots)
             self._offered[client] = True
@@ -180,7 +213,10 @@ class ChannelInferenceServer(InferenceServer):
 
     def _take(self, client: int) -> Requests | None:
         requests, answers = self._channels[client]
-        if self._taken[client] - self._answered[client] >= answers.free() or (slot := requests.take()) is None:
+        if (
+            self._taken[client] - self._answered[client] >= answers.free()
+            or (slot := requests.take()) is None
+        ):
             return None
         number, rows = slot[_HEADER][:2].tolist()
         if not 0 < rows <= self._capacity[client]:
@@ -198,7 +234,10 @@ class ChannelInferenceServer(InferenceServer):
             consumer, producer = self._channels[request.client]
             slot = producer.reserve()
             if slot is None:
-                raise SchemaError(f"client {request.client} was given more answers than it has asked for, and has no room for them")
+                raise SchemaError(
+                    f"client {request.client} was given more answers than it has asked for, and has no room "
+                    "for them"
+                )
             for name in self._fields:
                 slot[name][: request.rows] = answers[name][start : start + request.rows]
             slot[_HEADER][:] = request.number, request.rows, version, policy

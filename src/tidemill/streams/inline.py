@@ -1,4 +1,5 @@
-"""The inline inference stream: the policy runs in the actor, at `flush`, batched over everything that was posted."""
+"""The inline inference stream: the policy runs in the actor, at `flush`, batched over
+everything that was posted."""
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from tidemill.streams.parameters import Subscription
 
 
 class InlineInferenceClient(InferenceClient):
-    """Answers from its own copy of the policy. A single request is answered from the caller's arrays without a copy; several are joined first.
+    """Answers from its own copy of the policy. A single request is answered from the
+    caller's arrays without a copy; several are joined first.
 
-    `answer` and `state` are the policy's schemas, `rows` the most rows that are ever posted at once.
+    `answer` and `state` are the policy's schemas, `rows` the most rows that are ever
+    posted at once.
     """
 
     def __init__(
@@ -35,7 +38,8 @@ class InlineInferenceClient(InferenceClient):
         self._observation = allocate(observation, (rows,))
         self._state = allocate(state, (rows,))
         self._free: list[Arrays] = []  # answer buffers; there are never more than requests in flight
-        self._shared: dict[int, int] = {}  # id of a buffer that answers several requests → those not yet consumed
+        # id of a buffer that answers several requests → those not yet consumed
+        self._shared: dict[int, int] = {}
 
     @property
     def buffered(self) -> int:
@@ -80,7 +84,10 @@ class InlineInferenceClient(InferenceClient):
                 self._observation[name][span] = array
             for name, array in state.items():
                 self._state[name][span] = array
-        observation, state = ({name: array[: ends[-1]] for name, array in part.items()} for part in (self._observation, self._state))
+        observation, state = (
+            {name: array[: ends[-1]] for name, array in part.items()}
+            for part in (self._observation, self._state)
+        )
         out = self._act(observation, state, flags if flags.any() else False)
         for span, (number, _, _, _) in zip(spans, self._posted, strict=True):
             fields = {name: array[span] for name, array in out.items()}

@@ -1,4 +1,5 @@
-"""The parameter stream: a trainer publishes versions of a policy, everyone who plays it takes the newest."""
+"""The parameter stream: a trainer publishes versions of a policy, everyone who plays it
+takes the newest."""
 
 from abc import ABC, abstractmethod
 
@@ -24,7 +25,8 @@ class Subscription(ABC):
 
     @abstractmethod
     def refresh(self, policy: Policy) -> bool:
-        """Load into `policy` what it is to play with from now on. False while there is nothing yet."""
+        """Load into `policy` what it is to play with from now on. False while there is
+        nothing yet."""
 
 
 class ParameterSubscriber(Subscription):

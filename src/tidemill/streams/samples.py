@@ -1,7 +1,9 @@
-"""The sample stream: blocks [time, seats] of rows, written in place by actors and read in place by trainers.
+"""The sample stream: blocks [time, seats] of rows, written in place by actors and read in
+place by trainers.
 
-Every group of consumers gets every sample (broadcast); within a group each sample goes to one consumer (round robin). Nobody drops: a producer waits
-until the next consumer of each group has room.
+Every group of consumers gets every sample (broadcast); within a group each sample goes to
+one consumer (round robin). Nobody drops: a producer waits until the next consumer of each
+group has room.
 """
 
 from collections import deque
@@ -16,15 +18,18 @@ from tidemill.core.schema import Arrays, Schema, allocate
 
 
 class ChannelSampleProducer(SampleProducer):
-    """Sends each sample over one channel of every group, in turn within the group. Rows are written once, into the first group's slot, and copied
-    into the others' when they are sent.
+    """Sends each sample over one channel of every group, in turn within the group. Rows
+    are written once, into the first group's slot, and copied into the others' when they
+    are sent.
 
-    groups     for each group of consumers, of whichever stream, the channels to those of them that this producer serves
-    lockstep   those of the channels whose consumers go in lockstep with it
+    groups: for each group of consumers, of whichever stream, the channels to those of
+        them that this producer serves
+    lockstep: those of the channels whose consumers go in lockstep with it
     """
 
     def __init__(self, groups: Sequence[Sequence[Producer]], lockstep: Sequence[Producer] = ()) -> None:
-        self._groups, self._lockstep = [deque(channels) for channels in groups], lockstep  # the next in turn is the first
+        # the next in turn is the first
+        self._groups, self._lockstep = [deque(channels) for channels in groups], lockstep
         self._slots = 0
 
     def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
@@ -53,7 +58,8 @@ class ChannelSampleProducer(SampleProducer):
 
 
 class NullSampleProducer(SampleProducer):
-    """Sends nothing: one block of this process's own memory is written again and again."""
+    """Sends nothing: one block of this process's own memory is written again and
+    again."""
 
     def __init__(self) -> None:
         self._block: Arrays = {}
@@ -72,7 +78,8 @@ class NullSampleProducer(SampleProducer):
 
 
 def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> SampleProducer:
-    """Return a worker's producer for one of its outlets, whose samples all of `streams` get."""
+    """Return a worker's producer for one of its outlets, whose samples all of `streams`
+    get."""
     if not streams:
         return NullSampleProducer()
     groups: dict[tuple[str, str], list[Producer]] = {}
@@ -89,8 +96,9 @@ def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -
 
 
 class ChannelSampleConsumer(SampleConsumer):
-    """Receives from one channel per producer, in turn, so that no producer waits while others are served twice. `cut`: a sample is one seat's episode
-    and ends with its final row, whatever its slot holds behind that."""
+    """Receives from one channel per producer, in turn, so that no producer waits while
+    others are served twice. `cut`: a sample is one seat's episode and ends with its final
+    row, whatever its slot holds behind that."""
 
     def __init__(self, channels: Sequence[Consumer], burn_in: int, bootstrap: int, cut: bool = False) -> None:
         self._channels = list(channels)

@@ -1,4 +1,5 @@
-"""Where an inline policy's parameters come from: the trainer's newest, a version drawn from the run's parameter database, or a file."""
+"""Where an inline policy's parameters come from: the trainer's newest, a version drawn
+from the run's parameter database, or a file."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ class ParameterSource(Config):
 
     @property
     def numbered(self) -> bool:
-        """True when it gives versions of this run, so that a version's number tells which weights it means."""
+        """True when it gives versions of this run, so that a version's number tells which
+        weights it means."""
         return True
 
     def ports(self, policy: str) -> tuple[Port, ...]:
@@ -44,7 +46,8 @@ class ParameterSource(Config):
         return ()
 
     def queries(self) -> tuple[Query, ...]:
-        """Return what is asked of the parameter database, so that misspelt fields are found at the start."""
+        """Return what is asked of the parameter database, so that misspelt fields are
+        found at the start."""
         return ()
 
     def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
@@ -66,28 +69,40 @@ class Newest(ParameterSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(ParameterSource):
-    """A version from the run's parameter database: a new one with each episode where the actors' targets have one lane, with each sample else.
+    """A version from the run's parameter database: a new one with each episode where the
+    actors' targets have one lane, with each sample else.
 
-    tag      the version that this tag points to; before it points to any, the latest
-    among    the versions to draw from; by itself all that are kept. ``Query(order="-evaluation/win_rate", limit=10)``: the ten best. While it finds
-             none, the latest
-    how      "uniform": each alike. "prioritised": in proportion to `metric`, so that whoever is hard to beat comes more often (Vinyals et al. 2019,
-             "Grandmaster level in StarCraft II using multi-agent reinforcement learning", prioritised fictitious self-play)
-    metric   what was recorded of versions, "evaluation/beats" being the share of games that each won against the one that was evaluated; one that
-             was never played counts 1
+    tag: the version that this tag points to; before it points to any, the latest
+    among: the versions to draw from; by itself all that are kept.
+        ``Query(order="-evaluation/win_rate", limit=10)``: the ten best. While it finds
+        none, the latest
+    how: "uniform": each alike. "prioritised": in proportion to `metric`, so that whoever
+        is hard to beat comes more often (Vinyals et al. 2019, "Grandmaster level in
+        StarCraft II using multi-agent reinforcement learning", prioritised fictitious
+        self-play)
+    metric: what was recorded of versions, "evaluation/beats" being the share of games
+        that each won against the one that was evaluated; one that was never played counts
+        1
     """
 
     tag: str = ""
     among: Query = field(default_factory=Query)
     how: Literal["uniform", "prioritised"] = "uniform"
-    metric: str = acting("evaluation/beats", lambda drawn: drawn.how == "prioritised", 'with how = "uniform": each version is drawn alike')
+    metric: str = acting(
+        "evaluation/beats",
+        lambda drawn: drawn.how == "prioritised",
+        'with how = "uniform": each version is drawn alike',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.how not in ("uniform", "prioritised"):
             raise ConfigError(f'how = "{self.how}" is not known; take uniform or prioritised')
         if self.tag and self.replace(tag="") != Drawn():
-            raise ConfigError(f'tag = "{self.tag}" is one version, so that there is nothing to draw: leave out the tag, or among, how and metric')
+            raise ConfigError(
+                f'tag = "{self.tag}" is one version, so that there is nothing to draw: leave out the tag, or '
+                "among, how and metric"
+            )
 
     @property
     def varies(self) -> bool:
@@ -97,18 +112,28 @@ class Drawn(ParameterSource):
         return (Port(policy, "draw"),)
 
     def queries(self) -> tuple[Query, ...]:
-        return () if self.tag else (self.among, Query(order=self.metric)) if self.how == "prioritised" else (self.among,)
+        return (
+            ()
+            if self.tag
+            else (self.among, Query(order=self.metric))
+            if self.how == "prioritised"
+            else (self.among,)
+        )
 
     def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
         if context.folder is None:
-            raise ConfigError(f'policy "{policy}" is drawn from the parameter database, but the run keeps no folder')
+            raise ConfigError(
+                f'policy "{policy}" is drawn from the parameter database, but the run keeps no folder'
+            )
         database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         return DrawnParameters(database, policy, self, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(ParameterSource):
-    """One set of parameters for the whole run: a `file` that ``tidemill params RUN export`` wrote, or none: the policy as it is built, untrained."""
+    """One set of parameters for the whole run: a `file` that
+    ``tidemill params RUN export`` wrote, or none: the policy as it is built, untrained.
+    """
 
     file: str | None = None
 
@@ -123,7 +148,9 @@ class Fixed(ParameterSource):
 class DrawnParameters(Subscription):
     """What `Drawn` describes. Every refresh draws anew."""
 
-    def __init__(self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator) -> None:
+    def __init__(
+        self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator
+    ) -> None:
         self._database, self._name, self._drawn, self._rng = database, policy, drawn, rng
         self._looked = -LOOK
         self._known: list[tuple[int, float]] = []  # (version, weight) of those that may be drawn
@@ -144,7 +171,8 @@ class DrawnParameters(Subscription):
             except VersionGone:  # collected since it was looked up
                 self._known = []
         raise RunError(
-            f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each was collected before it could be read; '
+            f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each '
+            "was collected before it could be read; "
             "keep more of them (database_versions)"
         )
 
@@ -158,7 +186,9 @@ class DrawnParameters(Subscription):
         self._known = [(version.version, self._weight(version)) for version in found or versions[-1:]]
 
     def _weight(self, version: Version) -> float:
-        return 1.0 if self._drawn.how == "uniform" else max(version.values().get(self._drawn.metric, 1.0), 0.0)
+        return (
+            1.0 if self._drawn.how == "uniform" else max(version.values().get(self._drawn.metric, 1.0), 0.0)
+        )
 
     def _draw(self) -> int:
         weights = np.array([weight for _, weight in self._known])
@@ -176,7 +206,8 @@ class DrawnParameters(Subscription):
 
 
 class FixedParameters(Subscription):
-    """What `Fixed` describes. Raises `ConfigError` for a file that cannot be read, or is of another policy."""
+    """What `Fixed` describes. Raises `ConfigError` for a file that cannot be read, or is
+    of another policy."""
 
     def __init__(self, policy: str, file: Path | None) -> None:
         self._name, self._file = policy, file
@@ -188,12 +219,15 @@ class FixedParameters(Subscription):
             try:
                 policy.load({name: array.copy() for name, array in arrays.items()}, version)
             except SchemaError as error:
-                raise ConfigError(f'file = {self._file} is of another policy than "{self._name}": {error}') from None
+                raise ConfigError(
+                    f'file = {self._file} is of another policy than "{self._name}": {error}'
+                ) from None
         return True
 
 
 def read_weights(file: Path) -> tuple[Arrays, int]:
-    """Return the arrays and the version in an exported file. Raises `ConfigError` for one that cannot be read."""
+    """Return the arrays and the version in an exported file. Raises `ConfigError` for one
+    that cannot be read."""
     try:
         arrays, text = unpack(read_plain(file, links=True))
         check_finite(arrays, infinities=True)  # whose they are is not known here

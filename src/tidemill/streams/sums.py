@@ -1,4 +1,5 @@
-"""The sums of equal trainers: each brings an array, all go on with the sum, the same to the last bit."""
+"""The sums of equal trainers: each brings an array, all go on with the sum, the same to
+the last bit."""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -15,13 +16,18 @@ WHOLE = 1 << 18  # bytes up to which everybody adds up everything: one exchange 
 
 
 class Summing:
-    """One trainer's part. `rank` is its place among them; `senders` and `receivers` its channels to and from each other trainer, by rank.
+    """One trainer's part. `rank` is its place among them; `senders` and `receivers` its
+    channels to and from each other trainer, by rank.
 
-    A small array goes to everybody, who each add it up. A large one is cut into a part per trainer: each receives everybody's copy of its own part,
-    adds it up and sends the sum to the others (reduce-scatter, then all-gather), so that nobody reads more than twice its size.
+    A small array goes to everybody, who each add it up. A large one is cut into a part
+    per trainer: each receives everybody's copy of its own part, adds it up and sends the
+    sum to the others (reduce-scatter, then all-gather), so that nobody reads more than
+    twice its size.
     """
 
-    def __init__(self, rank: int, senders: dict[int, Producer], receivers: dict[int, Consumer], most_bytes: int) -> None:
+    def __init__(
+        self, rank: int, senders: dict[int, Producer], receivers: dict[int, Consumer], most_bytes: int
+    ) -> None:
         self.rank, self._senders, self._receivers = rank, senders, receivers
         self.peers = len(senders)
         self._scratch = np.empty(most_bytes, np.uint8)
@@ -30,16 +36,21 @@ class Summing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that this part keeps: the slots of its senders, and where it adds up."""
+        """Bytes of all that this part keeps: the slots of its senders, and where it adds
+        up."""
         return (1 + SLOTS * self.peers) * self._scratch.nbytes
 
     def add(self, array: Array) -> Iterator[None]:
-        """Replace `array` (contiguous, float32 or float64) by the sum of everybody's. Yields for as long as others have not brought theirs.
+        """Replace `array` (contiguous, float32 or float64) by the sum of everybody's.
+        Yields for as long as others have not brought theirs.
 
         The order of addition is that of ranks, so that rounding is everywhere the same.
         """
         if array.nbytes > self._scratch.nbytes:
-            raise SchemaError(f"a sum of {array.nbytes} bytes does not fit a slot of {self._scratch.nbytes}: raise the algorithm's `largest_sum`")
+            raise SchemaError(
+                f"a sum of {array.nbytes} bytes does not fit a slot of {self._scratch.nbytes}: raise the "
+                "algorithm's `largest_sum`"
+            )
         flat = array.reshape(-1)
         count = self.peers + 1
         if array.nbytes <= WHOLE:
@@ -54,7 +65,8 @@ class Summing:
             receiver.release()
 
     def _exchange(self, own: NDArray[Any], parts: Sequence[NDArray[Any]]) -> Iterator[None]:
-        """Send each other trainer its part, and replace `own` by the sum of all copies of it."""
+        """Send each other trainer its part, and replace `own` by the sum of all copies of
+        it."""
         for rank, sender in self._senders.items():
             self._send(sender, parts[rank])
         copies = {self.rank: own}

@@ -1,1 +1,2 @@
-"""Family of transports: each implements Channel, Cell and Bell over one kind of memory or wire."""
+"""Family of transports: each implements Channel, Cell and Bell over one kind of memory or
+wire."""

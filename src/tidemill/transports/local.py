@@ -13,7 +13,8 @@ from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, Sl
 
 
 class LocalBell(Bell):
-    """A bell between threads: a lock that is held as long as nobody has rung since the last wait. Ringing again costs a look, waiting one call."""
+    """A bell between threads: a lock that is held as long as nobody has rung since the
+    last wait. Ringing again costs a look, waiting one call."""
 
     def __init__(self) -> None:
         self._silent = threading.Lock()
@@ -32,7 +33,9 @@ class LocalBell(Bell):
         if loop is None:
             return self._silent.acquire(timeout=max(seconds, 0.0))
         self._loop = loop  # before a last look: who rings later wakes it
-        came = self._silent.acquire(blocking=False) or (loop.run(seconds) | self._silent.acquire(blocking=False))
+        came = self._silent.acquire(blocking=False) or (
+            loop.run(seconds) | self._silent.acquire(blocking=False)
+        )
         self._loop = None
         return came
 
@@ -48,7 +51,8 @@ class LocalLink(Link):
 
     @classmethod
     def pair(cls, first: Bell, second: Bell) -> "tuple[LocalLink, LocalLink]":
-        """Return two connected ends; `first` and `second` are the bells of their owners."""
+        """Return two connected ends; `first` and `second` are the bells of their
+        owners."""
         a, b = cls(deque(), first), cls(deque(), second)
         a.peer, b.peer = b, a
         return a, b
@@ -74,10 +78,16 @@ class LocalLink(Link):
 
 
 class LocalEndpoints(Endpoints):
-    """Ends over this process's memory. All workers of a run share `segments` and `bells`."""
+    """Ends over this process's memory. All workers of a run share `segments` and
+    `bells`."""
 
     def __init__(
-        self, worker: str, link: LocalLink, bells: Mapping[str, Bell], edges: Mapping[str, Edge], segments: Mapping[str, LocalSegment]
+        self,
+        worker: str,
+        link: LocalLink,
+        bells: Mapping[str, Bell],
+        edges: Mapping[str, Edge],
+        segments: Mapping[str, LocalSegment],
     ) -> None:
         self.bell, self.link = bells[worker], link
         self._bells, self._edges, self._segments = bells, edges, segments
@@ -98,8 +108,9 @@ class LocalEndpoints(Endpoints):
 def local_endpoints(
     workers: Sequence[str], edges: Sequence[Edge], together: Sequence[Sequence[str]] = ()
 ) -> dict[str, tuple[LocalEndpoints, LocalLink]]:
-    """Return for each worker its ends, and the runner's end of its control link (all of these share the runner's bell). `together`: those of the
-    workers that share a bell, since they take turns in one thread."""
+    """Return for each worker its ends, and the runner's end of its control link (all of
+    these share the runner's bell). `together`: those of the workers that share a bell,
+    since they take turns in one thread."""
     bells = {worker: LocalBell() for worker in workers}
     for names in together:
         bells |= dict.fromkeys(names, bells[names[0]])

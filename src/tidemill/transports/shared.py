@@ -1,4 +1,5 @@
-"""The transport between processes of one Linux machine: memfd segments, eventfd bells, a socket pair for control. All by inherited descriptor."""
+"""The transport between processes of one Linux machine: memfd segments, eventfd bells, a
+socket pair for control. All by inherited descriptor."""
 
 import os
 import select
@@ -21,7 +22,8 @@ _LAST, _MORE = b"\0", b"\1"  # a packet's first byte: whether more of the messag
 
 
 class EventBell(Bell):
-    """A bell on an eventfd. The owner may also be woken by further descriptors (its control link)."""
+    """A bell on an eventfd. The owner may also be woken by further descriptors (its
+    control link)."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -57,7 +59,8 @@ class EventBell(Bell):
 
 
 class SocketLink(Link):
-    """One end of a control link on a SEQPACKET socket: a message is one packet or, where it is long, several."""
+    """One end of a control link on a SEQPACKET socket: a message is one packet or, where
+    it is long, several."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -69,7 +72,10 @@ class SocketLink(Link):
 
     def send(self, message: bytes) -> bool:
         if len(message) > MESSAGE_LIMIT:
-            raise SchemaError(f"a control message of {len(message)} bytes is longer than {MESSAGE_LIMIT}; are an environment's spaces that large?")
+            raise SchemaError(
+                f"a control message of {len(message)} bytes is longer than {MESSAGE_LIMIT}; are an "
+                "environment's spaces that large?"
+            )
         last = max(len(message) - 1, 0) // _PACKET * _PACKET
         for start in range(0, last, _PACKET):
             self._unsent.append(_MORE + message[start : start + _PACKET])
@@ -89,7 +95,8 @@ class SocketLink(Link):
         return not self._gone
 
     def finish(self) -> None:
-        """Send what is left, however long the other end takes to read it: it may be stopped. Returns when it is gone."""
+        """Send what is left, however long the other end takes to read it: it may be
+        stopped. Returns when it is gone."""
         writable = select.poll()
         writable.register(self.connection, select.POLLOUT)
         while self._flush() and self._unsent:
@@ -105,7 +112,9 @@ class SocketLink(Link):
             except BlockingIOError:
                 return messages
             except ConnectionResetError:
-                if not self._reset:  # it went before it had read all that it was sent; its own last words come after this error
+                # it went before it had read all that it was sent; its own last words come
+                # after this error
+                if not self._reset:
                     self._reset = True
                     continue
                 packet = b""
@@ -126,7 +135,8 @@ class SocketLink(Link):
 
 
 class EdgeHandle(msgspec.Struct, frozen=True):
-    """How one worker reaches one edge: the segment's descriptor, and the bells (descriptors) of those at the other end."""
+    """How one worker reaches one edge: the segment's descriptor, and the bells
+    (descriptors) of those at the other end."""
 
     segment: int
     wake: tuple[int, ...]

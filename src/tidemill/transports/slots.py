@@ -1,7 +1,9 @@
-"""Channel and Cell over a memory segment: used by the local transport (threads) and the shared one (processes) alike.
+"""Channel and Cell over a memory segment: used by the local transport (threads) and the
+shared one (processes) alike.
 
-Only the cost per message matters here: an index is one aligned 8-byte word, which x86-64 reads and writes whole and in order (total store order);
-data are written before the word that announces them. Nothing is copied, packed or allocated per message.
+Only the cost per message matters here: an index is one aligned 8-byte word, which x86-64
+reads and writes whole and in order (total store order); data are written before the word
+that announces them. Nothing is copied, packed or allocated per message.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +18,17 @@ from tidemill.core.memory import Segment
 from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
 
 _WORDS = ALIGNMENT // 8
-# Positions of words at the start of a segment, each on its own cache line so that the two ends do not fight over one.
+# Positions of words at the start of a segment, each on its own cache line so that the two
+# ends do not fight over one.
 _MAGIC, _HEAD, _TAIL = 0, _WORDS, 2 * _WORDS
 _LENGTH = _MAGIC + 1  # bytes of the header's description
 _DESCRIPTION = 4 * ALIGNMENT  # byte offset of the description
 _READY = 0x6C6C696D65646974  # "tidemill"
 _DESCRIPTION_LIMIT = 1 << 20
 _AXES = 32
-_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)) - {"float8"} | {"bool"}
+_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)) - {
+    "float8"
+} | {"bool"}
 
 
 class _Description(msgspec.Struct):
@@ -57,18 +62,30 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
     if not words[_MAGIC]:
         return None
     if words[_MAGIC] != _READY:
-        raise SchemaError(f"a shared segment begins with {words[_MAGIC]:#x} instead of {_READY:#x}: it is none of ours")
+        raise SchemaError(
+            f"a shared segment begins with {words[_MAGIC]:#x} instead of {_READY:#x}: it is none of ours"
+        )
     length = words[_LENGTH]
     if length > _DESCRIPTION_LIMIT or _DESCRIPTION + length > len(memory):
         raise SchemaError(f"a shared segment of {len(memory)} bytes claims a description of {length}")
     try:
-        description = msgspec.msgpack.decode(bytes(memory[_DESCRIPTION : _DESCRIPTION + length]), type=_Description)
+        description = msgspec.msgpack.decode(
+            bytes(memory[_DESCRIPTION : _DESCRIPTION + length]), type=_Description
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a shared segment's description cannot be read: {error}") from None
     for name, field in description.schema.items():
         axes = (*description.lead, *field.shape)
-        if field.dtype not in _DTYPES or min(axes, default=0) < 0 or len(axes) > _AXES or prod(max(n, 1) for n in axes) > len(memory):
-            raise SchemaError(f'a shared segment describes an impossible field "{name}": {description.lead} + {field.shape} of {field.dtype!r}')
+        if (
+            field.dtype not in _DTYPES
+            or min(axes, default=0) < 0
+            or len(axes) > _AXES
+            or prod(max(n, 1) for n in axes) > len(memory)
+        ):
+            raise SchemaError(
+                f'a shared segment describes an impossible field "{name}": {description.lead} + '
+                f"{field.shape} of {field.dtype!r}"
+            )
     return memory, description, _data_start(length)
 
 
@@ -122,9 +139,13 @@ class SlotConsumer(Consumer):
         self.schema, self.lead = description.schema, description.lead
         stride = layout(self.schema, self.lead)[1]
         if not 0 < description.slots <= 1 << 16 or start + stride * description.slots > len(memory):
-            raise SchemaError(f"{description.slots} slots of {stride} bytes do not fit a segment of {len(memory)} bytes")
+            raise SchemaError(
+                f"{description.slots} slots of {stride} bytes do not fit a segment of {len(memory)} bytes"
+            )
         self._words = memory[:_DESCRIPTION].cast("Q")
-        self._views = [views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)]
+        self._views = [
+            views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)
+        ]
         self.slots = description.slots
         self._taken = self._released = self._words[_TAIL]
         return True
@@ -146,8 +167,9 @@ class SlotConsumer(Consumer):
         return self._words[_HEAD] - self._taken
 
 
-# A cell has three buffers in turn. Each begins with a cache line of two words: the number of the write that began filling it, and of the one that
-# finished. A reader that finds both equal before and after its copy has a whole value.
+# A cell has three buffers in turn. Each begins with a cache line of two words: the number
+# of the write that began filling it, and of the one that finished. A reader that finds
+# both equal before and after its copy has a whole value.
 _BUFFERS = 3
 _BEGUN, _ENDED, _VERSION = 0, 1, 2
 _READ_TRIES = 1000
@@ -165,7 +187,9 @@ class SlotWriter(Writer):
         stride = ALIGNMENT + layout(schema, ())[1]
         memory, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
         self._words = memory[:_DESCRIPTION].cast("Q")
-        self._marks = [memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)]
+        self._marks = [
+            memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)
+        ]
         self._values = [views(schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
         for ring in self._rings:
             ring()
@@ -200,10 +224,16 @@ class SlotReader(Reader):
         self.schema = description.schema
         stride = ALIGNMENT + layout(self.schema, ())[1]
         if start + stride * _BUFFERS > len(memory):
-            raise SchemaError(f"{_BUFFERS} values of {stride} bytes do not fit a segment of {len(memory)} bytes")
+            raise SchemaError(
+                f"{_BUFFERS} values of {stride} bytes do not fit a segment of {len(memory)} bytes"
+            )
         self._words = memory[:_DESCRIPTION].cast("Q")
-        self._marks = [memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)]
-        self._values = [views(self.schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
+        self._marks = [
+            memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)
+        ]
+        self._values = [
+            views(self.schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)
+        ]
         return True
 
     def newest(self) -> int:
@@ -222,4 +252,7 @@ class SlotReader(Reader):
                 version = marks[_VERSION]
                 if marks[_BEGUN] == count:
                     return version
-        raise DeadlineError(f"a cell was rewritten {_READ_TRIES} times while it was read; its writer publishes faster than a copy takes")
+        raise DeadlineError(
+            f"a cell was rewritten {_READ_TRIES} times while it was read; its writer publishes faster than a "
+            "copy takes"
+        )

@@ -1,1 +1,2 @@
-"""The workers: actor, policy, trainer and what they share. They know no named algorithm, launcher or transport."""
+"""The workers: actor, policy, trainer and what they share. They know no named algorithm,
+launcher or transport."""

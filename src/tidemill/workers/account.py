@@ -1,4 +1,5 @@
-"""What a limited trainer tells of its tasks and steps now and then, since tasks are many and short."""
+"""What a limited trainer tells of its tasks and steps now and then, since tasks are many
+and short."""
 
 from collections.abc import Mapping
 
@@ -8,7 +9,8 @@ from tidemill.workers.ages import Ages
 
 
 class Account:
-    """Of what has happened since it was told last. Before anything was trained there is nothing to tell, unless it is `known` what is to come."""
+    """Of what has happened since it was told last. Before anything was trained there is
+    nothing to tell, unless it is `known` what is to come."""
 
     def __init__(self, limiter: Limiter, ages: Ages, known: bool) -> None:
         self._limiter, self._ages, self._known = limiter, ages, known
@@ -26,15 +28,18 @@ class Account:
         self._seconds += seconds
 
     def take(self) -> dict[str, float] | None:
-        """Return the means of what updates returned, what the limiter counts, the ages of what came, and the number of slots that would balance the
-        run: N* = seconds of a step / (ratio · seconds of a task). None when nothing has happened."""
+        """Return the means of what updates returned, what the limiter counts, the ages of
+        what came, and the number of slots that would balance the run: N* = seconds of a
+        step / (ratio · seconds of a task). None when nothing has happened."""
         told = {**self._limiter.report(), **self._ages.take()}
         flown, voided = told.pop("limiter/flown"), int(told["limiter/voided"])
         committed, tasks = int(told["limiter/committed"]) - self._committed, self._tasks
         if tasks:
             self._means = {name: total / tasks for name, total in self._sums.items()}
             if committed and flown:
-                told["limiter/balance"] = flown / committed / (float(self._limiter.ratio) * self._seconds / tasks)
+                told["limiter/balance"] = (
+                    flown / committed / (float(self._limiter.ratio) * self._seconds / tasks)
+                )
         happened = tasks or ((committed or voided > self._voided) and (self._means or self._known))
         self._sums, self._tasks, self._seconds, self.told_at = {}, 0, 0.0, awake()
         self._committed, self._voided = self._committed + committed, voided

@@ -1,7 +1,8 @@
 """The actor worker: steps environments in a ring and sends their rows as samples.
 
-One poll turns the ring up to 16 times. At each target: begin a tick when no agent waits, and finish it when its environment has answered; then flush
-the requests when enough are buffered, or when nothing can proceed.
+One poll turns the ring up to 16 times. At each target: begin a tick when no agent waits,
+and finish it when its environment has answered; then flush the requests when enough are
+buffered, or when nothing can proceed.
 """
 
 from collections import Counter
@@ -36,7 +37,13 @@ from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fi
 from tidemill.workers.frames import build_environment, close_all
 from tidemill.workers.gang import Gang
 from tidemill.workers.health import Health
-from tidemill.workers.lockstep import LockstepAgent, LockstepTarget, check_lockstep, in_lockstep, lockstep_blocks
+from tidemill.workers.lockstep import (
+    LockstepAgent,
+    LockstepTarget,
+    check_lockstep,
+    in_lockstep,
+    lockstep_blocks,
+)
 from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
@@ -47,8 +54,12 @@ __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "A
 
 MAX_POLL_STEPS = 16
 TELL = 5.0  # seconds between notices of how many environments are made
-PULL_TICKS = 128  # an actor that meets no sample boundary for so many ticks takes new parameters all the same: the timed pull
-ENDLESS_TICKS = 10_000  # so many it leaves alone targets of one lane, which take parameters before resets, where episodes may never end
+# an actor that meets no sample boundary for so many ticks takes new parameters all the
+# same: the timed pull
+PULL_TICKS = 128
+# so many it leaves alone targets of one lane, which take parameters before resets, where
+# episodes may never end
+ENDLESS_TICKS = 10_000
 
 
 def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -> None:
@@ -58,18 +69,21 @@ def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -
         other, theirs = played.setdefault(spec.policy, (spec, own))
         if own != theirs:
             raise ConfigError(
-                f'agent specs "{other.match}" and "{spec.match}" play policy "{spec.policy}", but their agents have different spaces; '
+                f'agent specs "{other.match}" and "{spec.match}" play policy "{spec.policy}", but their '
+                "agents have different spaces; "
                 "give each kind a policy"
             )
     if config.max_episode_steps and not environment.resets_any:
         raise ConfigError(
-            f"max_episode_steps = {config.max_episode_steps}: this environment resets finished lanes by itself and no others, so that we cannot cut "
+            f"max_episode_steps = {config.max_episode_steps}: this environment resets finished lanes by "
+            "itself and no others, so that we cannot cut "
             "its episodes; set the limit in the environment"
         )
 
 
 class _Player(NamedTuple):
-    """Whose requests are answered by one client: all agents that play one policy with the same parameters. What is drawn is drawn for each target."""
+    """Whose requests are answered by one client: all agents that play one policy with the
+    same parameters. What is drawn is drawn for each target."""
 
     inference: str
     policy: str
@@ -110,19 +124,32 @@ class ActorWorker(Worker):
         together = config.agents[0].mode == "stepwise" and not in_turn
         for number in range(config.ring):
             for spec, group in zip(config.agents, groups, strict=True):
-                largest[_Player.of(spec, 0 if together else number)] += config.lanes * len(group) * (1 + first.same_step)
+                largest[_Player.of(spec, 0 if together else number)] += (
+                    config.lanes * len(group) * (1 + first.same_step)
+                )
         for number in range(1 if together else config.ring):
             for spec, own in zip(config.agents, spaces, strict=True):
                 if (player := _Player.of(spec, number)) not in self._clients:
                     self._clients[player] = self._make_client(player, own, largest[player])
         self._agents: list[tuple[int, Agent]] = []
-        targets = [] if together else [self._make_target(number, groups, spaces) for number in range(config.ring)]
-        at_resets = config.lanes == 1 and not first.same_step  # for lanes that begin again by themselves there is no time before a reset
+        targets = (
+            [] if together else [self._make_target(number, groups, spaces) for number in range(config.ring)]
+        )
+        # for lanes that begin again by themselves there is no time before a reset
+        at_resets = config.lanes == 1 and not first.same_step
         own_ones = [player for player in self._clients if at_resets and player.target is not None]
-        self._at_reset = {target: [c for p, c in self._clients.items() if p.target in (number, None)] for number, target in enumerate(targets)}
+        self._at_reset = {
+            target: [c for p, c in self._clients.items() if p.target in (number, None)]
+            for number, target in enumerate(targets)
+        }
         self._at_boundary = [client for player, client in self._clients.items() if player not in own_ones]
-        # A lane that plays alone keeps its episode's version, unless the samples would come too late for who takes them.
-        self._timed = [self._clients[player] for player in self._pulled(at_resets and not first.independent) if player not in own_ones]
+        # A lane that plays alone keeps its episode's version, unless the samples would
+        # come too late for who takes them.
+        self._timed = [
+            self._clients[player]
+            for player in self._pulled(at_resets and not first.independent)
+            if player not in own_ones
+        ]
         self._endless = not limit_of_steps(config, AgentSpec(), first)
         self.ring = EnvRing(targets)
         if in_turn:
@@ -137,7 +164,12 @@ class ActorWorker(Worker):
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
                 stream: SampleFacts(
-                    len(group), spec.burn_in, spec.tail, spec.mode, spec.padded, config.lanes * len(group) if spec.mode == "full" else 1
+                    len(group),
+                    spec.burn_in,
+                    spec.tail,
+                    spec.mode,
+                    spec.padded,
+                    config.lanes * len(group) if spec.mode == "full" else 1,
                 )
                 for spec, group in zip(config.agents, groups, strict=True)
                 for stream in spec.streams
@@ -146,12 +178,20 @@ class ActorWorker(Worker):
         )
 
     def _pulled(self, at_resets: bool) -> list["_Player"]:
-        """Return whose parameters the timed pull takes. With `at_resets`, those whose samples are dropped when they lag behind."""
+        """Return whose parameters the timed pull takes. With `at_resets`, those whose
+        samples are dropped when they lag behind."""
         experiment = self.context.experiment
-        specs = [spec for spec in self._config.agents if not at_resets or any(map(experiment.lag_bounded, spec.streams))]
+        specs = [
+            spec
+            for spec in self._config.agents
+            if not at_resets or any(map(experiment.lag_bounded, spec.streams))
+        ]
         return list(
             dict.fromkeys(
-                _Player.of(spec, number) for number in range(self._config.ring) for spec in specs if _Player.of(spec, number) in self._clients
+                _Player.of(spec, number)
+                for number in range(self._config.ring)
+                for spec in specs
+                if _Player.of(spec, number) in self._clients
             )
         )
 
@@ -159,7 +199,9 @@ class ActorWorker(Worker):
         config, context, told_at = self._config, self.context, monotonic()
 
         def make(number: int) -> Environment:
-            with every_core():  # in whichever thread: what it starts is no part of this process, and who steps for it keeps to this one's core
+            # in whichever thread: what it starts is no part of this process, and who
+            # steps for it keeps to this one's core
+            with every_core():
                 return build_environment(config, config.lanes, context.seed("target", number))
 
         for environment in make_all(make, range(config.ring)):
@@ -176,7 +218,9 @@ class ActorWorker(Worker):
         assert credits is not None
         ring = ExactRing(targets, credits)
         if context.resume is not None and context.folder is not None:
-            (policy,) = {port.policy for stream in spec.streams for port in context.experiment.granting(stream)}
+            (policy,) = {
+                port.policy for stream in spec.streams for port in context.experiment.granting(stream)
+            }
             if (found := newest_slots(Path(context.folder) / "checkpoints" / policy)) is not None:
                 ring.resume(*found)
         return ring
@@ -189,10 +233,14 @@ class ActorWorker(Worker):
         row, samples = row_schema(context, spec, spaces, first.info), sample_producer(context, spec.streams)
         need = sizes(spec, seats, limit_of_steps(config, spec, first), first.same_step, config.slots)
         samples.offer(sample_schema(spec, row, 0), need.rows, need.columns, need.slots)
-        agent = StepwiseAgent(row, seats, spec.deterministic, self._clients[_Player.of(spec, 0)], samples, first.voids)
+        agent = StepwiseAgent(
+            row, seats, spec.deterministic, self._clients[_Player.of(spec, 0)], samples, first.voids
+        )
         self._agents.append((0, agent))
         tick = Tick.allocate(spaces.observation, seats, first.info, False)
-        gang = Gang(environments, agent, tick, config.max_episode_steps, self.clock, credits_of(context, spec))
+        gang = Gang(
+            environments, agent, tick, config.max_episode_steps, self.clock, credits_of(context, spec)
+        )
         for number, environment in enumerate(environments):
             environment.on_ready(gang.waker(number, context.endpoints.bell.ring))
         return gang
@@ -200,18 +248,25 @@ class ActorWorker(Worker):
     def _make_client(self, player: "_Player", spaces: Spaces, rows: int) -> InferenceClient:
         context, name = self.context, player.policy
         policy = context.experiment.policies[name]
-        observation, answer, state = schema_of_space(spaces.observation, "obs"), policy.answer(spaces), policy.state(spaces)
+        observation = schema_of_space(spaces.observation, "obs")
+        answer = policy.answer(spaces)
+        state = policy.state(spaces)
         if player.inference != INLINE:
             stream = f"{player.inference}/{context.name}/{name}"
-            requests, answers = context.endpoints.producer(f"requests/{stream}"), context.endpoints.consumer(f"answers/{stream}")
-            return ChannelInferenceClient(requests, answers, observation, state, rows, self._config.ring * len(self._config.agents))
+            requests = context.endpoints.producer(f"requests/{stream}")
+            answers = context.endpoints.consumer(f"answers/{stream}")
+            return ChannelInferenceClient(
+                requests, answers, observation, state, rows, self._config.ring * len(self._config.agents)
+            )
         built = policy.build(spaces, context.seed("policy", name))
         key = name, player.parameters
         if key not in self._sources:
             rng = np.random.default_rng(context.seed("parameters", name))
             self._sources[key] = player.parameters.build(context, name, rng)
         index = list(context.experiment.policies).index(name)
-        return InlineInferenceClient(built, index, self._sources[key], answer, state, observation, rows, self.clock)
+        return InlineInferenceClient(
+            built, index, self._sources[key], answer, state, observation, rows, self.clock
+        )
 
     def _make_target(self, target: int, groups: list[list[int]], spaces: list[Spaces]) -> EnvTarget:
         config, context, environment = self._config, self.context, self._environments[target]
@@ -230,7 +285,8 @@ class ActorWorker(Worker):
                 samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
                 assert isinstance(client, InlineInferenceClient)
                 client.reseed(0)  # so that a policy which cannot be is refused now
-                slot = derive_seed(context.experiment.seed, context.name, "slot", target)  # the same after a resume
+                # the same after a resume
+                slot = derive_seed(context.experiment.seed, context.name, "slot", target)
                 agent: Agent = ExactAgent(row, spec.deterministic, client, samples, environment.voids, slot)
             elif in_lockstep(context.experiment, spec):
                 agent = LockstepAgent(row, seats, spec.deterministic, client, lockstep_blocks(terms))
@@ -243,7 +299,14 @@ class ActorWorker(Worker):
             agent.meet(agents, config.lanes, spec.parameters.numbered)
         in_turn = [agent for agent in agents if isinstance(agent, ExactAgent)]
         if in_turn:
-            return ExactTarget(environment, in_turn, ticks, config.max_episode_steps, self.clock, lambda text: self.report(Notice(text)))
+            return ExactTarget(
+                environment,
+                in_turn,
+                ticks,
+                config.max_episode_steps,
+                self.clock,
+                lambda text: self.report(Notice(text)),
+            )
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
         return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
 
@@ -293,7 +356,8 @@ class ActorWorker(Worker):
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
     def _take_parameters(self) -> None:
-        """Take parameters between resets, as late as can be: an actor that was held back goes on with what came meanwhile."""
+        """Take parameters between resets, as late as can be: an actor that was held back
+        goes on with what came meanwhile."""
         ticks = self._ticks - self._boundary_at
         if (self._crossed and self._config.lanes > 1) or (self._endless and ticks > ENDLESS_TICKS):
             self._refresh(self._at_boundary)
@@ -322,7 +386,8 @@ class ActorWorker(Worker):
         return gang.send() or moved or self._flush(1)
 
     def _flush(self, least: int) -> bool:
-        """Flush where at least `least` requests are buffered. True when anything was sent."""
+        """Flush where at least `least` requests are buffered. True when anything was
+        sent."""
         sent = False
         for client in self._clients.values():
             if (buffered := client.buffered) >= least:
@@ -350,7 +415,9 @@ class ActorWorker(Worker):
         for spec, episodes in by_spec.items():
             for stage in {stage for _, _, stage, _ in episodes}:
                 returns, lengths, _, said = zip(*(each for each in episodes if each[2] == stage), strict=True)
-                self.report(Episodes(spec, stage, list(returns), list(lengths), list(said) if any(said) else []))
+                self.report(
+                    Episodes(spec, stage, list(returns), list(lengths), list(said) if any(said) else [])
+                )
 
     def _on_exit(self) -> None:
         self._health.end()

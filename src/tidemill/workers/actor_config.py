@@ -1,4 +1,5 @@
-"""The configuration of actors: what they step, which agents one policy plays, what these see, and what becomes of their rows."""
+"""The configuration of actors: what they step, which agents one policy plays, what these
+see, and what becomes of their rows."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,28 +28,40 @@ def _kept(spec: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec(Config):
-    """Which agents of an environment are played by which policy, and what becomes of their rows.
+    """Which agents of an environment are played by which policy, and what becomes of
+    their rows.
 
-    match          regular expression, full match on an agent's name or index; the first spec that matches wins
-    policy         name of the policy
-    inference      "inline" (the actor computes) or the name of an inference stream (policy workers do)
-    parameters     inline: what the policy plays with: the newest version (`Newest`), ones drawn from the parameter database (`Drawn`), or always
-                   the same (`Fixed`). The run's mean return is of agents that play the newest
-    samples        name of the sample stream, or several names: each gets every sample; None to keep nothing
-    mode           what a sample is:
-                   "fixed": so many rows, sent as soon as the last one is answered
-                   "after_done": the same rows, held back until the episode of the last one is done; then all samples that are complete are sent
-                   "full": one episode, all its rows, of one seat; needs a limit of an episode's steps
-                   "concise": one episode as one row: its first, with the last one's `done` and `truncated`, the info of the action that finished
-                   it, the version that did that (`last_version`), the number of the seat in its target (`seat`), and of each agent of the lane that
-                   another spec matches who played it (`others.version`, -1 when that changed, `others.policy`). Not to be trained on
-                   "stepwise": one row of all seats of all targets, sent as soon as some of them have answered, with what led to it
-                   (`api.algorithm.ARRIVAL_FIELDS`; fillers for the others); for replay memories
-    sample_steps   fixed and after_done: rows by which one sample advances; each holds burn_in more before them and bootstrap more behind
-    padded         full: fillers (version -1) up to the step limit, so that all samples are of one length. Else a sample has just its own rows
-    post           after_done and full: what is computed of finished episodes and added to their rows, e.g. (`GAE`(),)
-    deterministic  ask for the mode of the policy's distribution; rows are kept in full or concise mode only, or not at all
-    frame_stack    the policy sees, and rows hold, so many of the newest observations (see `tidemill.workers.frames`); 1: the newest
+    match: regular expression, full match on an agent's name or index; the first spec that
+        matches wins
+    policy: name of the policy
+    inference: "inline" (the actor computes) or the name of an inference stream (policy
+        workers do)
+    parameters: inline: what the policy plays with: the newest version (`Newest`), ones
+        drawn from the parameter database (`Drawn`), or always the same (`Fixed`). The
+        run's mean return is of agents that play the newest
+    samples: name of the sample stream, or several names: each gets every sample; None to
+        keep nothing
+    mode: what a sample is: "fixed": so many rows, sent as soon as the last one is
+        answered "after_done": the same rows, held back until the episode of the last one
+        is done; then all samples that are complete are sent "full": one episode, all its
+        rows, of one seat; needs a limit of an episode's steps "concise": one episode as
+        one row: its first, with the last one's `done` and `truncated`, the info of the
+        action that finished it, the version that did that (`last_version`), the number of
+        the seat in its target (`seat`), and of each agent of the lane that another spec
+        matches who played it (`others.version`, -1 when that changed, `others.policy`).
+        Not to be trained on "stepwise": one row of all seats of all targets, sent as soon
+        as some of them have answered, with what led to it
+        (`api.algorithm.ARRIVAL_FIELDS`; fillers for the others); for replay memories
+    sample_steps: fixed and after_done: rows by which one sample advances; each holds
+        burn_in more before them and bootstrap more behind
+    padded: full: fillers (version -1) up to the step limit, so that all samples are of
+        one length. Else a sample has just its own rows
+    post: after_done and full: what is computed of finished episodes and added to their
+        rows, e.g. (`GAE`(),)
+    deterministic: ask for the mode of the policy's distribution; rows are kept in full or
+        concise mode only, or not at all
+    frame_stack: the policy sees, and rows hold, so many of the newest observations (see
+        `tidemill.workers.frames`); 1: the newest
     """
 
     match: str = ".*"
@@ -76,20 +89,28 @@ class AgentSpec(Config):
             raise ConfigError(f'match = "{self.match}" is not a regular expression: {error}') from None
         if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
             raise ConfigError(
-                f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the last row lends its value to the one before) "
+                f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the "
+                "last row lends its value to the one before) "
                 f"and burn_in = {self.burn_in} (at least 0) cannot be"
             )
         if self.inference != INLINE and self.parameters != Newest():
             raise ConfigError(
-                f'agent spec "{self.match}": parameters = {self.parameters} is for inline policies, and inference stream '
+                f'agent spec "{self.match}": parameters = {self.parameters} is for inline policies, and '
+                "inference stream "
                 f'"{self.inference}" answers with the newest version; take inference = "inline"'
             )
         if self.frame_stack < 1:
-            raise ConfigError(f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone")
+            raise ConfigError(
+                f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone"
+            )
         if self.mode not in get_args(Mode):
             raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, get_args(Mode))}')
         for what, asked, modes in (
-            ("deterministic = True with samples", self.deterministic and bool(self.streams), ("full", "concise")),
+            (
+                "deterministic = True with samples",
+                self.deterministic and bool(self.streams),
+                ("full", "concise"),
+            ),
             ("padded = True", self.padded, ("full",)),
             ("post", bool(self.post), ("after_done", "full")),
             (f"burn_in = {self.burn_in}", self.burn_in > 0, ("fixed", "after_done")),
@@ -97,13 +118,17 @@ class AgentSpec(Config):
         ):
             if asked and self.mode not in modes:
                 known = " or ".join(f'"{mode}"' for mode in modes)
-                raise ConfigError(f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out')
+                raise ConfigError(
+                    f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out'
+                )
         check_several("post", self.post)
         if len(set(self.streams)) < len(self.streams):
             raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
         names = [name for post in self.post for name in post.fields()]
         if len(set(names)) < len(names):
-            raise ConfigError(f"post: two post-processors make one field (they make {', '.join(names)}); leave one out")
+            raise ConfigError(
+                f"post: two post-processors make one field (they make {', '.join(names)}); leave one out"
+            )
         super().__post_init__()
 
     @property
@@ -126,18 +151,25 @@ class AgentSpec(Config):
 class Actors(WorkerConfig):
     """Actor workers.
 
-    environment        what they step
-    lanes              copies of the environment in one target, stepped together
-    ring               targets in turn: more than 1 lets an actor step one while another waits for answers
-    max_episode_steps  step limit per episode, 0 for none: episodes are cut (truncated) there
-    flush_requests     requests buffered before they are sent; fewer go out when nothing else can proceed
-    slots              sample slots per stream: one is filled while the others are trained on; fewer mean fresher samples. Of samples that are
-                       episodes: so many per seat
+    environment: what they step
+    lanes: copies of the environment in one target, stepped together
+    ring: targets in turn: more than 1 lets an actor step one while another waits for
+        answers
+    max_episode_steps: step limit per episode, 0 for none: episodes are cut (truncated)
+        there
+    flush_requests: requests buffered before they are sent; fewer go out when nothing else
+        can proceed
+    slots: sample slots per stream: one is filled while the others are trained on; fewer
+        mean fresher samples. Of samples that are episodes: so many per seat
     """
 
     order: ClassVar[int] = 6
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
-        "min_healthy_slots": (1, "slots that fail rest and come back; a run ends when no step is stored for Trainer.max_no_progress_s seconds")
+        "min_healthy_slots": (
+            1,
+            "slots that fail rest and come back; a run ends when no step is stored for "
+            "Trainer.max_no_progress_s seconds",
+        )
     }
     owns_environment: ClassVar[bool] = True
 
@@ -147,12 +179,22 @@ class Actors(WorkerConfig):
     ring: int = 1
     max_episode_steps: int = 0
     flush_requests: int = acting(
-        1, lambda actors: actors.ring * len(actors.agents) > 1, "with ring = 1 and one agent spec: there is one request at a time"
+        1,
+        lambda actors: actors.ring * len(actors.agents) > 1,
+        "with ring = 1 and one agent spec: there is one request at a time",
     )
-    slots: int = acting(2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept")
+    slots: int = acting(
+        2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept"
+    )
 
     def __post_init__(self) -> None:
-        for name, least in (("lanes", 1), ("ring", 1), ("max_episode_steps", 0), ("flush_requests", 1), ("slots", 1)):
+        for name, least in (
+            ("lanes", 1),
+            ("ring", 1),
+            ("max_episode_steps", 0),
+            ("flush_requests", 1),
+            ("slots", 1),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
         check_several("agents", self.agents)
@@ -161,18 +203,32 @@ class Actors(WorkerConfig):
         super().__post_init__()
         streams = [stream for spec in self.agents for stream in spec.streams]
         if len(set(streams)) < len(streams):
-            raise ConfigError(f"two agent specs use one sample stream ({', '.join(streams)}); give each its own")
+            raise ConfigError(
+                f"two agent specs use one sample stream ({', '.join(streams)}); give each its own"
+            )
 
     def ports(self) -> tuple[Port, ...]:
         ports = []
         for spec in self.agents:
-            ports += [Port(stream, "produce", outlets=self.ring, lockstep=True, gathers=spec.mode == "stepwise") for stream in spec.streams]
-            ports += spec.parameters.ports(spec.policy) if spec.inference == INLINE else (Port(spec.inference, "ask", policy=spec.policy),)
+            ports += [
+                Port(stream, "produce", outlets=self.ring, lockstep=True, gathers=spec.mode == "stepwise")
+                for stream in spec.streams
+            ]
+            ports += (
+                spec.parameters.ports(spec.policy)
+                if spec.inference == INLINE
+                else (Port(spec.inference, "ask", policy=spec.policy),)
+            )
         return tuple(dict.fromkeys(ports))
 
     def plays(self) -> dict[int, tuple[str, str]]:
-        """Of specs that play the newest version; others are opponents, or evaluated elsewhere."""
-        return {number: (spec.policy, spec.match) for number, spec in enumerate(self.agents) if spec.parameters == Newest()}
+        """Of specs that play the newest version; others are opponents, or evaluated
+        elsewhere."""
+        return {
+            number: (spec.policy, spec.match)
+            for number, spec in enumerate(self.agents)
+            if spec.parameters == Newest()
+        }
 
     def queries(self) -> tuple[tuple[str, Query], ...]:
         return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
@@ -181,7 +237,10 @@ class Actors(WorkerConfig):
         for spec in self.agents:
             if spec.policy not in experiment.policies:
                 known = did_you_mean(spec.policy, experiment.policies)
-                raise ConfigError(f'agent spec "{spec.match}" plays policy "{spec.policy}", which the experiment lacks; {known}')
+                raise ConfigError(
+                    f'agent spec "{spec.match}" plays policy "{spec.policy}", which the experiment lacks; '
+                    f"{known}"
+                )
 
     def build(self, context: Context) -> WorkerHandle:
         from tidemill.workers.actor import ActorWorker
@@ -190,7 +249,8 @@ class Actors(WorkerConfig):
 
 
 def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> list[list[int]]:
-    """Return for each spec the indices of its agents. Raises `ConfigError` for an agent or a spec without a match, or unequal spaces in one spec."""
+    """Return for each spec the indices of its agents. Raises `ConfigError` for an agent
+    or a spec without a match, or unequal spaces in one spec."""
     groups: list[list[int]] = [[] for _ in specs]
 
     def matches(spec: AgentSpec, index: int) -> bool:
@@ -203,10 +263,17 @@ def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> lis
                 break
         else:
             patterns = ", ".join(f'"{spec.match}"' for spec in specs)
-            raise ConfigError(f'no agent spec ({patterns}) matches agent {index} "{agent.name}"; widen one, or add AgentSpec(match="{agent.name}")')
+            raise ConfigError(
+                f'no agent spec ({patterns}) matches agent {index} "{agent.name}"; widen one, or add '
+                f'AgentSpec(match="{agent.name}")'
+            )
     for spec, group in zip(specs, groups, strict=True):
         if not group:
-            taken = [other.match for other, theirs in zip(specs, groups, strict=True) if any(matches(spec, index) for index in theirs)]
+            taken = [
+                other.match
+                for other, theirs in zip(specs, groups, strict=True)
+                if any(matches(spec, index) for index in theirs)
+            ]
             hint = (
                 f'"{taken[0]}" stands before it and takes them all; let it stand first'
                 if taken
@@ -217,6 +284,7 @@ def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> lis
         for index in group:
             if agents[index].spaces != first.spaces:
                 raise ConfigError(
-                    f'agents "{first.name}" and "{agents[index].name}" have different spaces but one agent spec "{spec.match}"; give each kind a spec'
+                    f'agents "{first.name}" and "{agents[index].name}" have different spaces but one agent '
+                    f'spec "{spec.match}"; give each kind a spec'
                 )
     return groups

@@ -1,4 +1,5 @@
-"""The memory that actors are going to fill, and the refusal of lanes that cannot fit, or of which there cannot be so many."""
+"""The memory that actors are going to fill, and the refusal of lanes that cannot fit, or
+of which there cannot be so many."""
 
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
@@ -17,16 +18,22 @@ TELLING = 8 << 20  # bytes by which a process must grow before it is taken for t
 
 
 def memory_needs(context: Context, config: Actors, environment: Environment) -> list[Need]:
-    """Return the memory that one actor's rows will take: the slots of its streams, its own arrays, and what a trainer copies out of a sample.
+    """Return the memory that one actor's rows will take: the slots of its streams, its
+    own arrays, and what a trainer copies out of a sample.
 
-    `environment` may have fewer lanes than it is going to have. Offering a slot touches none of its pages, so that this can be refused later.
+    `environment` may have fewer lanes than it is going to have. Offering a slot touches
+    none of its pages, so that this can be refused later.
     """
     needs = []
     lanes, ring = config.lanes, config.ring
     for spec, group in zip(config.agents, match_agents(environment.agents, config.agents), strict=True):
         spaces, seats = environment.agents[group[0]].spaces, lanes * len(group)
-        schema = sample_schema(spec, row_schema(context, spec, spaces, environment.info), len(environment.agents) - len(group))
-        need = sizes(spec, seats, limit_of_steps(config, spec, environment), environment.same_step, config.slots)
+        schema = sample_schema(
+            spec, row_schema(context, spec, spaces, environment.info), len(environment.agents) - len(group)
+        )
+        need = sizes(
+            spec, seats, limit_of_steps(config, spec, environment), environment.same_step, config.slots
+        )
         row = sum(field.nbytes for field in schema.values())
         per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)
         kept = 2 + (spec.frame_stack > 1)  # rows in a request, and the newest frames
@@ -36,25 +43,56 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
             kept += need.kept  # memory of its own, since seats get out of step
         if not spec.streams:
             kept += -(-need.rows * need.columns // seats)  # a slot that goes nowhere
-        needs.append(Need("actors' own rows", ring * layout(schema, (kept, seats))[1], f"{kept:,} rows x {per_row}"))
+        needs.append(
+            Need("actors' own rows", ring * layout(schema, (kept, seats))[1], f"{kept:,} rows x {per_row}")
+        )
         if spec.streams:
-            channels = sum(len(context.edges(f"samples/{stream}/{context.name}/0/")) for stream in spec.streams)
+            channels = sum(
+                len(context.edges(f"samples/{stream}/{context.name}/0/")) for stream in spec.streams
+            )
             copies = f"{channels} consumers x " * (channels > 1)
             offered = ring * need.slots * layout(schema, (need.rows, need.columns))[1]
-            needs.append(Need("samples", channels * offered, f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}"))
+            needs.append(
+                Need(
+                    "samples",
+                    channels * offered,
+                    f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}",
+                )
+            )
             if spec.mode != "concise":
-                needs.append(Need("batches", channels * 2 * offered // config.slots, f"{copies}2 copies x {need.rows:,} rows x {per_row}"))
+                needs.append(
+                    Need(
+                        "batches",
+                        channels * 2 * offered // config.slots,
+                        f"{copies}2 copies x {need.rows:,} rows x {per_row}",
+                    )
+                )
         if spec.inference != INLINE:
             policy = context.experiment.policies[spec.policy]
             answer, state = policy.answer(spaces), policy.state(spaces)
-            slot = sum(f.nbytes for f in (*schema_of_space(spaces.observation, "obs").values(), *answer.values(), *state.values(), *state.values()))
+            slot = sum(
+                f.nbytes
+                for f in (
+                    *schema_of_space(spaces.observation, "obs").values(),
+                    *answer.values(),
+                    *state.values(),
+                    *state.values(),
+                )
+            )
             slots, rows = 2 * ring * len(config.agents), ring * seats * (1 + environment.same_step)
-            needs.append(Need("requests and answers", slots * rows * slot, f"{slots} slots x {rows:,} rows x {slot:,} bytes"))
+            needs.append(
+                Need(
+                    "requests and answers",
+                    slots * rows * slot,
+                    f"{slots} slots x {rows:,} rows x {slot:,} bytes",
+                )
+            )
     return needs
 
 
 def check_rows(context: Context, config: Actors, environment: Environment) -> list[Need]:
-    """Return `memory_needs`. Raises `ConfigError`, with the sums, when all actors of the group together need more than there is."""
+    """Return `memory_needs`. Raises `ConfigError`, with the sums, when all actors of the
+    group together need more than there is."""
     needs = memory_needs(context, config, environment)
     check_memory(needs * config.count, available())
     return needs
@@ -63,7 +101,11 @@ def check_rows(context: Context, config: Actors, environment: Environment) -> li
 def players(context: Context, config: Actors) -> dict[str, Actors]:
     """Return the groups of actors that play the environment of `config`."""
     workers = context.experiment.workers.items()
-    return {group: other for group, other in workers if isinstance(other, Actors) and other.environment.bare() == config.environment.bare()}
+    return {
+        group: other
+        for group, other in workers
+        if isinstance(other, Actors) and other.environment.bare() == config.environment.bare()
+    }
 
 
 def lanes_of(config: Actors) -> int:
@@ -72,9 +114,13 @@ def lanes_of(config: Actors) -> int:
 
 
 def check_most_lanes(context: Context, config: Actors, environment: Environment) -> None:
-    """Raise `ConfigError`, with the sums, when there cannot be as many lanes at a time as all that play this environment are going to have."""
+    """Raise `ConfigError`, with the sums, when there cannot be as many lanes at a time as
+    all that play this environment are going to have."""
     groups = players(context, config)
-    sums = [f"{group}: count {other.count} x ring {other.ring} x {other.lanes} lanes" for group, other in groups.items()]
+    sums = [
+        f"{group}: count {other.count} x ring {other.ring} x {other.lanes} lanes"
+        for group, other in groups.items()
+    ]
     total = sum(map(lanes_of, groups.values()))
     for group, worker in context.experiment.workers.items():
         if isinstance(worker, Trainer) and worker.evaluation_steps:
@@ -82,15 +128,19 @@ def check_most_lanes(context: Context, config: Actors, environment: Environment)
             total += 1
     if 0 < environment.most_lanes < total:
         raise ConfigError(
-            f"{total:,} lanes of the environment are needed at a time ({'; '.join(sums)}), and there can be {environment.most_lanes:,}: its server "
-            f"takes no more sessions. Take fewer slots (--slots, ring) or lanes, or a server that takes as many (serve-env --max-sessions {total})"
+            f"{total:,} lanes of the environment are needed at a time ({'; '.join(sums)}), and there can be "
+            f"{environment.most_lanes:,}: its server "
+            "takes no more sessions. Take fewer slots (--slots, ring) or lanes, or a server that takes as "
+            f"many (serve-env --max-sessions {total})"
         )
 
 
 def check_lanes(context: Context, config: Actors, seed: int) -> None:
-    """Raise `ConfigError`, with the sums, when so many lanes cannot fit: before they are all built, which may take hours.
+    """Raise `ConfigError`, with the sums, when so many lanes cannot fit: before they are
+    all built, which may take hours.
 
-    A few are built and thrown away, then 8 times as many, until the process has grown by what can be told from chance.
+    A few are built and thrown away, then 8 times as many, until the process has grown by
+    what can be told from chance.
     """
     if config.lanes < MANY_LANES:
         return
@@ -110,6 +160,9 @@ def check_lanes(context: Context, config: Actors, seed: int) -> None:
         if after - before > TELLING:
             each = (after - before) / (last - first)
             sums = f"ring {config.ring} x {config.lanes:,} lanes x {each:,.0f} bytes"
-            check_memory([Need("environments", int(each * config.lanes) * config.ring, sums)] * config.count, available())
+            check_memory(
+                [Need("environments", int(each * config.lanes) * config.ring, sums)] * config.count,
+                available(),
+            )
             return
         lanes *= 8

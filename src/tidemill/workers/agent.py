@@ -1,4 +1,5 @@
-"""The agent: all seats that one agent spec matches in a target, and the rows that they write.
+"""The agent: all seats that one agent spec matches in a target, and the rows that they
+write.
 
 A seat's life in rows (T actions give T + 1 rows)::
 
@@ -8,9 +9,11 @@ A seat's life in rows (T actions give T + 1 rows)::
     reward           r_1    r_2        r_T    0           …
     info_mask        0      0          1      0           0
 
-A tick brings the observation of row t and the reward of row t-1; the answer completes row t. Where rows lie, and how they become samples, is the
-matter of `blocks`. While all seats are at the same row, a tick's rows are written as one slice of a sample's slot. From the first tick in which they
-differ on (an absent seat, one that ended and restarted), they are written by index.
+A tick brings the observation of row t and the reward of row t-1; the answer completes row
+t. Where rows lie, and how they become samples, is the matter of `blocks`. While all seats
+are at the same row, a tick's rows are written as one slice of a sample's slot. From the
+first tick in which they differ on (an absent seat, one that ended and restarted), they
+are written by index.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,34 +33,56 @@ from tidemill.workers.said import NONE, Numbers
 _NOBODY = np.empty(0, np.intp)
 
 Episode = tuple[float, int, int, Numbers]
-"""Undiscounted return, number of actions, the stage in which it began, what the environment said of it at its end."""
+"""Undiscounted return, number of actions, the stage in which it began, what the
+environment said of it at its end."""
 
 
 class Agent:
     """See the module's text.
 
-    schema         the fields of a row that are written here
-    seats          N, in lane-major order
-    deterministic  ask for the mode of the policy's distribution
-    client         where requests go
-    blocks         where rows go
+    schema: the fields of a row that are written here
+    seats: N, in lane-major order
+    deterministic: ask for the mode of the policy's distribution
+    client: where requests go
+    blocks: where rows go
     """
 
-    def __init__(self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, blocks: InStep | Columns) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        seats: int,
+        deterministic: bool,
+        client: InferenceClient,
+        blocks: InStep | Columns,
+    ) -> None:
         self._seats, self._deterministic, self._client, self._blocks = seats, deterministic, client, blocks
         self._observation_names = [n for n in schema if n == "obs" or n.startswith("obs.")]
         self._state_names = [n for n in schema if n.startswith("state.")]
         self._action_names = [n for n in schema if n == "action" or n.startswith("action.")]
-        known = {*self._observation_names, *self._state_names, "on_reset", "done", "truncated", "reward", "version", "policy"}
+        known = {
+            *self._observation_names,
+            *self._state_names,
+            "on_reset",
+            "done",
+            "truncated",
+            "reward",
+            "version",
+            "policy",
+        }
         self._said = said.FIELD in schema
         cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != said.FIELD)]
         self._cleared = cleared  # what a row has only once its action was done
-        self._answer_names = [n for n in schema if n not in known and n not in self._cleared and n != said.FIELD]
-        self._info_names = [n for n in self._cleared if n not in ("reward", "info_mask", "info.return", "info.length")]
+        self._answer_names = [
+            n for n in schema if n not in known and n not in self._cleared and n != said.FIELD
+        ]
+        self._info_names = [
+            n for n in self._cleared if n not in ("reward", "info_mask", "info.return", "info.length")
+        ]
 
         # What is known of each seat between ticks.
         self.finished = np.ones(seats, np.bool_)
-        """bool [N]: the seat is between two episodes; its next row is the first of one."""
+        """bool [N]: the seat is between two episodes; its next row is the first of
+        one."""
         self._return = np.zeros(seats, np.float32)
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
         self._actions: Arrays = allocate({n: schema[n] for n in self._action_names}, (seats,))
@@ -65,12 +90,14 @@ class Agent:
         self.episodes: list[Episode] = []
         """The episodes that ended; the worker takes them away."""
         self.hear: Callable[[Sequence[int]], Sequence[Numbers]] = lambda seats: [NONE] * len(seats)
-        """Returns what the environment says of the episodes of these seats, which its last tick has ended."""
+        """Returns what the environment says of the episodes of these seats, which its
+        last tick has ended."""
         self.stage = 0
         """Of the curriculum, in which episodes begin now."""
         self._stages = np.zeros(seats, np.int64)
         self.acting = np.full(seats, -1, np.int64)
-        """int64 [N]: the version that acts for the seat in this episode; -1 before it acts, and when it was more than one."""
+        """int64 [N]: the version that acts for the seat in this episode; -1 before it
+        acts, and when it was more than one."""
         self._version = self.policy = -1  # of the newest answer
         self._begun = _NOBODY  # seats whose episodes begin with the request in flight
         self._others: list[Agent] = []
@@ -81,22 +108,29 @@ class Agent:
         self._asked: Any = None  # index into the block of the rows that wait for an answer
         self._asking: Seats | None = None  # seats that get their next action by it; None: all, in order
         self._extra = 0  # leading rows of the request that are final ones (asked for their value alone)
-        self._gathered = allocate({n: schema[n] for n in (*self._observation_names, *self._state_names)}, (2 * seats,))
+        self._gathered = allocate(
+            {n: schema[n] for n in (*self._observation_names, *self._state_names)}, (2 * seats,)
+        )
 
     def meet(self, others: "Sequence[Agent]", lanes: int, numbered: bool) -> None:
-        """Say who else plays in the target's `lanes`. Where samples have the fields, the row whose action finished an episode tells who played the
-        others in it: `others.version` and `others.policy`, a column for each seat of each of `others` in the lane. `numbered`: this agent's own
-        policy plays versions of the run, not parameters from elsewhere."""
-        self._others, self._lanes, self._numbered = [other for other in others if other is not self], lanes, numbered
+        """Say who else plays in the target's `lanes`. Where samples have the fields, the
+        row whose action finished an episode tells who played the others in it:
+        `others.version` and `others.policy`, a column for each seat of each of `others`
+        in the lane. `numbered`: this agent's own policy plays versions of the run, not
+        parameters from elsewhere."""
+        self._others = [other for other in others if other is not self]
+        self._lanes = lanes
+        self._numbered = numbered
 
-    # ---- first half: from answers to actions -------------------------------------------------------------------------------------------------
+    # ---- first half: from answers to actions -------------------------------------------
 
     def is_ready(self) -> bool:
         """True when no seat waits for an answer."""
         return self._request is None or self._client.is_ready(self._request)
 
     def get_action(self) -> Arrays:
-        """Complete the rows that were asked for and return the actions: name → [N, ...], meaningless for seats that asked for none."""
+        """Complete the rows that were asked for and return the actions: name → [N, ...],
+        meaningless for seats that asked for none."""
         self._complete()
         self._blocks.send()
         return self._actions
@@ -121,14 +155,16 @@ class Agent:
             for name, state in self._state.items():
                 state[seats] = fields[name][extra:count]
 
-    # ---- second half: from observations to requests ------------------------------------------------------------------------------------------
+    # ---- second half: from observations to requests ------------------------------------
 
     def has_room(self) -> bool:
-        """True when the next rows have a place to go (False while the consumer holds all slots)."""
+        """True when the next rows have a place to go (False while the consumer holds all
+        slots)."""
         return self._blocks.has_room()
 
     def next_observation(self, tick: Tick) -> None:
-        """Point `tick.observation` at the row that comes next, so that the environment writes it in place. Needs `has_room`."""
+        """Point `tick.observation` at the row that comes next, so that the environment
+        writes it in place. Needs `has_room`."""
         if isinstance(self._blocks, InStep):
             block, position = self._blocks.arrays, self._blocks.position
             tick.observation = {name: block[name][position] for name in self._observation_names}
@@ -180,7 +216,8 @@ class Agent:
         self._request = self._client.post_request(observation, state, self._deterministic)
 
     def _observe_by_index(self, blocks: Columns, tick: Tick) -> None:
-        """The general case: in this tick a seat writes one row, none, or (ended and restarted) two."""
+        """The general case: in this tick a seat writes one row, none, or (ended and
+        restarted) two."""
         block, position = blocks.arrays, blocks.position
         final = (tick.done | tick.truncated) & ~self.finished
         open_seats = (~self.finished).nonzero()[0]
@@ -189,18 +226,23 @@ class Agent:
         if final.any():
             seats = final.nonzero()[0]
             self._unmask(tick, seats, (position[seats] - 1, seats))
-        closing = (final & ~tick.present).nonzero()[0]  # ended or cut while absent: the final row repeats the last observation
+        # ended or cut while absent: the final row repeats the last observation
+        closing = (final & ~tick.present).nonzero()[0]
         for name in self._observation_names if len(closing) else ():
             tick.observation[name][closing] = block[name][position[closing] - 1, closing]
         first = (final & tick.restarted).nonzero()[0]
         second = (tick.present | final).nonzero()[0]
         asked_first = asked_second = (_NOBODY, _NOBODY)
         if len(first):
-            asked_first = self._write_rows(blocks, first, tick.final, tick.done[first], tick.truncated[first], 0)
+            asked_first = self._write_rows(
+                blocks, first, tick.final, tick.done[first], tick.truncated[first], 0
+            )
         if len(second):
             still = final[second] & ~tick.restarted[second]
             done, truncated = tick.done[second] & still, tick.truncated[second] & still
-            asked_second = self._write_rows(blocks, second, tick.observation, done, truncated, len(asked_first[1]))
+            asked_second = self._write_rows(
+                blocks, second, tick.observation, done, truncated, len(asked_first[1])
+            )
         count = len(asked_first[1]) + len(asked_second[1])
         self._asking, self._extra = asked_second[1], len(asked_first[1])
         if count:
@@ -210,9 +252,16 @@ class Agent:
             self._request = self._client.post_request(observation, state, self._deterministic)
 
     def _write_rows(
-        self, blocks: Columns, seats: Seats, observation: Arrays, done: NDArray[np.bool_], truncated: NDArray[np.bool_], start: int
+        self,
+        blocks: Columns,
+        seats: Seats,
+        observation: Arrays,
+        done: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        start: int,
     ) -> tuple[Seats, Seats]:
-        """Write each seat's next row; gather those to be asked for from `start` on. Return the index (rows, seats) of the latter."""
+        """Write each seat's next row; gather those to be asked for from `start` on.
+        Return the index (rows, seats) of the latter."""
         block, rows = blocks.arrays, blocks.position[seats]
         begins, final = self.finished[seats], done | truncated
         self._length[seats] += 1
@@ -239,7 +288,7 @@ class Agent:
             self._gather(name, self._state[name], asking, start)
         return rows, asking
 
-    # ---- the parts both share ----------------------------------------------------------------------------------------------------------------
+    # ---- the parts both share ----------------------------------------------------------
 
     def _gather(self, name: str, source: NDArray[Any], seats: Seats, start: int) -> NDArray[Any]:
         target = self._gathered[name][start : start + len(seats)]
@@ -265,7 +314,8 @@ class Agent:
             state[seats] = 0
 
     def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
-        """These seats' episodes are over: show the info on the rows whose actions finished them."""
+        """These seats' episodes are over: show the info on the rows whose actions
+        finished them."""
         block = self._blocks.arrays
         returns, lengths = self._return[seats], self._length[seats] + 1
         block["info_mask"][at] = True
@@ -275,12 +325,20 @@ class Agent:
             block[name][at] = tick.info[name.removeprefix("info.")][seats]
         if "others.version" in block:
             lane = seats // (self._seats // self._lanes)
-            block["others.version"][at] = np.concatenate([other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1)
-            block["others.policy"][at] = np.repeat([o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others])
+            block["others.version"][at] = np.concatenate(
+                [other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1
+            )
+            block["others.policy"][at] = np.repeat(
+                [o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others]
+            )
         heard = self.hear(seats.tolist())
         for place, numbers in enumerate(heard) if self._said else ():
-            block[said.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = said.pack(numbers)
-        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), heard, strict=True)
+            block[said.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = said.pack(
+                numbers
+            )
+        self.episodes += zip(
+            returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), heard, strict=True
+        )
 
     def _erase(self, block: Arrays, at: Any) -> None:
         """Rows on which nothing acts."""

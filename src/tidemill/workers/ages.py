@@ -1,4 +1,5 @@
-"""How old the policy was that acted, when its step was stored: in versions, and in seconds since that version was published."""
+"""How old the policy was that acted, when its step was stored: in versions, and in
+seconds since that version was published."""
 
 from collections import deque
 from time import monotonic
@@ -43,4 +44,8 @@ class Ages(WatchedConsumer):
         """Return the means since the last call, {} when nothing came."""
         count, versions, seconds = self._count, self._versions, self._seconds
         self._count, self._versions, self._seconds = 0, 0.0, 0.0
-        return {"limiter/age_versions": versions / count, "limiter/age_seconds": seconds / count} if count else {}
+        return (
+            {"limiter/age_versions": versions / count, "limiter/age_seconds": seconds / count}
+            if count
+            else {}
+        )

@@ -1,8 +1,10 @@
 """The worker base: one life for every kind of worker.
 
-    configure() → READY, start() → RUNNING, pause() → PAUSED, start() …, exit() → COMPLETED; an error → FAILED
+    configure() → READY, start() → RUNNING, pause() → PAUSED, start() …,
+    exit() → COMPLETED; an error → FAILED
 
-The handles are called by messages of the control link, which `run` reads between polls. A subclass implements `_configure` and `_poll`.
+The handles are called by messages of the control link, which `run` reads between polls. A
+subclass implements `_configure` and `_poll`.
 """
 
 import threading
@@ -34,15 +36,21 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import NoProgress, TidemillError
 from tidemill.core.shortage import why
 
-LOOK_AGAIN = 0.1  # seconds: a sleeping worker looks again all the same; `rescues` counts how often that helped
-RING_LATE = 0.05  # seconds: so late after the work that it tells of a bell may be rung, on cores that are busy
+# seconds: a sleeping worker looks again all the same; `rescues` counts how often that
+# helped
+LOOK_AGAIN = 0.1
+# seconds: so late after the work that it tells of a bell may be rung, on cores that are
+# busy
+RING_LATE = 0.05
 HEARTBEAT = 0.25  # seconds between statistics that nothing else prompts
-ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000  # characters of a failure's text and of its traceback that are reported
+# characters of a failure's text and of its traceback that are reported
+ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000
 
 
 @dataclass(frozen=True)
 class PollResult:
-    """What one poll did: both 0 means that nothing could be done. The unit is the worker's own (an actor: env steps and ticks)."""
+    """What one poll did: both 0 means that nothing could be done. The unit is the
+    worker's own (an actor: env steps and ticks)."""
 
     sample_count: int = 0
     batch_count: int = 0
@@ -64,11 +72,12 @@ class Worker(WorkerHandle):
         self.stage = 0
         """Of the curriculum, from 0."""
 
-    # ---- for subclasses ------------------------------------------------------------------------------------------------------------------
+    # ---- for subclasses ----------------------------------------------------------------
 
     @abstractmethod
     def _configure(self, facts: Facts) -> Facts:
-        """Build everything and return what only this worker knows (an owner of environments: its spaces; others: nothing)."""
+        """Build everything and return what only this worker knows (an owner of
+        environments: its spaces; others: nothing)."""
 
     @abstractmethod
     def _poll(self) -> PollResult:
@@ -93,7 +102,7 @@ class Worker(WorkerHandle):
     def _close(self) -> None:
         """Free everything. Called once, after the last poll, also after errors."""
 
-    # ---- handles -------------------------------------------------------------------------------------------------------------------------
+    # ---- handles -----------------------------------------------------------------------
 
     def configure(self, facts: Facts | None = None) -> None:
         """Become READY."""
@@ -136,7 +145,8 @@ class Worker(WorkerHandle):
                     rung = self._wait(LOOK_AGAIN)
 
     def turn(self) -> bool:
-        """Handle the control link, poll once, report. False when nothing could be done. Between turns a worker waits."""
+        """Handle the control link, poll once, report. False when nothing could be done.
+        Between turns a worker waits."""
         if self.state in ENDED:
             return False
         self.clock.enter("python")
@@ -159,7 +169,8 @@ class Worker(WorkerHandle):
             self.clock.enter("wait")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait at the bell. True when it was rung. What tasks of environments raise meanwhile is this worker's failure."""
+        """Wait at the bell. True when it was rung. What tasks of environments raise
+        meanwhile is this worker's failure."""
         try:
             return self.context.endpoints.bell.wait(seconds)
         except BaseException as error:
@@ -167,13 +178,20 @@ class Worker(WorkerHandle):
             return True
 
     def _fail(self, error: BaseException) -> None:
-        """Report what was raised. What is no `Exception` comes from an environment, but in the main thread, where signals raise what ends runs."""
-        if not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread():
+        """Report what was raised. What is no `Exception` comes from an environment, but
+        in the main thread, where signals raise what ends runs."""
+        if (
+            not isinstance(error, (Exception, SystemExit))
+            and threading.current_thread() is threading.main_thread()
+        ):
             raise error
         expected = isinstance(error, TidemillError)
         message = str(error) if expected else f"{type(error).__name__}: {why(error)}"
         if isinstance(error, SystemExit):
-            message = f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another part of the experiment"
+            message = (
+                f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another "
+                "part of the experiment"
+            )
         cause: BaseException | None = error
         while isinstance(cause, TidemillError):
             cause = cause.__cause__
@@ -186,7 +204,9 @@ class Worker(WorkerHandle):
         try:
             self._close()
         except (Exception, SystemExit):
-            self.report(Status(State.FAILED, error=message, details=_tail(traceback.format_exc(), DETAILS_LIMIT)))
+            self.report(
+                Status(State.FAILED, error=message, details=_tail(traceback.format_exc(), DETAILS_LIMIT))
+            )
 
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
@@ -217,13 +237,21 @@ class Worker(WorkerHandle):
                         return False
         return True
 
-    # ---- reports -------------------------------------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------
 
     def report(self, message: Up) -> None:
         """Send a message up. Never waits."""
         self.context.endpoints.link.send(pack(message))
 
-    def _enter(self, state: State, facts: Facts | None = None, error: str = "", details: str = "", reason: str = "", waited: float = 0.0) -> None:
+    def _enter(
+        self,
+        state: State,
+        facts: Facts | None = None,
+        error: str = "",
+        details: str = "",
+        reason: str = "",
+        waited: float = 0.0,
+    ) -> None:
         if state in ENDED and self.state is not State.CONFIGURING and state is not State.FAILED:
             self._beat()
         self.state = state
@@ -248,6 +276,7 @@ def _tail(text: str, most: int) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, "" when it never was."""
+    """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, "" when it never
+    was."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""

@@ -1,7 +1,10 @@
-"""Where an agent's rows are written, and how they become samples: one member for each mode of an agent spec.
+"""Where an agent's rows are written, and how they become samples: one member for each
+mode of an agent spec.
 
-While all seats of a fixed-length spec are at the same row, rows are written into the sample's slot itself, as one slice per tick (`InStep`). All else
-(`Columns`) is written by index into memory of the agent's own, where each seat is at a row of its own; what is finished is copied into slots.
+While all seats of a fixed-length spec are at the same row, rows are written into the
+sample's slot itself, as one slice per tick (`InStep`). All else (`Columns`) is written by
+index into memory of the agent's own, where each seat is at a row of its own; what is
+finished is copied into slots.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +28,8 @@ MOST_SLOTS = 4096  # of one channel, since both ends make arrays of each at the 
 
 
 class Sizes(NamedTuple):
-    """What an agent's rows take: `kept` rows of each seat in its own memory, and in each stream `slots` slots of [rows, columns]."""
+    """What an agent's rows take: `kept` rows of each seat in its own memory, and in each
+    stream `slots` slots of [rows, columns]."""
 
     kept: int
     rows: int
@@ -34,7 +38,8 @@ class Sizes(NamedTuple):
 
 
 def sizes(spec: AgentSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
-    """Return what `spec` takes, when an episode has at most `limit` steps and a stream is to hold `slots` samples of each seat."""
+    """Return what `spec` takes, when an episode has at most `limit` steps and a stream is
+    to hold `slots` samples of each seat."""
     match spec.mode:
         case "fixed":
             return Sizes(spec.rows + same_step, spec.rows, seats, slots)
@@ -51,10 +56,10 @@ def sizes(spec: AgentSpec, seats: int, limit: int, same_step: bool, slots: int) 
 class Terms:
     """What blocks are made from.
 
-    schema     of a sample's row (`sample_schema`)
-    same_step  a seat may end one episode and begin the next within a tick
-    samples    where samples go; their slots were offered
-    on_sent    called after each sample
+    schema: of a sample's row (`sample_schema`)
+    same_step: a seat may end one episode and begin the next within a tick
+    samples: where samples go; their slots were offered
+    on_sent: called after each sample
     """
 
     spec: AgentSpec
@@ -73,11 +78,13 @@ class Blocks(ABC):
 
     @abstractmethod
     def has_room(self) -> bool:
-        """True when the rows of a tick have a place to go (False while the consumer holds all slots). Needs that all rows have their answers."""
+        """True when the rows of a tick have a place to go (False while the consumer holds
+        all slots). Needs that all rows have their answers."""
 
     @abstractmethod
     def send(self) -> bool:
-        """All rows written so far have their answers: send what is finished. False when some of it found no slot."""
+        """All rows written so far have their answers: send what is finished. False when
+        some of it found no slot."""
 
 
 class InStep(Blocks):
@@ -89,9 +96,11 @@ class InStep(Blocks):
         self.arrays = {}
         self.position = terms.spec.burn_in
         """The next row."""
-        self._carry = allocate(terms.schema, (self._overlap, terms.seats))  # the slot's first rows, kept from the one before
+        # the slot's first rows, kept from the one before
+        self._carry = allocate(terms.schema, (self._overlap, terms.seats))
         fill(self._carry)
-        self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]  # what a row has only once it was acted on
+        # what a row has only once it was acted on
+        self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]
 
     def has_room(self) -> bool:
         if not self.arrays:
@@ -115,7 +124,8 @@ class InStep(Blocks):
         return True
 
     def by_index(self) -> "Columns":
-        """Return the same rows as columns, because seats are at different rows from now on."""
+        """Return the same rows as columns, because seats are at different rows from now
+        on."""
         columns = self._columns()
         for name, array in (self.arrays or self._carry).items():
             columns.arrays[name][: self.position] = array[: self.position]
@@ -131,7 +141,8 @@ class Columns(Blocks):
 
     def __init__(self, terms: Terms) -> None:
         self._terms, self._kept = terms, terms.need.kept
-        by_seat = allocate(terms.schema, (terms.seats, self._kept))  # since whole columns are read, of few seats at a time
+        # since whole columns are read, of few seats at a time
+        by_seat = allocate(terms.schema, (terms.seats, self._kept))
         self.arrays = {name: array.swapaxes(0, 1) for name, array in by_seat.items()}
         fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
         self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
@@ -145,7 +156,8 @@ class Columns(Blocks):
             return False
         if self.position.max() + 1 + self._terms.same_step > self._kept:
             raise EnvironmentFault(
-                f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps that the environment promised; '
+                f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps '
+                "that the environment promised; "
                 "give it the limit that holds, or one that we keep (Actors.max_episode_steps)"
             )
         return True
@@ -160,7 +172,8 @@ class Slot:
         self._filled = 0
 
     def place(self, ready: Seats) -> tuple[Seats, slice]:
-        """Return those of the `ready` seats for which there are columns, and these. No seats while the consumer holds all slots."""
+        """Return those of the `ready` seats for which there are columns, and these. No
+        seats while the consumer holds all slots."""
         if not self.arrays:
             self.arrays = self._terms.samples.reserve() or {}
             if not self.arrays:
@@ -199,8 +212,9 @@ class FixedColumns(Columns):
 
 
 class Closing(Columns):
-    """What is sent by finished episodes. `_begin` is the row at which a seat's newest episode begins that was not looked at yet, `_closed` the one
-    after its newest final row."""
+    """What is sent by finished episodes. `_begin` is the row at which a seat's newest
+    episode begins that was not looked at yet, `_closed` the one after its newest final
+    row."""
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)
@@ -218,7 +232,10 @@ class Closing(Columns):
         time = np.arange(length.max())[:, None]
         steps, columns = (time < length).nonzero()
         for post in self._terms.spec.post:
-            episodes = {name: self.arrays[name][np.minimum(begin + time, self._kept - 1), seats] for name in post.reads}
+            episodes = {
+                name: self.arrays[name][np.minimum(begin + time, self._kept - 1), seats]
+                for name in post.reads
+            }
             fill(episodes, time >= length)
             for name, found in post.process(episodes).items():
                 self.arrays[f"post.{name}"][begin[columns] + steps, seats[columns]] = found[steps, columns]
@@ -286,15 +303,19 @@ class Full(Closing):
 
 
 class Concise(Full):
-    """One sample of one row per episode. Of each seat three rows are kept: the episode's first, and its newest two.
+    """One sample of one row per episode. Of each seat three rows are kept: the episode's
+    first, and its newest two.
 
-    The fields are those of the first row, but for `done` and `truncated` (of the last one), the info, and some more: `last_version`, which did the
-    episode's last action, `seat`, the seat's number in its target, and `others.version` and `others.policy` (see `Agent.meet`).
+    The fields are those of the first row, but for `done` and `truncated` (of the last
+    one), the info, and some more: `last_version`, which did the episode's last action,
+    `seat`, the seat's number in its target, and `others.version` and `others.policy` (see
+    `Agent.meet`).
     """
 
     def send(self) -> bool:
         complete = super().send()
-        seats = (self.position - self._closed >= 3).nonzero()[0]  # of open episodes: make room for a new last row
+        # of open episodes: make room for a new last row
+        seats = (self.position - self._closed >= 3).nonzero()[0]
         for array in self.arrays.values() if len(seats) else ():
             array[1, seats] = array[2, seats]
         self.position[seats] = 2
@@ -303,7 +324,13 @@ class Concise(Full):
     def _write(self, slot: Arrays, seat: int, rows: int) -> None:
         last, acted = rows - 1, rows - 2
         for name, array in self.arrays.items():
-            shown = last if name in ("done", "truncated") else acted if name.startswith(("info", "others.")) else 0
+            shown = (
+                last
+                if name in ("done", "truncated")
+                else acted
+                if name.startswith(("info", "others."))
+                else 0
+            )
             slot[name][0, 0] = array[shown, seat]
         slot["last_version"][0, 0] = self.arrays["version"][acted, seat]
         slot["seat"][0, 0] = seat

@@ -2,8 +2,9 @@
 
 channel of an actor → copy into a slot of the next stream → processors, in place → sent
 
-It takes a sample only when there is a slot for it, so that whoever fills its stream waits as it waits itself: nothing is dropped here. How old a row
-is counts from the version that acted on it, whatever was made of it since.
+It takes a sample only when there is a slot for it, so that whoever fills its stream waits
+as it waits itself: nothing is dropped here. How old a row is counts from the version that
+acted on it, whatever was made of it since.
 """
 
 from collections.abc import Sequence
@@ -30,13 +31,15 @@ from tidemill.workers.rows import misfit_of_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Buffers(WorkerConfig):
-    """Buffer workers: they take the samples of one stream, process them, and send them into another, which has as many slots as the one they take
-    from. Several share the samples; each sample is processed once. They go from buffer worker to buffer worker where these are chained.
+    """Buffer workers: they take the samples of one stream, process them, and send them
+    into another, which has as many slots as the one they take from. Several share the
+    samples; each sample is processed once. They go from buffer worker to buffer worker
+    where these are chained.
 
-    samples   the stream that actors (or other buffer workers) fill
-    into      the stream that trainers (or other buffer workers) consume
-    process   what is done to each sample, in order
-    policy    whose newest parameters those processors play with that need a policy
+    samples: the stream that actors (or other buffer workers) fill
+    into: the stream that trainers (or other buffer workers) consume
+    process: what is done to each sample, in order
+    policy: whose newest parameters those processors play with that need a policy
     """
 
     order: ClassVar[int] = 2
@@ -49,7 +52,10 @@ class Buffers(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.into == self.samples:
-            raise ConfigError(f'samples and into are both "{self.into}"; give the stream that the buffer workers fill another name')
+            raise ConfigError(
+                f'samples and into are both "{self.into}"; give the stream that the buffer workers fill '
+                "another name"
+            )
         check_several("process", self.process)
         needy = [type(config).__name__ for config in self.process if config.needs_policy]
         if needy and self.policy is None:
@@ -81,22 +87,29 @@ class BufferWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         known, seed = facts.samples[config.samples], derive_seed(context.experiment.seed, context.name)
-        channels = [context.endpoints.consumer(edge.name) for edge in context.edges(f"samples/{config.samples}/")]
+        channels = [
+            context.endpoints.consumer(edge.name) for edge in context.edges(f"samples/{config.samples}/")
+        ]
         self._consumer = ChannelSampleConsumer(channels, known.burn_in, known.bootstrap, known.cut)
         offered = self._consumer.offered()
         if offered is None:
-            raise SchemaError(f'{context.name} was configured before those who fill "{config.samples}" had made their slots')
+            raise SchemaError(
+                f'{context.name} was configured before those who fill "{config.samples}" had made their slots'
+            )
         schema, leads = offered[0].schema, sorted({(block.lead[0], block.lead[1]) for block in offered})
         if len(leads) > 1 or any(block.schema != schema for block in offered):
             sizes = " and ".join(f"{rows} rows x {seats} seats" for rows, seats in leads)
             raise ConfigError(
-                f'{context.name} takes samples of different kinds from stream "{config.samples}" ({sizes}); give each kind a stream and buffer '
+                f'{context.name} takes samples of different kinds from stream "{config.samples}" ({sizes}); '
+                "give each kind a stream and buffer "
                 "workers of its own"
             )
         if config.policy is not None:
             self._policy = self._build_policy(config.policy, facts, schema, seed)
         self._processors: Sequence[Processor] = [
-            each.build(schema, self._policy if each.needs_policy else None, derive_seed(seed, "processor", number))
+            each.build(
+                schema, self._policy if each.needs_policy else None, derive_seed(seed, "processor", number)
+            )
             for number, each in enumerate(config.process)
         ]
         made = context.edges(f"samples/{config.into}/{context.name}/")
@@ -105,19 +118,24 @@ class BufferWorker(Worker):
         self._producer.offer(schema, *leads[0], slots)
         nbytes = layout(schema, leads[0])[1]
         sums = f"{len(made)} consumers x {slots} slots x {nbytes:,} bytes"
-        return Facts(samples={config.into: known}, memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums),))
+        return Facts(
+            samples={config.into: known},
+            memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums),),
+        )
 
     def _build_policy(self, name: str, facts: Facts, schema: Schema, seed: int) -> Policy:
         context = self.context
         if name not in facts.spaces:
             raise ConfigError(
-                f'{context.name} processes with policy "{name}", but no agent spec plays it, so that nobody knows its spaces; '
+                f'{context.name} processes with policy "{name}", but no agent spec plays it, so that nobody '
+                "knows its spaces; "
                 f"{did_you_mean(name, facts.spaces)}"
             )
         spaces, config = facts.spaces[name], context.experiment.policies[name]
         if misfit := misfit_of_rows(schema, config, spaces):
             raise ConfigError(
-                f'{context.name} is to process the rows of stream "{self._config.samples}" with policy "{name}", which goes with other rows: '
+                f'{context.name} is to process the rows of stream "{self._config.samples}" with policy '
+                f'"{name}", which goes with other rows: '
                 f"{misfit}; name the policy that plays those agents"
             )
         (edge,) = context.edges(f"parameters/{name}/")
@@ -125,7 +143,11 @@ class BufferWorker(Worker):
         return config.build(spaces, seed)
 
     def _poll(self) -> PollResult:
-        if self._policy is not None and self._parameters is not None and not self._parameters.refresh(self._policy):
+        if (
+            self._policy is not None
+            and self._parameters is not None
+            and not self._parameters.refresh(self._policy)
+        ):
             return PollResult()  # nothing was published yet
         slot = self._producer.reserve()
         taken = None if slot is None else self._consumer.consume()
@@ -133,7 +155,8 @@ class BufferWorker(Worker):
             return PollResult()
         left = self.clock.enter("copy")
         rows = len(taken["done"])
-        sample = Sample({name: array[:rows] for name, array in slot.items()})  # an episode ends before its slot does
+        # an episode ends before its slot does
+        sample = Sample({name: array[:rows] for name, array in slot.items()})
         for name, array in taken.items():
             sample[name][...] = array
         sample.burn_in, sample.bootstrap = taken.burn_in, taken.bootstrap
@@ -151,13 +174,18 @@ class BufferWorker(Worker):
         processor.process(sample)
         if sample.keys() != slot.keys():
             changed = ", ".join(sorted(sample.keys() ^ slot.keys()))
-            raise SchemaError(f"{type(processor).__name__} added or removed fields of a sample ({changed}); it can change those that there are")
+            raise SchemaError(
+                f"{type(processor).__name__} added or removed fields of a sample ({changed}); it can change "
+                "those that there are"
+            )
         for name, array in slot.items():
             if sample[name] is not array:  # put in its place instead of written into it
                 try:
                     array[...] = sample[name]
                 except ValueError as error:
-                    raise SchemaError(f"{type(processor).__name__} changed the shape of {name}: {error}") from error
+                    raise SchemaError(
+                        f"{type(processor).__name__} changed the shape of {name}: {error}"
+                    ) from error
                 sample[name] = array
 
     def _stats(self) -> dict[str, float]:

@@ -9,9 +9,10 @@ from tidemill.workers.peers import Agreed
 
 @dataclass
 class Counters:
-    """What a resumed run goes on from. `steps` are env steps that entered training: trained rows, each counted when it is first trained on, divided
-    by the seats in a lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`), `adopted` is the version as which
-    it went on from another policy's weights last."""
+    """What a resumed run goes on from. `steps` are env steps that entered training:
+    trained rows, each counted when it is first trained on, divided by the seats in a
+    lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`),
+    `adopted` is the version as which it went on from another policy's weights last."""
 
     updates: int = 0
     rows: int = 0
@@ -30,5 +31,8 @@ class Counters:
 
     def progress(self, limits: Limits) -> float:
         """Return the share of the run that is over, as far as that is known."""
-        shares = [self.steps / limits.steps if limits.steps else 0.0, self.updates / limits.updates if limits.updates else 0.0]
+        shares = [
+            self.steps / limits.steps if limits.steps else 0.0,
+            self.updates / limits.updates if limits.updates else 0.0,
+        ]
         return min(max(shares), 1.0)

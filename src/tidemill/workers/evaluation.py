@@ -1,20 +1,32 @@
-"""The evaluation manager: freezes a version, has actors play it, and records what it reached once its games are played.
+"""The evaluation manager: freezes a version, has actors play it, and records what it
+reached once its games are played.
 
-Evaluation actors are ordinary ones, which play the version that a tag points to and send each episode as one row::
+Evaluation actors are ordinary ones, which play the version that a tag points to and send
+each episode as one row::
 
-    "judge": Actors(environment=…, agents=(AgentSpec(parameters=Drawn(tag="evaluating"), deterministic=True, mode="concise", samples="evaluation"),)),
+    "judge": Actors(environment=…, agents=(
+        AgentSpec(
+            parameters=Drawn(tag="evaluating"),
+            deterministic=True, mode="concise", samples="evaluation",
+        ),
+    )),
     "evaluation": Evaluation(games=100),
 
-In a game against versions of the same policy (`Drawn`), a version is rated by theirs, and it is noted which of them have beaten it::
+In a game against versions of the same policy (`Drawn`), a version is rated by theirs, and
+it is noted which of them have beaten it::
 
     "first": Actors(environment=…, agents=(
-        AgentSpec(match="player_0", parameters=Drawn(tag="evaluating"), deterministic=True, mode="concise", samples="evaluation"),
+        AgentSpec(
+            match="player_0", parameters=Drawn(tag="evaluating"),
+            deterministic=True, mode="concise", samples="evaluation",
+        ),
         AgentSpec(match="player_1", parameters=Drawn(), samples=None),
     )),
     "evaluation": Evaluation(games=100, drawn=0.0),
 
-A version's games are the first ones of each seat, as many of each: the first to finish would be the short ones. Episodes of other versions, or in
-which the version changed, are discarded and counted.
+A version's games are the first ones of each seat, as many of each: the first to finish
+would be the short ones. Episodes of other versions, or in which the version changed, are
+discarded and counted.
 """
 
 from bisect import bisect_right
@@ -52,23 +64,31 @@ MOST_EPISODES = 256  # that are taken in one poll
 class Evaluation(WorkerConfig):
     """An evaluation manager of one policy.
 
-    policy     whose versions are evaluated
-    samples    the stream of the evaluation actors' episodes
-    games      episodes per version, at least: every seat of the evaluation actors plays the same number
-    tag        points to the version that is being evaluated: what the actors play
-    best       points to the version with the highest mean return so far, of those that were evaluated in the curriculum's present stage
-    drawn      the return of a drawn game: a higher one is a win, a lower one a loss. None: nothing is won
-    name       of the metrics: ``evaluation/return`` (mean), ``/return_low`` and ``/return_high`` (its 95 % confidence interval), ``/length``,
-               ``/version``, ``/games`` and ``/discarded`` (episodes of other versions so far); ``/info/…`` (what the environment says of episodes
-               at their end); where games are won ``/win_rate`` (a draw counts ½) and ``/elo`` (see `tidemill.workers.rating`)
+    policy: whose versions are evaluated
+    samples: the stream of the evaluation actors' episodes
+    games: episodes per version, at least: every seat of the evaluation actors plays the
+        same number
+    tag: points to the version that is being evaluated: what the actors play
+    best: points to the version with the highest mean return so far, of those that were
+        evaluated in the curriculum's present stage
+    drawn: the return of a drawn game: a higher one is a win, a lower one a loss. None:
+        nothing is won
+    name: of the metrics: ``evaluation/return`` (mean), ``/return_low`` and
+        ``/return_high`` (its 95 % confidence interval), ``/length``, ``/version``,
+        ``/games`` and ``/discarded`` (episodes of other versions so far); ``/info/…``
+        (what the environment says of episodes at their end); where games are won
+        ``/win_rate`` (a draw counts ½) and ``/elo`` (see `tidemill.workers.rating`)
 
-    The database gets to know of the version its ``NAME/return``, ``/length``, ``/info/…``, ``/win_rate`` and ``/elo``, and of its opponents
-    ``/beats``: the share of games that they won against those that were evaluated. In a curriculum ``NAME/stage`` is the stage (from 1) in which it
-    was evaluated.
+    The database gets to know of the version its ``NAME/return``, ``/length``,
+    ``/info/…``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share of
+    games that they won against those that were evaluated. In a curriculum ``NAME/stage``
+    is the stage (from 1) in which it was evaluated.
 
-    Evaluations of different policies may have one name: in the metrics each one's worker group then stands before it, ``GROUP/evaluation/return``.
+    Evaluations of different policies may have one name: in the metrics each one's worker
+    group then stands before it, ``GROUP/evaluation/return``.
 
-    While there is no new version to be evaluated, its actors wait: no episode is taken from them.
+    While there is no new version to be evaluated, its actors wait: no episode is taken
+    from them.
     """
 
     order: ClassVar[int] = 4
@@ -84,14 +104,20 @@ class Evaluation(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.count != 1:
-            raise ConfigError(f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and the actors a higher count")
+            raise ConfigError(
+                f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and "
+                "the actors a higher count"
+            )
         if self.games < 1:
             raise ConfigError(f"games = {self.games} must be at least 1")
         for tag in (self.tag, self.best):
             check_tag(tag)
         check_field(f"{self.name}/return")
         if self.drawn is not None and not isfinite(self.drawn):
-            raise ConfigError(f"drawn = {self.drawn} is no return of a drawn game; give a finite number, or None where nothing is won")
+            raise ConfigError(
+                f"drawn = {self.drawn} is no return of a drawn game; give a finite number, or None where "
+                "nothing is won"
+            )
         if self.tag == self.best:
             raise ConfigError(f'tag and best are both "{self.tag}"; give them different names')
 
@@ -108,31 +134,47 @@ class Evaluation(WorkerConfig):
         return tuple(f"{self.name}/{what}" for what in ("return", "length", "stage", "info/", *won))
 
     def check(self, experiment: Experiment) -> None:
-        """Raise `ConfigError` unless those who fill the stream are actors that play what is evaluated, and for two evaluations that go by one name or
-        move one tag."""
+        """Raise `ConfigError` unless those who fill the stream are actors that play what
+        is evaluated, and for two evaluations that go by one name or move one tag."""
         for worker in experiment.holders(self.samples, "produce"):
             self._check_judge(worker, experiment.workers[group_of(worker)])
-        evaluations = [(group, config) for group, config in experiment.workers.items() if isinstance(config, Evaluation)]
+        evaluations = [
+            (group, config) for group, config in experiment.workers.items() if isinstance(config, Evaluation)
+        ]
         for (group, one), (other_group, other) in combinations(evaluations, 2):
             if one.policy != other.policy:
                 continue
             if one.name == other.name:
-                raise ConfigError(f'{group} and {other_group} both have name = "{one.name}"; their metrics need different names')
+                raise ConfigError(
+                    f'{group} and {other_group} both have name = "{one.name}"; their metrics need different '
+                    "names"
+                )
             if same := {one.tag, one.best} & {other.tag, other.best}:
-                raise ConfigError(f'{group} and {other_group} both move the tag "{min(same)}"; give each its own tag and best')
+                raise ConfigError(
+                    f'{group} and {other_group} both move the tag "{min(same)}"; give each its own tag and '
+                    "best"
+                )
 
     def _check_judge(self, worker: str, judge: WorkerConfig) -> None:
         if not isinstance(judge, Actors):
-            raise ConfigError(f'{worker} fills sample stream "{self.samples}", but evaluation takes episodes from actors alone; let them fill it')
+            raise ConfigError(
+                f'{worker} fills sample stream "{self.samples}", but evaluation takes episodes from actors '
+                "alone; let them fill it"
+            )
         (spec,) = (spec for spec in judge.agents if self.samples in spec.streams)
         for what, is_so, cure in (
             (f'mode = "{spec.mode}"', spec.mode == "concise", 'mode = "concise"'),
             (f'policy = "{spec.policy}"', spec.policy == self.policy, f'policy = "{self.policy}"'),
-            (f"parameters = {spec.parameters}", spec.parameters == Drawn(tag=self.tag), f'parameters = Drawn(tag="{self.tag}")'),
+            (
+                f"parameters = {spec.parameters}",
+                spec.parameters == Drawn(tag=self.tag),
+                f'parameters = Drawn(tag="{self.tag}")',
+            ),
         ):
             if not is_so:
                 raise ConfigError(
-                    f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream "{self.samples}", where evaluation takes one row of '
+                    f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream '
+                    f'"{self.samples}", where evaluation takes one row of '
                     f'each episode of the version of "{self.policy}" that it points to; set {cure}'
                 )
 
@@ -160,16 +202,24 @@ class EvaluationWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         if context.folder is None:
-            raise ConfigError("evaluation takes versions from the run's parameter database, but the run keeps no folder")
+            raise ConfigError(
+                "evaluation takes versions from the run's parameter database, but the run keeps no folder"
+            )
         edges = context.edges(f"samples/{config.samples}/")
-        judges = [judge for edge in edges if isinstance(judge := context.experiment.workers[group_of(edge.source)], Actors)]
+        judges = [
+            judge
+            for edge in edges
+            if isinstance(judge := context.experiment.workers[group_of(edge.source)], Actors)
+        ]
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
         self._seats = sum(judge.lanes for judge in judges) * facts.samples[config.samples].seats_per_lane
         self._each = -(-config.games // self._seats)  # games of every seat
-        self._return, self._elo, self._beats, self._in = (f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage"))
+        self._return, self._elo, self._beats, self._in = (
+            f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage")
+        )
         return Facts()
 
     def _versions(self) -> list[Version]:
@@ -182,7 +232,11 @@ class EvaluationWorker(Worker):
         if self._frozen is None:
             self._freeze()
         taken = 0
-        while self._frozen is not None and taken < MOST_EPISODES and (sample := self._consumer.consume()) is not None:
+        while (
+            self._frozen is not None
+            and taken < MOST_EPISODES
+            and (sample := self._consumer.consume()) is not None
+        ):
             taken += self._count(sample)
             self._consumer.release()
             if len(self._played) == self._seats and min(self._played.values()) >= self._each:
@@ -190,7 +244,8 @@ class EvaluationWorker(Worker):
         return PollResult(taken, taken)
 
     def _freeze(self) -> None:
-        """Let the tag point to the newest version, once there is one that was not evaluated."""
+        """Let the tag point to the newest version, once there is one that was not
+        evaluated."""
         if monotonic() - self._looked < LOOK:
             return
         self._looked = monotonic()
@@ -207,13 +262,17 @@ class EvaluationWorker(Worker):
         self.context.endpoints.bell.ring()  # what lies in the stream was announced long ago
 
     def _count(self, sample: Sample) -> int:
-        """Count the episodes of the frozen version that are among the first of their seat. Return how many there are in the sample."""
+        """Count the episodes of the frozen version that are among the first of their
+        seat. Return how many there are in the sample."""
         frozen, ends = self._frozen, sample["info_mask"].nonzero()
         assert frozen is not None
         names = ("version", "last_version", "seat", "info.return", "info.length")
         rows: list[list[Any]] = [sample[name][ends].tolist() for name in names]
         rows.append(list(sample[FIELD][ends]))
-        rows += [sample[name][ends].tolist() if name in sample else [[]] * len(ends[0]) for name in ("others.version", "others.policy")]
+        rows += [
+            sample[name][ends].tolist() if name in sample else [[]] * len(ends[0])
+            for name in ("others.version", "others.policy")
+        ]
         for first, last, seat, reached, length, said, others, policies in zip(*rows, strict=True):
             key = sample.channel, seat
             if not first == last == frozen.version:
@@ -232,19 +291,27 @@ class EvaluationWorker(Worker):
         return 0.5 * (1 + float(np.sign(reached - (self._config.drawn or 0.0))))
 
     def _rate(self) -> dict[str, float]:
-        """Return the frozen version's rating, if it has played versions of its policy, and note how these did against it. One that was not rated
-        itself counts as the newest before it that was: evaluation takes longer than a push, and versions are collected."""
+        """Return the frozen version's rating, if it has played versions of its policy,
+        and note how these did against it. One that was not rated itself counts as the
+        newest before it that was: evaluation takes longer than a push, and versions are
+        collected."""
         assert self._frozen is not None
         if not self._against:
             return {}
-        self._ratings |= {version.version: version.means[self._elo].mean for version in self._versions() if self._elo in version.means}
+        self._ratings |= {
+            version.version: version.means[self._elo].mean
+            for version in self._versions()
+            if self._elo in version.means
+        }
         rated, games = sorted(self._ratings), []
         for version, scores in self._against.items():
             before = bisect_right(rated, version)
             if before and version != self._frozen.version:
                 games += [(self._ratings[rated[before - 1]], score) for score in scores]
             with suppress(VersionGone):  # it was collected while it played
-                self._database.record(self._config.policy, version, {self._beats: [1 - score for score in scores]})
+                self._database.record(
+                    self._config.policy, version, {self._beats: [1 - score for score in scores]}
+                )
         against, won = np.array(games).reshape(-1, 2).T
         if rated and not len(games):
             return {}
@@ -264,7 +331,11 @@ class EvaluationWorker(Worker):
             results |= {name: [value] for name, value in rated.items()}
         if self.context.experiment.curriculum:
             results["stage"] = [self.stage + 1]
-        self._database.record(config.policy, frozen.version, {f"{config.name}/{what}": values for what, values in results.items()})
+        self._database.record(
+            config.policy,
+            frozen.version,
+            {f"{config.name}/{what}": values for what, values in results.items()},
+        )
         reached = Mean().add(np.array(self._returns))
         margin = reached.margin or 0.0
         told = {
@@ -278,13 +349,27 @@ class EvaluationWorker(Worker):
             **{f"info/{name}": mean for name, mean in means(self._said).items()},
             **won,
         }
-        self.report(Measured(int(frozen.counters.get("env_steps", 0)), self.stage, {f"{config.name}/{k}": v for k, v in told.items()}))
+        self.report(
+            Measured(
+                int(frozen.counters.get("env_steps", 0)),
+                self.stage,
+                {f"{config.name}/{k}": v for k, v in told.items()},
+            )
+        )
         if self._is_best(reached.mean):
             self._database.tag(config.policy, config.best, frozen.version)
         self._frozen = None
 
     def _is_best(self, reached: float) -> bool:
-        best = [version.means for version in self._versions() if self._config.best in version.tags and self._return in version.means]
-        if best and self.context.experiment.curriculum and (self._in not in best[0] or best[0][self._in].mean != self.stage + 1):
+        best = [
+            version.means
+            for version in self._versions()
+            if self._config.best in version.tags and self._return in version.means
+        ]
+        if (
+            best
+            and self.context.experiment.curriculum
+            and (self._in not in best[0] or best[0][self._in].mean != self.stage + 1)
+        ):
             return True  # what it has reached was easier
         return not best or best[0][self._return].mean < reached

@@ -1,12 +1,16 @@
-"""Exact runs: slots are served strictly in turn, so that their results depend on nothing but the configuration.
+"""Exact runs: slots are served strictly in turn, so that their results depend on nothing
+but the configuration.
 
-A slot's turn begins when the answer to its step is there: its row is sent, all that this owes is trained, and by the version after that its next
-action is chosen (or it is to be reset); then it is the next slot's turn. The step is sent as soon as there is a credit for it, which is at once but
-for the end of a phase. So neither latencies nor phases, checkpoints or resumes change what is chosen by which version, nor the order of rows.
+A slot's turn begins when the answer to its step is there: its row is sent, all that this
+owes is trained, and by the version after that its next action is chosen (or it is to be
+reset); then it is the next slot's turn. The step is sent as soon as there is a credit for
+it, which is at once but for the end of a phase. So neither latencies nor phases,
+checkpoints or resumes change what is chosen by which version, nor the order of rows.
 
-Whatever is drawn for acting is drawn by (slot, episode, step), and each episode begins with a seed of its own, by (slot, episode). So it is enough to
-know an open episode's number and actions to play it again after a resume. Each row tells besides what was chosen last in the ring (`SENT`): a
-checkpoint needs that too, and the step is in flight.
+Whatever is drawn for acting is drawn by (slot, episode, step), and each episode begins
+with a seed of its own, by (slot, episode). So it is enough to know an open episode's
+number and actions to play it again after a resume. Each row tells besides what was chosen
+last in the ring (`SENT`): a checkpoint needs that too, and the step is in flight.
 """
 
 from collections import deque
@@ -28,8 +32,12 @@ from tidemill.workers.stepwise import StepwiseAgent
 
 
 def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
-    """Return the fields of `sample`, with those that tell what was chosen last: an answer, the version that gave it, and the state after it."""
-    return {**sample, **{SENT + name: field for name, field in row.items() if name.partition(".")[0] not in _OBSERVED}}
+    """Return the fields of `sample`, with those that tell what was chosen last: an
+    answer, the version that gave it, and the state after it."""
+    return {
+        **sample,
+        **{SENT + name: field for name, field in row.items() if name.partition(".")[0] not in _OBSERVED},
+    }
 
 
 _OBSERVED = ("obs", "on_reset", "done", "truncated", "reward", "voided", "info", "info_mask")
@@ -40,7 +48,15 @@ class ExactAgent(StepwiseAgent):
 
     _client: InlineInferenceClient
 
-    def __init__(self, schema: Schema, deterministic: bool, client: InlineInferenceClient, samples: SampleProducer, voids: bool, seed: int) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        deterministic: bool,
+        client: InlineInferenceClient,
+        samples: SampleProducer,
+        voids: bool,
+        seed: int,
+    ) -> None:
         super().__init__(schema, 1, deterministic, client, samples, voids)
         self._seed = seed
         self.episode = -1
@@ -66,7 +82,8 @@ class ExactAgent(StepwiseAgent):
         super().observe(tick, came)
 
     def go_on(self, episode: OpenEpisode, reward: Array) -> None:
-        """Be where this open episode is, after it was played again; `reward` is the sum of what it brought."""
+        """Be where this open episode is, after it was played again; `reward` is the sum
+        of what it brought."""
         self.finished[:] = False
         self._acts[:], self.acts = True, 1
         self._length[:], self._return[:], self._stages[:] = episode.steps, reward, self.stage
@@ -84,7 +101,13 @@ class ExactTarget(EnvTarget):
     """A slot's environment. `tell` takes a text for the user."""
 
     def __init__(
-        self, environment: Environment, agents: Sequence[ExactAgent], ticks: Sequence[Tick], max_steps: int, clock: Clock, tell: Callable[[str], None]
+        self,
+        environment: Environment,
+        agents: Sequence[ExactAgent],
+        ticks: Sequence[Tick],
+        max_steps: int,
+        clock: Clock,
+        tell: Callable[[str], None],
     ) -> None:
         super().__init__(environment, agents, ticks, max_steps, clock)
         (self.agent,) = agents
@@ -95,7 +118,8 @@ class ExactTarget(EnvTarget):
         """What it does next is known: an action was chosen, or it is to be reset."""
 
     def join(self, ring: "ExactRing", credits: Credits, number: int) -> None:
-        """Say in which ring its turns come, whose credits its steps need, and which slot it is."""
+        """Say in which ring its turns come, whose credits its steps need, and which slot
+        it is."""
         self._ring, self._credits, self.number = ring, credits, number
 
     def waits(self) -> bool:
@@ -132,13 +156,17 @@ class ExactTarget(EnvTarget):
             self.decided, self.turn = True, False
         return not agent.acts or self._ring.may_step()
 
-    # ---- after a resume ----------------------------------------------------------------------------------------------------------------------
+    # ---- after a resume ----------------------------------------------------------------
 
     def resume(self, episode: OpenEpisode) -> None:
-        """Go on from `episode`, once it was played again (see `play_again`); from the next one, if it was over."""
+        """Go on from `episode`, once it was played again (see `play_again`); from the
+        next one, if it was over."""
         self.agent.episode = episode.number
         if episode.open and not episode.kept:
-            self._tell(f"{self._told_cut(episode)}: it had more than {LONGEST:,} steps, and so many are not played again")
+            self._tell(
+                f"{self._told_cut(episode)}: it had more than {LONGEST:,} steps, and so many are not played "
+                "again"
+            )
         elif episode.open:
             self.agent.episode -= 1
             self._environment.seed(self.agent.begin())
@@ -152,8 +180,10 @@ class ExactTarget(EnvTarget):
         episode = again.episode
         if again.difference:
             self._tell(
-                f"{self._told_cut(episode)}: played again with the same seed and actions after the resume, it had {again.difference}. So this "
-                "environment is not deterministic, and the resumed run is not what it would have been (tidemill check-env says more)"
+                f"{self._told_cut(episode)}: played again with the same seed and actions after the resume, "
+                f"it had {again.difference}. So this "
+                "environment is not deterministic, and the resumed run is not what it would have been "
+                "(tidemill check-env says more)"
             )
             return True
         self.agent.go_on(episode, again.total)
@@ -163,11 +193,15 @@ class ExactTarget(EnvTarget):
         return True
 
     def _told_cut(self, episode: OpenEpisode) -> str:
-        return f"slot {self.number}: its open episode of {episode.steps:,} steps was cut after its last stored one"
+        return (
+            f"slot {self.number}: its open episode of {episode.steps:,} steps was cut after its last stored "
+            "one"
+        )
 
 
 class _Again:
-    """Plays an open episode again. `actions` are any, for the reset. `difference`: what was another than before, "" as long as nothing was."""
+    """Plays an open episode again. `actions` are any, for the reset. `difference`: what
+    was another than before, "" as long as nothing was."""
 
     def __init__(self, environment: Environment, episode: OpenEpisode, tick: Tick, actions: Arrays) -> None:
         self.episode, self.difference = episode, ""
@@ -177,7 +211,8 @@ class _Again:
         environment.send([actions], np.ones(1, np.bool_))
 
     def go_on(self) -> bool:
-        """Play as long as the environment is ready. True when the episode is where it was, or something differs."""
+        """Play as long as the environment is ready. True when the episode is where it
+        was, or something differs."""
         episode, tick = self.episode, self._tick
         while self._environment.ready():
             self._environment.recv([tick])
@@ -186,16 +221,28 @@ class _Again:
             elif (tick.done | tick.truncated).any():
                 self.difference = f"its end in step {self._at}"
             elif self._at and tick.reward.tobytes() != episode.rewards[self._at - 1].tobytes():
-                self.difference = f"a reward of {tick.reward[0]} in step {self._at} instead of {episode.rewards[self._at - 1]}"
+                self.difference = (
+                    f"a reward of {tick.reward[0]} in step {self._at} instead of "
+                    f"{episode.rewards[self._at - 1]}"
+                )
             elif self._at == episode.steps:
-                other = [name for name, array in tick.observation.items() if array.tobytes() != episode.seen[name].tobytes()]
-                self.difference = f"another observation ({', '.join(other)}) after step {self._at}" if other else ""
+                other = [
+                    name
+                    for name, array in tick.observation.items()
+                    if array.tobytes() != episode.seen[name].tobytes()
+                ]
+                self.difference = (
+                    f"another observation ({', '.join(other)}) after step {self._at}" if other else ""
+                )
             if self._at:
                 self.total += tick.reward
             if self.difference or self._at == episode.steps:
                 return True
             self._at += 1
-            self._environment.send([{name: array[self._at - 1 : self._at] for name, array in episode.actions.items()}], np.zeros(1, np.bool_))
+            self._environment.send(
+                [{name: array[self._at - 1 : self._at] for name, array in episode.actions.items()}],
+                np.zeros(1, np.bool_),
+            )
         return False
 
 
@@ -220,22 +267,24 @@ class ExactRing(EnvRing):
         self._begin(0)
 
     def resume(self, last: int, episodes: Sequence[OpenEpisode]) -> None:
-        """Go on after a row of target `last`, -1 for none, with these open episodes; the row counts as sent."""
+        """Go on after a row of target `last`, -1 for none, with these open episodes; the
+        row counts as sent."""
         self.rows = 1
         for target, episode in zip(self.targets, episodes, strict=False):
             target.resume(episode)
         self._again = list(self.targets)
         self._begin(last)
         if last >= 0:
-            self.targets[self._at].decided = False  # not before all that its row owes is trained, also where its episode was over
+            # not before all that its row owes is trained, also where its episode was over
+            self.targets[self._at].decided = False
 
     def _passed_over(self, target: ExactTarget) -> bool:
         """True when the target's next step would begin an episode, and none may begin."""
         return self._finishing and target.waits() and bool(target.agent.acts) and target.agent.begins(0)
 
     def may_step(self) -> bool:
-        """Spend a credit. False without one, or where it came with another word on whether episodes may begin than was heard: others may go first
-        then."""
+        """Spend a credit. False without one, or where it came with another word on
+        whether episodes may begin than was heard: others may go first then."""
         if self._credits.left() < 1 or self._credits.finishing != self._finishing:
             return False
         self._credits.spend(1)
@@ -264,7 +313,9 @@ class ExactRing(EnvRing):
             self._begin(self._at + self.targets[self._at].decided)
         if self._credits.finishing != self._finishing:
             self._finishing = not self._finishing
-            self._unsent = deque(sorted(self._unsent, key=lambda target: (target.number - self._at) % len(self.targets)))
+            self._unsent = deque(
+                sorted(self._unsent, key=lambda target: (target.number - self._at) % len(self.targets))
+            )
         for target in list(self._unsent):
             if self._passed_over(target):
                 continue

@@ -1,8 +1,10 @@
 """Frame stacks: an environment whose agents see their newest k observations.
 
-Each Box is stacked, the oldest frame first: images (uint8 of 3 axes) along their channels, which are the first axis where it is no longer than the
-last and the last one otherwise; everything else along a new first axis, so that [n] becomes [k, n] and [height, width] an image of k channels. At an
-episode's first row the frames before it are copies of the first (as Gymnasium's FrameStackObservation has it). Discrete and binary parts, and
+Each Box is stacked, the oldest frame first: images (uint8 of 3 axes) along their
+channels, which are the first axis where it is no longer than the last and the last one
+otherwise; everything else along a new first axis, so that [n] becomes [k, n] and [height,
+width] an image of k channels. At an episode's first row the frames before it are copies
+of the first (as Gymnasium's FrameStackObservation has it). Discrete and binary parts, and
 ``action_mask``, which says what can be done now, stay as they are.
 """
 
@@ -21,12 +23,15 @@ from tidemill.core.tally import Told
 from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
 
 NOT_STACKED = "action_mask"
-LEAVE_SECONDS = 1.5  # for what hangs to come back and be closed: with `CLOSE_SECONDS` less than the controller gives an actor
+# for what hangs to come back and be closed: with `CLOSE_SECONDS` less than the controller
+# gives an actor
+LEAVE_SECONDS = 1.5
 
 
 def close_all(environments: Sequence[Environment]) -> None:
-    """Close all of them: what hangs is waited for once, and not once for each, that which hung earlier in a slot, too. What comes back later is
-    closed then, if its process still is."""
+    """Close all of them: what hangs is waited for once, and not once for each, that which
+    hung earlier in a slot, too. What comes back later is closed then, if its process
+    still is."""
     for environment in environments:
         environment.begin_close()
     for environment in environments:
@@ -37,7 +42,8 @@ def close_all(environments: Sequence[Environment]) -> None:
 
 
 def build_environment(actors: Actors, lanes: int, seed: int, render: bool = False) -> Environment:
-    """Return the environment of `actors` with `lanes` lanes, as its agents see it. See `EnvironmentConfig.build`."""
+    """Return the environment of `actors` with `lanes` lanes, as its agents see it. See
+    `EnvironmentConfig.build`."""
     environment = actors.environment.build(lanes, seed, render)
     try:
         return stack_frames(environment, actors.agents)
@@ -47,14 +53,17 @@ def build_environment(actors: Actors, lanes: int, seed: int, render: bool = Fals
 
 
 def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Environment:
-    """Return `environment` as its agents see it by their specs. Raises `ConfigError` as `match_agents` does."""
+    """Return `environment` as its agents see it by their specs. Raises `ConfigError` as
+    `match_agents` does."""
     if all(spec.frame_stack == 1 for spec in specs):
         return environment
     counts = [1] * len(environment.agents)
     for spec, group in zip(specs, match_agents(environment.agents, specs), strict=True):
         space = environment.agents[group[0]].spaces.observation
         if stacked(space, 2) == space:
-            spec.refuse_idle("frame_stack", "on observations without a Box: Discrete and binary parts are not stacked")
+            spec.refuse_idle(
+                "frame_stack", "on observations without a Box: Discrete and binary parts are not stacked"
+            )
         for index in group:
             counts[index] = spec.frame_stack
     return Stacking(environment, counts)
@@ -65,9 +74,17 @@ class Stacking(Environment):
 
     def __init__(self, inner: Environment, counts: Sequence[int]) -> None:
         self._inner, self._counts = inner, counts
-        self.lanes, self.same_step, self.resets_any, self.info = inner.lanes, inner.same_step, inner.resets_any, inner.info
-        self.max_episode_steps, self.independent, self.render_fps = inner.max_episode_steps, inner.independent, inner.render_fps
-        self.most_lanes, self.voids, self.faults, self.needs_maker = inner.most_lanes, inner.voids, inner.faults, inner.needs_maker
+        self.lanes = inner.lanes
+        self.same_step = inner.same_step
+        self.resets_any = inner.resets_any
+        self.info = inner.info
+        self.max_episode_steps = inner.max_episode_steps
+        self.independent = inner.independent
+        self.render_fps = inner.render_fps
+        self.most_lanes = inner.most_lanes
+        self.voids = inner.voids
+        self.faults = inner.faults
+        self.needs_maker = inner.needs_maker
         self.timed = inner.timed
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
@@ -91,8 +108,13 @@ class Stacking(Environment):
         counts = [self._counts[group[0]] for group in groups]
         spaces = [self._inner.agents[group[0]].spaces.observation for group in groups]
         seats = [self.lanes * len(group) for group in groups]
-        self._groups = [_Group(*each) if each[1] > 1 else None for each in zip(spaces, counts, seats, strict=True)]
-        self._bare = [Tick.allocate(space, count, self.info, self.same_step) for space, count in zip(spaces, seats, strict=True)]
+        self._groups = [
+            _Group(*each) if each[1] > 1 else None for each in zip(spaces, counts, seats, strict=True)
+        ]
+        self._bare = [
+            Tick.allocate(space, count, self.info, self.same_step)
+            for space, count in zip(spaces, seats, strict=True)
+        ]
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         for group in self._groups:
@@ -108,7 +130,10 @@ class Stacking(Environment):
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):
             if group is not None:
                 bare.reward, bare.done, bare.truncated = tick.reward, tick.done, tick.truncated
-                bare.present, bare.restarted, bare.info, bare.voided = tick.present, tick.restarted, tick.info, tick.voided
+                bare.present = tick.present
+                bare.restarted = tick.restarted
+                bare.info = tick.info
+                bare.voided = tick.voided
             given.append(tick if group is None else bare)
         self._inner.recv(given)
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):
@@ -177,14 +202,18 @@ class _Group:
             if len(begins):
                 stack.fill(begins, bare.observation[name])
             stack.show(seats, out)
-        np.logical_or(self.begins & ~bare.present, (bare.done | bare.truncated) & ~bare.restarted, out=self.begins)
+        np.logical_or(
+            self.begins & ~bare.present, (bare.done | bare.truncated) & ~bare.restarted, out=self.begins
+        )
 
 
 class _Stack:
     """The newest frames of one leaf, [N, k, ...], the oldest first."""
 
     def __init__(self, leaf: Box, count: int, seats: int) -> None:
-        self._frames = np.zeros((seats, count, *leaf.shape), "float32" if leaf.dtype == "float64" else leaf.dtype)
+        self._frames = np.zeros(
+            (seats, count, *leaf.shape), "float32" if leaf.dtype == "float64" else leaf.dtype
+        )
         self._channels_last = _is_image(leaf) and leaf.shape[0] > leaf.shape[2]
 
     def push(self, seats: slice | NDArray[np.intp], frame: Array) -> None:
@@ -198,7 +227,8 @@ class _Stack:
         self._frames[seats] = frame[seats, None]
 
     def show(self, seats: slice | NDArray[np.intp], out: Array) -> None:
-        """Write the stacks [n, k·c, height, width], [n, height, width, k·c] or [n, k, ...]."""
+        """Write the stacks [n, k·c, height, width], [n, height, width, k·c] or [n, k,
+        ...]."""
         frames = self._frames[seats]
         if self._channels_last:
             frames = np.moveaxis(frames, 1, -2)
@@ -206,7 +236,8 @@ class _Stack:
 
 
 def seen_by(spec: AgentSpec, spaces: Spaces) -> Spaces:
-    """Return the spaces that the policy of `spec` is built for, where the environment's are `spaces`."""
+    """Return the spaces that the policy of `spec` is built for, where the environment's
+    are `spaces`."""
     return Spaces(stacked(spaces.observation, spec.frame_stack), spaces.action)
 
 
@@ -216,7 +247,12 @@ def stacked(space: Space, count: int) -> Space:
         return space
     match space:
         case Dict():
-            return Dict({name: part if name == NOT_STACKED else stacked(part, count) for name, part in space.spaces.items()})
+            return Dict(
+                {
+                    name: part if name == NOT_STACKED else stacked(part, count)
+                    for name, part in space.spaces.items()
+                }
+            )
         case Tuple():
             return Tuple(tuple(stacked(part, count) for part in space.spaces))
         case Box():

@@ -1,7 +1,9 @@
-"""The environments of a stepwise actor: each answers in its own time, and whatever has come by one moment is dealt with at once.
+"""The environments of a stepwise actor: each answers in its own time, and whatever has
+come by one moment is dealt with at once.
 
-So a turn takes what has come, stores it as one row of all seats, asks once for the actions of all that may go on, and sends these. What Python costs
-is per turn and not per environment, but for the calls of the environments themselves.
+So a turn takes what has come, stores it as one row of all seats, asks once for the
+actions of all that may go on, and sends these. What Python costs is per turn and not per
+environment, but for the calls of the environments themselves.
 """
 
 from collections import deque
@@ -36,10 +38,12 @@ class _Member(NamedTuple):
 
 
 class Gang:
-    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A turn is `receive`, `begin`, the flush of requests, `send`.
+    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A
+    turn is `receive`, `begin`, the flush of requests, `send`.
 
-    max_steps  the step limit of an episode in env steps, 0 for none: the lane is cut (truncated) when it is reached
-    credits    what steps need; None: nobody limits them
+    max_steps: the step limit of an episode in env steps, 0 for none: the lane is cut
+        (truncated) when it is reached
+    credits: what steps need; None: nobody limits them
     """
 
     def __init__(
@@ -54,16 +58,23 @@ class Gang:
         agent.hear = self._hear
         self.listener = Listener()
         """What environments say of episodes goes through it."""
-        self._agent, self._tick, self._max_steps, self._clock, self._credits = agent, tick, max_steps, clock, credits
+        self._agent = agent
+        self._tick = tick
+        self._max_steps = max_steps
+        self._clock = clock
+        self._credits = credits
         self._lanes = lanes = environments[0].lanes
         agent.next_observation(tick)
-        self._members = [_member(env, agent, tick, slice(i * lanes, (i + 1) * lanes)) for i, env in enumerate(environments)]
+        self._members = [
+            _member(env, agent, tick, slice(i * lanes, (i + 1) * lanes)) for i, env in enumerate(environments)
+        ]
         self._stage = 0
         self._lane_steps = np.zeros(len(environments) * lanes, np.int64)
         self._rung: deque[int] = deque()  # by environments, in their threads
         self._away = [False] * len(environments)  # sent and not yet received
         self._back: set[int] = set()  # these have answered
-        self._idle = dict.fromkeys(range(len(environments)), 0)  # received, in that order; how many credits each needs to go on
+        # received, in that order; how many credits each needs to go on
+        self._idle = dict.fromkeys(range(len(environments)), 0)
         self._asked: dict[int, list[int]] = {}  # request → who goes on when it is answered
         self._leaving: list[int] = []  # they go on now: nobody acts in them
         self._looked_at, self._since = monotonic(), awake()
@@ -75,7 +86,8 @@ class Gang:
         """Rows sent so far."""
 
     def waker(self, number: int, ring: Callable[[], None]) -> Callable[[], None]:
-        """Return what environment `number` calls, from any thread, when it is ready; `ring` wakes the actor."""
+        """Return what environment `number` calls, from any thread, when it is ready;
+        `ring` wakes the actor."""
 
         def wake() -> None:
             self._rung.append(number)
@@ -85,7 +97,10 @@ class Gang:
 
     def _hear(self, seats: Sequence[int]) -> list[Numbers]:
         places = [divmod(seat, self._lanes) for seat in seats]
-        return [self.listener.numbers(self._members[number].environment.said(0, (lane,))[0]) for number, lane in places]
+        return [
+            self.listener.numbers(self._members[number].environment.said(0, (lane,))[0])
+            for number, lane in places
+        ]
 
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
         """Begin episodes in this stage of the curriculum from the next reset on."""
@@ -93,10 +108,11 @@ class Gang:
         for member in self._members:
             member.environment.enter_stage(options)
 
-    # ---- from answers to rows ----------------------------------------------------------------------------------------------------------------
+    # ---- from answers to rows ----------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take what environments have answered, and send it as a row. False when there is nothing, or no room for it."""
+        """Take what environments have answered, and send it as a row. False when there is
+        nothing, or no room for it."""
         self._look()
         if not self._back or not self._agent.has_room():
             return False
@@ -139,7 +155,9 @@ class Gang:
 
     def _seats(self, numbers: Sequence[int]) -> Seats:
         first = np.array(numbers, np.intp)
-        return first if self._lanes == 1 else (first[:, None] * self._lanes + np.arange(self._lanes)).reshape(-1)
+        return (
+            first if self._lanes == 1 else (first[:, None] * self._lanes + np.arange(self._lanes)).reshape(-1)
+        )
 
     def _cut(self, came: Seats, resets: NDArray[np.bool_]) -> None:
         self._lane_steps[came] += 1
@@ -149,10 +167,11 @@ class Gang:
 
     @property
     def waited(self) -> float:
-        """Seconds so far that lanes could have stepped and had no credit, on average over all of them."""
+        """Seconds so far that lanes could have stepped and had no credit, on average over
+        all of them."""
         return (self._waited + self._held * (awake() - self._since)) / (len(self._members) * self._lanes)
 
-    # ---- from credits to actions -------------------------------------------------------------------------------------------------------------
+    # ---- from credits to actions -------------------------------------------------------
 
     def begin(self) -> bool:
         """Let those go on that may: ask for their actions. False when nobody may."""
@@ -178,7 +197,9 @@ class Gang:
                 self._credits.spend(granted)
             numbers.sort()
             seats = self._seats(numbers)
-            self._asked[self._agent.ask(seats if granted == len(seats) else seats[self._agent.act(seats)])] = numbers
+            self._asked[
+                self._agent.ask(seats if granted == len(seats) else seats[self._agent.act(seats)])
+            ] = numbers
         for number in (*numbers, *self._leaving):
             self._idle.pop(number, None)
         return bool(numbers or self._leaving)

@@ -1,4 +1,5 @@
-"""How an actor's slots are: what went wrong in them, told now and then, and whether an exact run can go on."""
+"""How an actor's slots are: what went wrong in them, told now and then, and whether an
+exact run can go on."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,19 +9,23 @@ from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
 
 NUMBERED = re.compile(r"\w*\d[\w.]*")
-TELL = 10.0  # seconds between notices of faults; the first one is told at once, and so is each slot's first rest
+# seconds between notices of faults; the first one is told at once, and so is each slot's
+# first rest
+TELL = 10.0
 LOOK = 0.02  # seconds between looks
 
 
 class Health:
     """Of the `environments` that void their steps when these fail (see `envs.slots`).
 
-    exact   none of them may rest
-    tell    takes a text for the user
+    exact: none of them may rest
+    tell: takes a text for the user
     """
 
     def __init__(self, environments: Sequence[Environment], exact: bool, tell: Callable[[str], None]) -> None:
-        self._slots = [(number, environment) for number, environment in enumerate(environments) if environment.voids]
+        self._slots = [
+            (number, environment) for number, environment in enumerate(environments) if environment.voids
+        ]
         self._exact, self._tell = exact, tell
         self._faults = [0] * len(self._slots)
         self._rested: set[int] = set()  # numbers of those whose first rest was told
@@ -29,7 +34,8 @@ class Health:
         self._first = self._last = ""
 
     def look(self) -> None:
-        """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, where an exact run has a slot that rests."""
+        """Tell what went wrong. Raises `EnvironmentFault`, with the first cause, where an
+        exact run has a slot that rests."""
         if not self._slots or ((now := monotonic()) - self._looked_at < LOOK and not self._exact):
             return
         self._looked_at = now
@@ -40,7 +46,8 @@ class Health:
         if failed:
             last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
-                f"slot {failed[0]} fails again and again, and an exact run goes on with all of its slots or none; the first fault was: "
+                f"slot {failed[0]} fails again and again, and an exact run goes on with all of its slots or "
+                "none; the first fault was: "
                 f"{self._first}{last}"
             )
 
@@ -50,7 +57,8 @@ class Health:
         self._tell_untold()
 
     def _collect(self) -> None:
-        """Take away what the slots say. A slot's first rest is told at once, by itself, with its last fault."""
+        """Take away what the slots say. A slot's first rest is told at once, by itself,
+        with its last fault."""
         for place, (number, slot) in enumerate(self._slots):
             if slot.faults:
                 texts = [f"slot {number}: {text}" for text in slot.faults]
@@ -60,7 +68,10 @@ class Health:
                 if slot.resting and number not in self._rested:
                     self._rested.add(number)
                     count, last = self._faults[place], texts.pop().partition(": ")[2]
-                    self._tell(f"slot {number} rests, and is tried again after pauses that grow: it failed {count} times, at last: {last}")
+                    self._tell(
+                        f"slot {number} rests, and is tried again after pauses that grow: it failed {count} "
+                        f"times, at last: {last}"
+                    )
                 self._untold += texts
 
     def _tell_untold(self) -> None:
@@ -71,7 +82,8 @@ class Health:
             self._told_at = self._looked_at
 
     def stats(self) -> dict[str, float]:
-        """Return the faults of each slot that had any, which rest now, how many of both there are, and how many are healthy."""
+        """Return the faults of each slot that had any, which rest now, how many of both
+        there are, and how many are healthy."""
         if not self._slots:
             return {}
         resting = [number for number, slot in self._slots if slot.resting]
@@ -80,7 +92,11 @@ class Health:
             "slots/resting": float(len(resting)),
             "slots/faults": float(sum(self._faults)),
         }
-        faults = {f"slot/{number}/faults": float(count) for (number, _), count in zip(self._slots, self._faults, strict=True) if count}
+        faults = {
+            f"slot/{number}/faults": float(count)
+            for (number, _), count in zip(self._slots, self._faults, strict=True)
+            if count
+        }
         return told | faults | {f"slot/{number}/resting": 1.0 for number in resting}
 
 

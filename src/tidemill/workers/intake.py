@@ -1,5 +1,7 @@
-"""The intake of a limited trainer: how many steps actors may take, and how what they bring comes into the replay memory. Samples pass who looks at
-them on the way: the open episodes of an exact run, those that phases end with, the journal, and the ages of what acted.
+"""The intake of a limited trainer: how many steps actors may take, and how what they
+bring comes into the replay memory. Samples pass who looks at them on the way: the open
+episodes of an exact run, those that phases end with, the journal, and the ages of what
+acted.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +28,11 @@ MEMORY = "buffer"
 
 
 class Intake:
-    """Of trainer `config`, from `source`. A resumed run takes back what was `found`; else that is None.
+    """Of trainer `config`, from `source`. A resumed run takes back what was `found`; else
+    that is None.
 
-    header  what the journal says of the run
-    tell    takes a text for the user
+    header: what the journal says of the run
+    tell: takes a text for the user
     """
 
     def __init__(
@@ -45,8 +48,14 @@ class Intake:
         self._config = config
         seats = [block.lead[1] for block in source.offered() or ()]
         self.producers = [edge.name.split("/")[2] for edge in context.edges(f"samples/{config.samples}/")]
-        cells = {edge.targets[0]: context.endpoints.writer(edge.name) for edge in context.edges(f"credits/{config.samples}/")}
-        lanes = {name: worker.lanes if isinstance(worker, Actors) else 1 for name, worker in context.experiment.members()}
+        cells = {
+            edge.targets[0]: context.endpoints.writer(edge.name)
+            for edge in context.edges(f"credits/{config.samples}/")
+        }
+        lanes = {
+            name: worker.lanes if isinstance(worker, Actors) else 1
+            for name, worker in context.experiment.members()
+        }
         self.shares = Shares(cells, lanes, [*zip(self.producers, seats, strict=True)])
         slots = None if found is None or not config.exact else found.arrays.get(SLOTS)
         self._open: OpenEpisodes | None = None
@@ -58,7 +67,8 @@ class Intake:
         if config.finish_episodes:
             if self.shares.holding:
                 raise ConfigError(
-                    "finish_episodes = True needs targets of one lane, which begin and end their episodes alone; take lanes = 1, and ring more"
+                    "finish_episodes = True needs targets of one lane, which begin and end their episodes "
+                    "alone; take lanes = 1, and ring more"
                 )
             source = unfinished = Unfinished(source, seats)
             if self._open is not None:
@@ -68,7 +78,9 @@ class Intake:
             end = None if found is None else _journal_end(found)
             if found is not None:
                 self._look_for_changes(found, tell)
-            self.journal = JournalWriter(journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end)
+            self.journal = JournalWriter(
+                journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end
+            )
             source = Journaled(source, self.journal)
         self.ages = Ages(source)
         buffer = config.buffer.build(self.ages, demand)
@@ -76,24 +88,40 @@ class Intake:
         self.buffer = buffer
         self.limiter = self._limit(found, slots is not None, tell)
         facts = {} if found is None else found.facts
-        self.phases = Phases(self.limiter, self.shares, config.iteration_steps, context.experiment.limits.steps, unfinished, facts)
+        self.phases = Phases(
+            self.limiter,
+            self.shares,
+            config.iteration_steps,
+            context.experiment.limits.steps,
+            unfinished,
+            facts,
+        )
 
     def _limit(self, found: Found | None, goes_on: bool, tell: Callable[[str], None]) -> Limiter:
-        """Return what limits the steps of the memory, which takes back what it had. Where it `goes_on` steps that were in flight are so again."""
+        """Return what limits the steps of the memory, which takes back what it had. Where
+        it `goes_on` steps that were in flight are so again."""
         config, shares, buffer = self._config, self.shares, self.buffer
         assert config.ratio is not None
-        ratio, slack = parse_ratio(config.ratio), shares.slots * (1 if config.exact else 2) if config.slack is None else config.slack
+        ratio = parse_ratio(config.ratio)
+        slack = shares.slots * (1 if config.exact else 2) if config.slack is None else config.slack
         check_slack(slack, shares.holding)
         if found is None:
             return Limiter(ratio, slack)
         kept = found.facts.get("limiter")
         if kept is None:
-            raise CheckpointError(f"checkpoint {found.path} is of a run without a ratio, and this one has ratio = {config.ratio}; train anew")
+            raise CheckpointError(
+                f"checkpoint {found.path} is of a run without a ratio, and this one has ratio = "
+                f"{config.ratio}; train anew"
+            )
         counts = Counts(**kept)
         if Fraction(found.facts["ratio"]) != ratio:
-            tell(f"ratio was {found.facts['ratio']} and is {ratio}: steps that are stored from now on owe by the new one")
+            tell(
+                f"ratio was {found.facts['ratio']} and is {ratio}: steps that are stored from now on owe by "
+                "the new one"
+            )
             if counts.waived is not None:
-                counts.waived, counts.base = counts.started - counts.voided if goes_on else counts.committed, counts.tasks
+                counts.waived = counts.started - counts.voided if goes_on else counts.committed
+                counts.base = counts.tasks
         limiter = Limiter(ratio, slack, counts, lost=not (goes_on and config.keep_buffer))
         if goes_on:
             shares.go_on(limiter.in_flight)
@@ -108,13 +136,17 @@ class Intake:
         return limiter
 
     def _journaled(self) -> dict[str, Any]:
-        """Return those settings that a journal is read by, and that it has from its beginning to its end."""
+        """Return those settings that a journal is read by, and that it has from its
+        beginning to its end."""
         return {"exact": self._config.exact, "batch_size": self._config.batch_size}
 
     def _look_for_changes(self, found: Found, tell: Callable[[str], None]) -> None:
         for name, value in self._journaled().items():
             if (was := found.facts.get("journaled", {}).get(name, value)) != value:
-                tell(f"{name} was {was} and is {value}: the journal goes on, but the run cannot be trained again from it (tidemill retrain)")
+                tell(
+                    f"{name} was {was} and is {value}: the journal goes on, but the run cannot be trained "
+                    "again from it (tidemill retrain)"
+                )
 
     def receive(self) -> list[Received]:
         """Store what has come, and return that."""
@@ -132,14 +164,26 @@ class Intake:
 
     def kept(self, steps: int) -> Kept:
         """Return what checkpoints keep of it."""
-        facts = {"limiter": vars(self.limiter.counts), "owed": self.limiter.owed, "ratio": str(self.limiter.ratio), **self.phases.facts(steps)}
+        facts = {
+            "limiter": vars(self.limiter.counts),
+            "owed": self.limiter.owed,
+            "ratio": str(self.limiter.ratio),
+            **self.phases.facts(steps),
+        }
         if self.journal is not None:
             facts["journal"], facts["journaled"] = self.journal.sync(), self._journaled()
         whole = self._config.keep_buffer
-        return Kept({} if self._open is None else {SLOTS: self._open.arrays(whole)}, facts, {MEMORY: self.buffer.save} if whole else {})
+        return Kept(
+            {} if self._open is None else {SLOTS: self._open.arrays(whole)},
+            facts,
+            {MEMORY: self.buffer.save} if whole else {},
+        )
 
 
 def _journal_end(found: Found) -> int:
     if "journal" not in found.facts:
-        raise CheckpointError(f"checkpoint {found.path} is of a run without a journal, which cannot begin in its middle; resume with journal = False")
+        raise CheckpointError(
+            f"checkpoint {found.path} is of a run without a journal, which cannot begin in its middle; "
+            "resume with journal = False"
+        )
     return int(found.facts["journal"])

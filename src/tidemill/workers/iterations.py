@@ -1,10 +1,12 @@
-"""Iterations: so many training steps, then an evaluation by the weights of that moment, while training and gathering pause at a quiescent cut.
+"""Iterations: so many training steps, then an evaluation by the weights of that moment,
+while training and gathering pause at a quiescent cut.
 
-The evaluation has environments of its own, and draws random numbers of its own; it writes no memory and takes no credits, so that training is what
-it would be without.
+The evaluation has environments of its own, and draws random numbers of its own; it writes
+no memory and takes no credits, so that training is what it would be without.
 
-Its environments play side by side, each in its own time. What counts does not depend on that: the first episode of each in their order, then the
-second of each, and so on, up to the given number of steps.
+Its environments play side by side, each in its own time. What counts does not depend on
+that: the first episode of each in their order, then the second of each, and so on, up to
+the given number of steps.
 """
 
 from collections import deque
@@ -39,27 +41,37 @@ class _Frozen(Subscription):
 
 
 class _Play:
-    """One environment and what was played in it. `client` answers one request at a time: in larger batches, actions depend on who else is in them.
-    `seed`: of what is drawn for actions, None where the policy need not be one that can be seeded anew."""
+    """One environment and what was played in it. `client` answers one request at a time:
+    in larger batches, actions depend on who else is in them. `seed`: of what is drawn for
+    actions, None where the policy need not be one that can be seeded anew."""
 
     def __init__(
-        self, context: Context, actors: Actors, spaces: Spaces, client: InlineInferenceClient, environment: Environment, seed: int | None
+        self,
+        context: Context,
+        actors: Actors,
+        spaces: Spaces,
+        client: InlineInferenceClient,
+        environment: Environment,
+        seed: int | None,
     ) -> None:
         environment.bind([[0]])
-        schema, samples = row_schema(context, actors.agents[0], spaces, environment.info), NullSampleProducer()
+        schema = row_schema(context, actors.agents[0], spaces, environment.info)
+        samples = NullSampleProducer()
         samples.offer(schema, 1, 1, 1)
         self.environment, self._client, self._seed = environment, client, seed
         self._agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
         self.gang = Gang([environment], self._agent, tick, actors.max_episode_steps, Clock())
         self.ended: list[tuple[float, int]] = []
-        """Of each episode that ended the return, and the steps since the one before, those of cut episodes between them included."""
+        """Of each episode that ended the return, and the steps since the one before,
+        those of cut episodes between them included."""
         self.open = 0
         """Steps since then."""
         self.stepped_at = awake()
 
     def go_on(self) -> bool:
-        """Take a turn. False when there is nothing to be done before the environment answers."""
+        """Take a turn. False when there is nothing to be done before the environment
+        answers."""
         gang, steps = self.gang, self.gang.steps
         moved = gang.begin()
         if moved and self._seed is not None:
@@ -77,7 +89,8 @@ class _Play:
 
 
 def _counted(plays: Sequence[_Play], steps: int) -> list[float] | None:
-    """Return the returns of the episodes that count in the first `steps` steps, None when these are not all played."""
+    """Return the returns of the episodes that count in the first `steps` steps, None when
+    these are not all played."""
     returns: list[float] = []
     while True:
         number, play = len(returns) // len(plays), plays[len(returns) % len(plays)]
@@ -102,14 +115,19 @@ def evaluate(
     patience: float,
     stop: Callable[[], bool],
 ) -> Generator[PollResult, None, dict[str, float]]:
-    """Play `steps` steps by `policy` as it is now, by the mode of its distribution, in as many environments of `actors` at a time as these have
-    themselves, or fewer where there cannot be so many. Returns what came of it: the mean return of the episodes that ended, and how many these were;
-    nothing when it is told to `stop`. An environment that fails so often that it rests, or answers no step for `patience` seconds, is left
-    out. Raises `EnvironmentFault` when none is left."""
-    config, seed = context.experiment.policies[actors.agents[0].policy], derive_seed(context.experiment.seed, "evaluation", iteration)
+    """Play `steps` steps by `policy` as it is now, by the mode of its distribution, in as
+    many environments of `actors` at a time as these have themselves, or fewer where there
+    cannot be so many. Returns what came of it: the mean return of the episodes that
+    ended, and how many these were; nothing when it is told to `stop`. An environment that
+    fails so often that it rests, or answers no step for `patience` seconds, is left out.
+    Raises `EnvironmentFault` when none is left."""
+    config = context.experiment.policies[actors.agents[0].policy]
+    seed = derive_seed(context.experiment.seed, "evaluation", iteration)
     player = config.build(spaces, seed)
     player.load(policy.parameters(), policy.version)
-    answer, state, observation = config.answer(spaces), config.state(spaces), schema_of_space(spaces.observation, "obs")
+    answer = config.answer(spaces)
+    state = config.state(spaces)
+    observation = schema_of_space(spaces.observation, "obs")
     drawn = exact(context, actors.agents[0])
     client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
     rung: deque[_Play] = deque()  # by environments, in their threads
@@ -123,7 +141,9 @@ def evaluate(
             own = seeds[len(environments)]
             environments.append(environment)
             if environment.most_lanes:
-                most = min(most, environment.most_lanes - sum(map(lanes_of, players(context, actors).values())))
+                most = min(
+                    most, environment.most_lanes - sum(map(lanes_of, players(context, actors).values()))
+                )
             plays.append(play := _Play(context, actors, spaces, client, environment, own if drawn else None))
             environment.on_ready(_waker(play, rung, context.endpoints.bell.ring))
             yield PollResult(0, 1)
@@ -165,7 +185,11 @@ def _waker(play: _Play, rung: deque[_Play], ring: Callable[[], None]) -> Callabl
 def _left(plays: list[_Play], steps: int, patience: float, iteration: int) -> list[_Play]:
     """Return those of `plays` that can go on, or have played all `steps`."""
     since = awake() - patience
-    left = [play for play in plays if play.gang.steps >= steps or not (play.environment.resting or play.stepped_at < since)]
+    left = [
+        play
+        for play in plays
+        if play.gang.steps >= steps or not (play.environment.resting or play.stepped_at < since)
+    ]
     if left:
         return left
     faults = [fault for play in plays for fault in play.environment.faults[:1]]

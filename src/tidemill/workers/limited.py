@@ -1,8 +1,10 @@
-"""The trainer of a replay memory: it stores what comes, runs the training tasks that the limiter says are owed, and grants actors their steps.
+"""The trainer of a replay memory: it stores what comes, runs the training tasks that the
+limiter says are owed, and grants actors their steps.
 
-A turn: receive all that has come, grant what the gates allow, and run the tasks that are owed, granting what each of them allows: a few at
-most. So whoever gathers waits for these at most, and nobody at all while training keeps up: steps are granted ahead, up to an actor's
-slots. In an exact run all tasks that are owed come before the grant.
+A turn: receive all that has come, grant what the gates allow, and run the tasks that are
+owed, granting what each of them allows: a few at most. So whoever gathers waits for these
+at most, and nobody at all while training keeps up: steps are granted ahead, up to an
+actor's slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Generator, Iterator
@@ -25,8 +27,12 @@ from tidemill.workers.iterations import evaluate
 from tidemill.workers.trainer import Kept, TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
-DRAIN = 2.0  # seconds that a trainer which is told to end waits for steps in flight: less than the controller gives it
-TASKS = 8  # of a turn at most: steps that have become free are to be sent. Not a time, by which what one thread does would differ from run to run
+# seconds that a trainer which is told to end waits for steps in flight: less than the
+# controller gives it
+DRAIN = 2.0
+# of a turn at most: steps that have become free are to be sent. Not a time, by which what
+# one thread does would differ from run to run
+TASKS = 8
 TOLD = 0.2  # seconds between reports: tasks are many and short
 
 
@@ -49,7 +55,8 @@ class LimitedTrainerWorker(TrainerWorker):
         config = self._config
         if self._facts.mode != "stepwise":
             raise ConfigError(
-                f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay memory stores steps one by one; take '
+                f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay '
+                "memory stores steps one by one; take "
                 'AgentSpec(mode = "stepwise")'
             )
         header = {
@@ -64,7 +71,7 @@ class LimitedTrainerWorker(TrainerWorker):
         self._account = Account(self.limiter, self._ages, config.measures() is not None)
         return intake.buffer
 
-    # ---- the loop ----------------------------------------------------------------------------------------------------------------------------
+    # ---- the loop ----------------------------------------------------------------------
 
     def start(self) -> None:
         self._progress_at = self._account.told_at = awake()
@@ -113,13 +120,15 @@ class LimitedTrainerWorker(TrainerWorker):
         yield PollResult(moved, 1)
 
     def _iteration_over(self) -> bool:
-        """True when it is to be evaluated now. In an exact run the actor is told of its last sample only after that, together with whether episodes
-        may begin again, on which the order of its slots depends."""
+        """True when it is to be evaluated now. In an exact run the actor is told of its
+        last sample only after that, together with whether episodes may begin again, on
+        which the order of its slots depends."""
         reached = self._phases.iteration_reached(self.counters.steps)
         return self._reason is None and reached and self._quiet() and not self._awaits_episodes()
 
     def _awaits_episodes(self) -> bool:
-        """True when the phase does not end yet, since episodes are open, and what they owe may be trained."""
+        """True when the phase does not end yet, since episodes are open, and what they
+        owe may be trained."""
         return self._reason is None and self._updates_left() and self._phases.open()
 
     def _why_more(self) -> str:
@@ -143,10 +152,21 @@ class LimitedTrainerWorker(TrainerWorker):
         evaluated = (yield from self._evaluate(number)) if self._config.evaluation_steps else {}
         if self._reason is not None:
             return
-        told = {"number": float(number), "updates": float(counters.updates), "seconds": counters.seconds, "training_episodes": float(len(returns))}
+        told = {
+            "number": float(number),
+            "updates": float(counters.updates),
+            "seconds": counters.seconds,
+            "training_episodes": float(len(returns)),
+        }
         told |= {"training_return": sum(returns) / len(returns)} if returns else {}
         told |= {"overshoot": float(counters.steps - end)} if self._config.finish_episodes else {}
-        self.report(Measured(counters.steps, self.stage, {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()}))
+        self.report(
+            Measured(
+                counters.steps,
+                self.stage,
+                {f"iteration/{name}": value for name, value in {**told, **evaluated}.items()},
+            )
+        )
         phases.end_iteration()
         self._saved = -1, -1  # a checkpoint from before the evaluation may be there
         self._save()
@@ -161,7 +181,18 @@ class LimitedTrainerWorker(TrainerWorker):
         assert isinstance(actors, Actors)
         steps, patience = config.evaluation_steps, config.max_no_progress_s
         try:
-            return (yield from evaluate(context, actors, self._spaces, self._policy, steps, number, patience, lambda: self._reason is not None))
+            return (
+                yield from evaluate(
+                    context,
+                    actors,
+                    self._spaces,
+                    self._policy,
+                    steps,
+                    number,
+                    patience,
+                    lambda: self._reason is not None,
+                )
+            )
         except (ConfigError, EnvironmentFault) as error:  # a server is down, say: training may do without
             self.report(Notice(f"{error}; training goes on without it"))
             return {}
@@ -186,10 +217,12 @@ class LimitedTrainerWorker(TrainerWorker):
         return len(arrivals)
 
     def _grant(self) -> int:
-        """Grant what the gates allow, and return how many steps that was. In an exact run the actor is told of each sample, since it waits until that
-        was dealt with."""
+        """Grant what the gates allow, and return how many steps that was. In an exact run
+        the actor is told of each sample, since it waits until that was dealt with."""
         granted = self._shares.start(self.limiter)
-        if granted:  # they are taken with the newest version: while training lags something is owed all the time
+        # they are taken with the newest version: while training lags something is owed
+        # all the time
+        if granted:
             self._publish_newest()
         self._shares.tell(self._config.exact)
         return granted
@@ -198,7 +231,10 @@ class LimitedTrainerWorker(TrainerWorker):
         """Train once."""
         taken = self._buffer.take(self._policy.version)
         if taken is None:
-            raise RunError(f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not hold for ever")
+            raise RunError(
+                f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not "
+                "hold for ever"
+            )
         began = awake()
         left = self.clock.enter("train")
         progress = self._progress()
@@ -211,7 +247,9 @@ class LimitedTrainerWorker(TrainerWorker):
         self._policy.version = self.counters.updates
         self._buffer.release()
         self.limiter.finish_task()
-        if not self.limiter.owed:  # else the next one is about to be published in its place, or steps are granted before
+        # else the next one is about to be published in its place, or steps are granted
+        # before
+        if not self.limiter.owed:
             self._publish_newest()
         self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
         self._account.count({**metrics, **lags}, self._progress_at - began)
@@ -229,12 +267,14 @@ class LimitedTrainerWorker(TrainerWorker):
             if self._versions is not None:
                 self._versions.look(self._policy, self._version_counters())
         due = self._reason is None and now - self._last_save >= self._config.checkpoint_seconds
-        if due and not (self._config.exact and self.limiter.owed):  # an exact run is at a cut after each sample and all that this owes
+        # an exact run is at a cut after each sample and all that this owes
+        if due and not (self._config.exact and self.limiter.owed):
             self._save()
             self._progress_at += awake() - now  # writing a large memory is no want of progress
 
     def _look_for_progress(self) -> None:
-        """Fail when nothing has come for long. Actors have told what their slots suffer from, and the controller adds that."""
+        """Fail when nothing has come for long. Actors have told what their slots suffer
+        from, and the controller adds that."""
         limit = self._config.max_no_progress_s
         if awake() - self._progress_at > limit and self.limiter.in_flight:
             try:
@@ -245,8 +285,10 @@ class LimitedTrainerWorker(TrainerWorker):
             self.limiter.void(hanging)  # after the checkpoint: an exact run plays them again
             self._summarise()
             raise NoProgress(
-                f"no step was stored for {limit:g} s (max_no_progress_s), with {hanging} in flight: environments do not answer, or "
-                "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set max_no_progress_s higher",
+                f"no step was stored for {limit:g} s (max_no_progress_s), with {hanging} in flight: "
+                "environments do not answer, or "
+                "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set "
+                "max_no_progress_s higher",
                 limit,
             )
 
@@ -254,11 +296,14 @@ class LimitedTrainerWorker(TrainerWorker):
         """True when what is in flight does not come."""
         return not self._due() and awake() - self._ended_at > DRAIN
 
-    # ---- what is told ------------------------------------------------------------------------------------------------------------------------
+    # ---- what is told ------------------------------------------------------------------
 
     def _adopt(self, message: Adopt) -> None:
         if self._journal is not None:
-            raise RunError("the policy is to go on from another one's weights, which a journal does not hold; train populations with journal = False")
+            raise RunError(
+                "the policy is to go on from another one's weights, which a journal does not hold; train "
+                "populations with journal = False"
+            )
         super()._adopt(message)
         self._ages.publish(self._policy.version)
 
@@ -270,7 +315,7 @@ class LimitedTrainerWorker(TrainerWorker):
             self._count_time()
             self._report_update(told)
 
-    # ---- checkpoints: between two tasks, while slots step on -----------------------------------------------------------------------------------
+    # ---- checkpoints: between two tasks, while slots step on ---------------------------
 
     def _save(self, final: bool = False) -> None:
         self._summarise()  # a run that goes on from here drops what is told later

@@ -1,13 +1,19 @@
-"""Lockstep: actors and a trainer by turns, which is synchronous, on-policy training (`Trainer.max_policy_lag` = 0).
+"""Lockstep: actors and a trainer by turns, which is synchronous, on-policy training
+(`Trainer.max_policy_lag` = 0).
 
-The trainer trains on one sample of each producer per update. An actor sends its sample, and goes on once that was given back: by then the next
-version is published. The rows that are to act next are asked for again: their first answer's value has closed the sample, the action of the second
-opens the next, so that all rows that a sample trains are of one version, the trainer's.
+The trainer trains on one sample of each producer per update. An actor sends its sample,
+and goes on once that was given back: by then the next version is published. The rows that
+are to act next are asked for again: their first answer's value has closed the sample, the
+action of the second opens the next, so that all rows that a sample trains are of one
+version, the trainer's.
 
-A sample ends for all seats of a target at once, those of other agent specs included: else two targets might wait for each other's samples. Of a seat
-that is behind (it was absent, or others began an episode within a tick) it has fewer rows then: the last one lends its value, as that of a cut
-episode does (`truncated`), and fillers follow. One that is absent then has done the action of its newest row already, an older version's. It is asked
-again all the same, so that what it remembers comes from the new version, and the row stays `truncated`: it is the one that nobody trains on.
+A sample ends for all seats of a target at once, those of other agent specs included: else
+two targets might wait for each other's samples. Of a seat that is behind (it was absent,
+or others began an episode within a tick) it has fewer rows then: the last one lends its
+value, as that of a cut episode does (`truncated`), and fillers follow. One that is absent
+then has done the action of its newest row already, an older version's. It is asked again
+all the same, so that what it remembers comes from the new version, and the row stays
+`truncated`: it is the one that nobody trains on.
 """
 
 import numpy as np
@@ -22,34 +28,44 @@ from tidemill.workers.ring import EnvTarget
 
 
 def in_lockstep(experiment: Experiment, spec: AgentSpec) -> bool:
-    """True when a consumer of the spec's samples trains in lockstep with those who make them."""
+    """True when a consumer of the spec's samples trains in lockstep with those who make
+    them."""
     return any(experiment.in_lockstep(stream) for stream in spec.streams)
 
 
 def check_lockstep(experiment: Experiment, config: Actors) -> None:
-    """Raise `ConfigError` for agent specs that cannot go in lockstep with their trainers."""
+    """Raise `ConfigError` for agent specs that cannot go in lockstep with their
+    trainers."""
     specs = [spec for spec in config.agents if in_lockstep(experiment, spec)]
     for spec in specs:
         if spec.mode != "fixed" or spec.bootstrap != 1:
             raise ConfigError(
-                f'agent spec "{spec.match}": mode = "{spec.mode}" and bootstrap = {spec.bootstrap}, but its trainer has max_policy_lag = 0, so that '
-                'each sample must end where the version does; take mode = "fixed" and bootstrap = 1, or allow some lag'
+                f'agent spec "{spec.match}": mode = "{spec.mode}" and bootstrap = {spec.bootstrap}, but its '
+                "trainer has max_policy_lag = 0, so that "
+                'each sample must end where the version does; take mode = "fixed" and bootstrap = 1, or '
+                "allow some lag"
             )
         if spec.sample_steps != specs[0].sample_steps:
             raise ConfigError(
-                f'agent specs "{specs[0].match}" and "{spec.match}" have sample_steps = {specs[0].sample_steps} and {spec.sample_steps}, but '
+                f'agent specs "{specs[0].match}" and "{spec.match}" have sample_steps = '
+                f"{specs[0].sample_steps} and {spec.sample_steps}, but "
                 "max_policy_lag = 0 ends the samples of all agents of an environment at once; make them equal"
             )
         if spec.parameters != Newest():
             raise ConfigError(
-                f'agent spec "{spec.match}": parameters = {spec.parameters}, but its trainer has max_policy_lag = 0 and trains only on rows that its '
+                f'agent spec "{spec.match}": parameters = {spec.parameters}, but its trainer has '
+                "max_policy_lag = 0 and trains only on rows that its "
                 "newest version acted on; take samples = None for agents that play others"
             )
-        for trainer, policy in (item for stream in spec.streams for item in experiment.in_lockstep(stream).items()):
+        for trainer, policy in (
+            item for stream in spec.streams for item in experiment.in_lockstep(stream).items()
+        ):
             if policy != spec.policy:
                 raise ConfigError(
-                    f'agent spec "{spec.match}" plays policy "{spec.policy}", but {trainer}, which gets its samples, trains "{policy}" with '
-                    "max_policy_lag = 0, only on rows that the newest version of that very policy acted on; give these samples another stream"
+                    f'agent spec "{spec.match}" plays policy "{spec.policy}", but {trainer}, which gets its '
+                    f'samples, trains "{policy}" with '
+                    "max_policy_lag = 0, only on rows that the newest version of that very policy acted on; "
+                    "give these samples another stream"
                 )
 
 
@@ -61,7 +77,8 @@ class LockstepRows(InStep):
         return self.position == self._rows
 
     def settled(self) -> bool:
-        """True when every sample that was sent has been given back, and the next one has a slot."""
+        """True when every sample that was sent has been given back, and the next one has
+        a slot."""
         return self._terms.samples.settled() and self.has_room()
 
     def cut(self) -> None:
@@ -105,8 +122,11 @@ class LockstepColumns(Columns):
         for name, array in self.arrays.items():
             slot[name][:] = array[: spec.rows]
         fill(slot, np.arange(spec.rows)[:, None] >= length)
-        slot["truncated"][length - 1, seats] |= (slot["version"][length - 1, seats] >= 0) & (length < spec.rows)
-        start = np.maximum(length - spec.burn_in - spec.bootstrap, 0)  # a seat that was never there yet has less
+        slot["truncated"][length - 1, seats] |= (slot["version"][length - 1, seats] >= 0) & (
+            length < spec.rows
+        )
+        # a seat that was never there yet has less
+        start = np.maximum(length - spec.burn_in - spec.bootstrap, 0)
         stay = np.arange(int((position - start).max()))[:, None]
         for array in self.arrays.values():
             array[: len(stay)] = array[np.minimum(start + stay, self._kept - 1), seats]
@@ -127,7 +147,8 @@ class LockstepAgent(Agent):
     _blocks: LockstepRows | LockstepColumns
 
     def fills(self) -> bool:
-        """Complete the rows that were asked for. True when some seat has all rows of a sample."""
+        """Complete the rows that were asked for. True when some seat has all rows of a
+        sample."""
         self._complete()
         return self._blocks.full()
 
@@ -153,7 +174,10 @@ class LockstepAgent(Agent):
             self._asked, self._asking = (blocks.position - 1, open_seats), open_seats
         self._extra = 0
         if len(open_seats):
-            observation, state = ({n: blocks.arrays[n][self._asked] for n in names} for names in (self._observation_names, self._state_names))
+            observation, state = (
+                {n: blocks.arrays[n][self._asked] for n in names}
+                for names in (self._observation_names, self._state_names)
+            )
             self._request = self._client.post_request(observation, state, self._deterministic)
 
 

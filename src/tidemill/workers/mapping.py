@@ -1,4 +1,5 @@
-"""A thread that maps: takes from an upstream queue, applies a function, puts into a downstream queue."""
+"""A thread that maps: takes from an upstream queue, applies a function, puts into a
+downstream queue."""
 
 import queue
 import threading
@@ -11,10 +12,11 @@ _LOOK_AGAIN = 0.1  # seconds between looks at the stop flag
 class MappingThread:
     """Wraps one daemon thread.
 
-    map_fn             applied to each item, in order
-    upstream_queue     where items come from
-    downstream_queue   where results go; None when there are none. A full queue holds the thread up
-    cuda_device        CUDA device index (or name) to be current in the thread, None for no GPU
+    map_fn: applied to each item, in order
+    upstream_queue: where items come from
+    downstream_queue: where results go; None when there are none. A full queue holds the
+        thread up
+    cuda_device: CUDA device index (or name) to be current in the thread, None for no GPU
 
     An error in `map_fn` ends the thread and is kept in `error`; the owner looks at it.
     """
@@ -26,9 +28,14 @@ class MappingThread:
         downstream_queue: "queue.Queue[Any] | None" = None,
         cuda_device: int | str | None = None,
     ) -> None:
-        self._map, self._upstream, self._downstream, self._device = map_fn, upstream_queue, downstream_queue, cuda_device
+        self._map = map_fn
+        self._upstream = upstream_queue
+        self._downstream = downstream_queue
+        self._device = cuda_device
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"map {getattr(map_fn, '__name__', 'items')}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"map {getattr(map_fn, '__name__', 'items')}", daemon=True
+        )
         self.error: Exception | SystemExit | None = None
 
     def is_alive(self) -> bool:
@@ -40,7 +47,8 @@ class MappingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end after the item it is at; items left in the upstream queue stay there."""
+        """Ask the thread to end after the item it is at; items left in the upstream queue
+        stay there."""
         self._stopping.set()
 
     def join(self, timeout: float | None = None) -> None:

@@ -1,7 +1,9 @@
-"""The open episodes of an exact run's slots, as its trainer knows them from their rows: what a resumed run plays again (see `workers.exact`).
+"""The open episodes of an exact run's slots, as its trainer knows them from their rows:
+what a resumed run plays again (see `workers.exact`).
 
-Rows of exact runs have fields that begin with `SENT`: what was chosen after the row before this one, for the slot whose row that was. These are taken
-out here, before any buffer or journal sees them.
+Rows of exact runs have fields that begin with `SENT`: what was chosen after the row
+before this one, for the slot whose row that was. These are taken out here, before any
+buffer or journal sees them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +30,14 @@ FILE = "slots"
 class OpenEpisode:
     """What is known of a slot.
 
-    number    of its newest episode; -1 before the first
-    open      that one is not over
-    steps     stored ones in it,
-    actions   [steps, ...] by leaf name,
-    rewards   float32 [steps]: what they were, and what they brought. Empty above `LONGEST`
-    seen      its newest row's observation and state, by name, without an axis of seats
-    chosen    what was chosen then, is in flight or about to be sent: by name, likewise; None: nothing yet
+    number: of its newest episode; -1 before the first
+    open: that one is not over
+    steps: stored ones in it,
+    actions: [steps, ...] by leaf name,
+    rewards: float32 [steps]: what they were, and what they brought. Empty above `LONGEST`
+    seen: its newest row's observation and state, by name, without an axis of seats
+    chosen: what was chosen then, is in flight or about to be sent: by name, likewise;
+        None: nothing yet
     """
 
     number: int = -1
@@ -66,14 +69,20 @@ class OpenEpisode:
                 self.rewards = _with(self.rewards, self.steps, row["reward"])
             self.steps += 1
             self.open = not (row["done"] or row["truncated"])
-        self.seen = {name: value.copy() for name, value in row.items() if name.partition(".")[0] in ("obs", "state")}
+        self.seen = {
+            name: value.copy() for name, value in row.items() if name.partition(".")[0] in ("obs", "state")
+        }
 
     def arrays(self) -> Arrays:
         """Return all of it."""
         numbers = {"number": np.array(self.number), "steps": np.array(self.steps if self.open else -1)}
         if not self.open or not self.kept:
             return numbers
-        listed = {name: array[: self.steps] for name, array in {**self.actions, "reward": self.rewards}.items()} if self.steps else {}
+        listed = (
+            {name: array[: self.steps] for name, array in {**self.actions, "reward": self.rewards}.items()}
+            if self.steps
+            else {}
+        )
         chosen = {} if self.chosen is None else {SENT + name: value for name, value in self.chosen.items()}
         return {**numbers, **listed, **self.seen, **chosen}
 
@@ -105,7 +114,8 @@ def _with(array: Array | None, place: int, value: Array) -> Array:
 
 
 class OpenEpisodes(WatchedConsumer):
-    """A sample stream whose rows are noted as they are taken. `slots`: how many there are, each with a channel of its own."""
+    """A sample stream whose rows are noted as they are taken. `slots`: how many there
+    are, each with a channel of its own."""
 
     def __init__(self, source: SampleConsumer, slots: int) -> None:
         super().__init__(source)
@@ -118,12 +128,21 @@ class OpenEpisodes(WatchedConsumer):
         if offered is None:
             return None
         return [
-            Offered({name: field for name, field in block.schema.items() if not name.startswith(SENT)}, block.lead, block.slots, block.rows)
+            Offered(
+                {name: field for name, field in block.schema.items() if not name.startswith(SENT)},
+                block.lead,
+                block.slots,
+                block.rows,
+            )
             for block in offered
         ]
 
     def _look(self, sample: Sample) -> None:
-        chosen = {name.removeprefix(SENT): sample.pop(name)[0, 0].copy() for name in [*sample] if name.startswith(SENT)}
+        chosen = {
+            name.removeprefix(SENT): sample.pop(name)[0, 0].copy()
+            for name in [*sample]
+            if name.startswith(SENT)
+        }
         if self.last >= 0:
             before = self.slots[self.last]
             before.chosen = chosen if before.open and chosen["version"] >= 0 else None
@@ -131,7 +150,8 @@ class OpenEpisodes(WatchedConsumer):
         self.slots[self.last].take({name: array[0, 0] for name, array in sample.items()})
 
     def arrays(self, whole: bool) -> Arrays:
-        """Return what is to be kept: of all slots; not `whole`: only how many episodes each had."""
+        """Return what is to be kept: of all slots; not `whole`: only how many episodes
+        each had."""
         kept: Arrays = {"last": np.array(self.last if whole else -1), "slots": np.array(len(self.slots))}
         for number, slot in enumerate(self.slots):
             episode = slot if whole else OpenEpisode(slot.number)
@@ -145,7 +165,8 @@ class OpenEpisodes(WatchedConsumer):
 
 
 class Unfinished(WatchedConsumer):
-    """A sample stream of which is known, at each of its seats, whether an episode is open that has a step. `seats`: how many each channel has."""
+    """A sample stream of which is known, at each of its seats, whether an episode is open
+    that has a step. `seats`: how many each channel has."""
 
     def __init__(self, source: SampleConsumer, seats: Sequence[int]) -> None:
         super().__init__(source)
@@ -163,19 +184,29 @@ class Unfinished(WatchedConsumer):
 
 
 def read_slots(arrays: Arrays) -> tuple[int, list[OpenEpisode]]:
-    """Return the slot whose row came last, -1 for none, and all slots, from what `OpenEpisodes.arrays` returned. Raises `CheckpointError`."""
+    """Return the slot whose row came last, -1 for none, and all slots, from what
+    `OpenEpisodes.arrays` returned. Raises `CheckpointError`."""
     try:
         slots = [
-            OpenEpisode.of({name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{number}/")})
+            OpenEpisode.of(
+                {
+                    name.partition("/")[2]: array
+                    for name, array in arrays.items()
+                    if name.startswith(f"{number}/")
+                }
+            )
             for number in range(int(arrays["slots"]))
         ]
         return int(arrays["last"]), slots
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"the slots of the checkpoint cannot be read: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"the slots of the checkpoint cannot be read: {type(error).__name__}: {error}"
+        ) from None
 
 
 def newest_slots(folder: Path) -> tuple[int, list[OpenEpisode]] | None:
-    """Return the slots in the newest checkpoint in `folder`; None where it has none: its run was not exact."""
+    """Return the slots in the newest checkpoint in `folder`; None where it has none: its
+    run was not exact."""
     newest = checkpoints(folder)
     path = newest[-1] / f"{FILE}.safetensors" if newest else None
     if path is None or not path.is_file():

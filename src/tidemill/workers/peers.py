@@ -1,5 +1,6 @@
-"""Equal trainers of one policy, as each of them sees the others: what all bring to an update is summed, so that their weights stay the same, bit by
-bit. One that is left alone (another is dead, or hangs) ends without them.
+"""Equal trainers of one policy, as each of them sees the others: what all bring to an
+update is summed, so that their weights stay the same, bit by bit. One that is left alone
+(another is dead, or hangs) ends without them.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -19,14 +20,19 @@ from tidemill.streams.sums import Summing
 from tidemill.workers.base import PollResult
 from tidemill.workers.trainer_config import Trainer
 
-LEAVE_ALONE = 2.0  # seconds that a trainer which is told to end waits for equal ones: longer than a minibatch takes, less than the controller waits
-LOOKS = 32  # for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the turns of a process 20
+# seconds that a trainer which is told to end waits for equal ones: longer than a
+# minibatch takes, less than the controller waits
+LEAVE_ALONE = 2.0
+# for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the
+# turns of a process 20
+LOOKS = 32
 _AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `Agreed`
 
 
 class Agreed(NamedTuple):
-    """Of all equal trainers together: how many are to end, rows of the batch that enter the loss, those of them that do so for the first time, and
-    what became of samples since the last update."""
+    """Of all equal trainers together: how many are to end, rows of the batch that enter
+    the loss, those of them that do so for the first time, and what became of samples
+    since the last update."""
 
     ending: float
     rows: float
@@ -37,32 +43,48 @@ class Agreed(NamedTuple):
 
 
 class Peers:
-    """One trainer's equals; without a `summing` there are none, and a sum is what it brings. `clock` is the trainer's."""
+    """One trainer's equals; without a `summing` there are none, and a sum is what it
+    brings. `clock` is the trainer's."""
 
     def __init__(self, clock: Clock, summing: Summing | None = None) -> None:
         self._clock, self._summing = clock, summing
         self._met_at = 0.0  # when they last met, or this one began to end
-        self._before: tuple[Arrays, Arrays] | None = None  # parameters and the algorithm's state, while an update is half done
+        # parameters and the algorithm's state, while an update is half done
+        self._before: tuple[Arrays, Arrays] | None = None
         self._left = False  # alone
 
     @classmethod
     def of(cls, context: Context, config: Trainer, algorithm: Algorithm, clock: Clock) -> Self:
-        """Return those of a trainer. Raises `ConfigError` for an algorithm that cannot have any, where there are some."""
+        """Return those of a trainer. Raises `ConfigError` for an algorithm that cannot
+        have any, where there are some."""
         policy, names = config.policy, context.experiment.holders(config.policy, "sum")
         if not names:
             return cls(clock)
         if not isinstance(algorithm, DataParallel):
             raise ConfigError(
-                f"count = {config.count}: several equal trainers cannot run {type(config.algorithm).__name__}, since its algorithm is no "
+                f"count = {config.count}: several equal trainers cannot run "
+                f"{type(config.algorithm).__name__}, since its algorithm is no "
                 "DataParallel (see tidemill.api.algorithm); set the trainer's count to 1"
             )
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
-        senders = {rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}") for rank, name in others.items()}
-        receivers = {rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}") for rank, name in others.items()}
-        return cls(clock, Summing(names.index(context.name), senders, receivers, max(algorithm.largest_sum, _AGREED.nbytes)))
+        senders = {
+            rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}")
+            for rank, name in others.items()
+        }
+        receivers = {
+            rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}")
+            for rank, name in others.items()
+        }
+        return cls(
+            clock,
+            Summing(
+                names.index(context.name), senders, receivers, max(algorithm.largest_sum, _AGREED.nbytes)
+            ),
+        )
 
     def needs(self, algorithm: Algorithm, weights: int) -> list[Need]:
-        """Return the memory that they are going to fill; `weights`: bytes of the policy's."""
+        """Return the memory that they are going to fill; `weights`: bytes of the
+        policy's."""
         if self._summing is None:
             return []
         state = sum(array.nbytes for array in algorithm.state().values())
@@ -75,7 +97,8 @@ class Peers:
 
     @property
     def first(self) -> bool:
-        """True of the one that reports updates and writes checkpoints: all have the same weights."""
+        """True of the one that reports updates and writes checkpoints: all have the same
+        weights."""
         return self._summing is None or self._summing.rank == 0 or self._left
 
     def sum(self, array: Array) -> Iterator[PollResult]:
@@ -90,9 +113,12 @@ class Peers:
             self._met_at = awake()
             self._clock.enter(left)
 
-    def agree(self, ending: bool, batch: Sequence[Held], counts: Counts) -> Generator[PollResult, None, Agreed]:
+    def agree(
+        self, ending: bool, batch: Sequence[Held], counts: Counts
+    ) -> Generator[PollResult, None, Agreed]:
         """Return what all together bring to the update that is due."""
-        rows, fresh = sum(held.trained for held in batch), sum(held.trained for held in batch if not held.uses)
+        rows = sum(held.trained for held in batch)
+        fresh = sum(held.trained for held in batch if not held.uses)
         numbers = _AGREED.copy()
         numbers[:] = Agreed(ending, rows, fresh, counts.dropped, counts.evicted, counts.reused)
         yield from self.sum(numbers)
@@ -116,10 +142,11 @@ class Peers:
             return metrics
 
     def state(self, algorithm: Algorithm, policy: Policy) -> tuple[Arrays, Arrays]:
-        """Return parameters and the algorithm's state; while an update is half done, those before it."""
+        """Return parameters and the algorithm's state; while an update is half done,
+        those before it."""
         return self._before or (policy.parameters(), algorithm.state())
 
-    # ---- the end -----------------------------------------------------------------------------------------------------------------------------
+    # ---- the end -----------------------------------------------------------------------
 
     def begin_to_end(self) -> None:
         """Say that this one is told to end: from now on it does not wait for long."""
@@ -130,7 +157,8 @@ class Peers:
         return self._summing is not None and awake() - self._met_at > LEAVE_ALONE
 
     def leave(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
-        """Go on without the others. What an unfinished update has done is undone, and this one is the first now."""
+        """Go on without the others. What an unfinished update has done is undone, and
+        this one is the first now."""
         self._left = True
         if self._before is not None:
             parameters, state = self._before

@@ -1,5 +1,6 @@
-"""The phases of a limited trainer: steps are granted up to the end of an iteration, or the run's limit, where gathering stops until all that it owes
-is trained. Where phases end with episodes, those that are open then are played on, and none begins.
+"""The phases of a limited trainer: steps are granted up to the end of an iteration, or
+the run's limit, where gathering stops until all that it owes is trained. Where phases end
+with episodes, those that are open then are played on, and none begins.
 """
 
 from collections.abc import Mapping
@@ -13,20 +14,33 @@ from tidemill.workers.shares import Shares
 class Phases:
     """Where the run is in them, and which episodes its iteration has seen.
 
-    limiter, shares  of the steps
-    each             steps of an iteration; None: there are none
-    limit            of the run's steps; None: there is none
-    unfinished       which episodes are open, where phases end with them
-    facts            where a resumed run goes on: of its checkpoint; {} for a new one
+    limiter, shares: of the steps
+    each: steps of an iteration; None: there are none
+    limit: of the run's steps; None: there is none
+    unfinished: which episodes are open, where phases end with them
+    facts: where a resumed run goes on: of its checkpoint; {} for a new one
     """
 
     def __init__(
-        self, limiter: Limiter, shares: Shares, each: int | None, limit: int | None, unfinished: Unfinished | None, facts: Mapping[str, Any]
+        self,
+        limiter: Limiter,
+        shares: Shares,
+        each: int | None,
+        limit: int | None,
+        unfinished: Unfinished | None,
+        facts: Mapping[str, Any],
     ) -> None:
-        self._limiter, self._shares, self._each, self._limit, self._unfinished = limiter, shares, each, limit, unfinished
+        self._limiter = limiter
+        self._shares = shares
+        self._each = each
+        self._limit = limit
+        self._unfinished = unfinished
         end = facts.get("iteration_end")
-        self.iteration_end: int | None = end if end is not None and each is not None and end % each == 0 else None
-        """Of the iteration that is not evaluated yet; None: it is over, and the next one not begun."""
+        self.iteration_end: int | None = (
+            end if end is not None and each is not None and end % each == 0 else None
+        )
+        """Of the iteration that is not evaluated yet; None: it is over, and the next one
+        not begun."""
         self.returns: list[float] = []
         """Of the episodes that ended in this iteration."""
         steps = int(facts.get("steps", 0))
@@ -37,7 +51,8 @@ class Phases:
             self._finish()
 
     def begin(self, steps: int) -> None:
-        """Grant up to the end. Where the lanes of a target step together it may be passed by some."""
+        """Grant up to the end. Where the lanes of a target step together it may be passed
+        by some."""
         if self._each is not None and self.iteration_end is None:
             self.iteration_end = (steps // self._each + 1) * self._each
         self._end = min((end for end in (self._limit, self.iteration_end) if end is not None), default=None)
@@ -46,7 +61,8 @@ class Phases:
         self._shares.keep_to(None)
 
     def end(self, awaiting: bool) -> None:
-        """Stop granting, since the phase's steps are there; `awaiting` open episodes, only once nothing else is in flight, and but for them."""
+        """Stop granting, since the phase's steps are there; `awaiting` open episodes,
+        only once nothing else is in flight, and but for them."""
         if not awaiting:
             self._limiter.drain()
         elif not self.finishing and not self._limiter.in_flight:
@@ -75,7 +91,8 @@ class Phases:
         return self._unfinished is not None and any(flags.any() for flags in self._unfinished.open)
 
     def quiet(self) -> bool:
-        """True when no step can come. Credits of open episodes that were cut by a resume are used in the next phase."""
+        """True when no step can come. Credits of open episodes that were cut by a resume
+        are used in the next phase."""
         return (self.finishing and not self.open()) or self._shares.quiet()
 
     def facts(self, steps: int) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The policy worker: answers the requests of many actors in batches, each of one policy.
 
-Batching is dynamic: while one batch computes, the next one grows; whatever has arrived when its turn comes (up to `most_rows`) is the next batch.
-Folded, it grows in the clients' slots, and one poll gathers, computes and responds. Threaded, an inference thread computes and a responding thread
-answers, while the main thread gathers; what arrives before a gathered batch is begun joins it.
+Batching is dynamic: while one batch computes, the next one grows; whatever has arrived
+when its turn comes (up to `most_rows`) is the next batch. Folded, it grows in the
+clients' slots, and one poll gathers, computes and responds. Threaded, an inference thread
+computes and a responding thread answers, while the main thread gathers; what arrives
+before a gathered batch is begun joins it.
 """
 
 import queue
@@ -31,14 +33,17 @@ from tidemill.workers.mapping import MappingThread
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyWorkers(WorkerConfig):
-    """Policy workers: they serve inference stream `stream` with each of `policies`, which take turns, a batch each. Several workers of one stream
-    share its askers; an asker is served by one of them for each policy.
+    """Policy workers: they serve inference stream `stream` with each of `policies`, which
+    take turns, a batch each. Several workers of one stream share its askers; an asker is
+    served by one of them for each policy.
 
-    most_rows   rows of a batch at most
-    threaded    compute and respond in threads of their own (worth it with a GPU, or with a second core to spare). Which requests share a batch is
-                then a matter of time, under the launcher "inline" too: runs of one seed differ
-    device      what computes: "cpu"; "cuda", a GPU, the next one for each worker of the group; "cuda:1", a certain one; "auto", a GPU if there is
-                one. An MLP of the usual size should be answered faster by a CPU (benchmarks/device.py tells)
+    most_rows: rows of a batch at most
+    threaded: compute and respond in threads of their own (worth it with a GPU, or with a
+        second core to spare). Which requests share a batch is then a matter of time,
+        under the launcher "inline" too: runs of one seed differ
+    device: what computes: "cpu"; "cuda", a GPU, the next one for each worker of the
+        group; "cuda:1", a certain one; "auto", a GPU if there is one. An MLP of the usual
+        size should be answered faster by a CPU (benchmarks/device.py tells)
     """
 
     order: ClassVar[int] = 3
@@ -59,7 +64,9 @@ class PolicyWorkers(WorkerConfig):
         check_device(self.device)
 
     def ports(self) -> tuple[Port, ...]:
-        return *(Port(self.stream, "serve", policy=name) for name in self.policies), *(Port(name, "subscribe") for name in self.policies)
+        return *(Port(self.stream, "serve", policy=name) for name in self.policies), *(
+            Port(name, "subscribe") for name in self.policies
+        )
 
     def build(self, context: Context) -> "PolicyWorker":
         return PolicyWorker(context, self)
@@ -67,7 +74,8 @@ class PolicyWorkers(WorkerConfig):
 
 @dataclass
 class _Batch:
-    """Requests for one policy that are answered at once. `buffered`: their rows lie in the newest buffers, and not where the only request lies."""
+    """Requests for one policy that are answered at once. `buffered`: their rows lie in
+    the newest buffers, and not where the only request lies."""
 
     served: "_Served"
     requests: list[Requests]
@@ -98,19 +106,27 @@ class _Buffers:
 
 
 class _Served:
-    """One policy that a worker serves: who asks for it, its network, and buffers for its batches.
+    """One policy that a worker serves: who asks for it, its network, and buffers for its
+    batches.
 
-    sets   of buffers, used in turn: as many as there are batches under way
+    sets: of buffers, used in turn: as many as there are batches under way
     """
 
     def __init__(self, context: Context, config: PolicyWorkers, name: str, spaces: Spaces, sets: int) -> None:
         experiment, endpoints = context.experiment, context.endpoints
         policy = experiment.policies[name]
-        observation, state, answer = schema_of_space(spaces.observation, "obs"), policy.state(spaces), policy.answer(spaces)
-        askers = [e.source for e in context.edges(f"requests/{config.stream}/") if e.name.endswith(f"/{name}")]
+        observation = schema_of_space(spaces.observation, "obs")
+        state = policy.state(spaces)
+        answer = policy.answer(spaces)
+        askers = [
+            e.source for e in context.edges(f"requests/{config.stream}/") if e.name.endswith(f"/{name}")
+        ]
         pairs = [f"{config.stream}/{asker}/{name}" for asker in askers]
-        channels = [(endpoints.consumer(f"requests/{pair}"), endpoints.producer(f"answers/{pair}")) for pair in pairs]
-        self._server, self._most_rows = ChannelInferenceServer(channels, observation, state, answer), config.most_rows
+        channels = [
+            (endpoints.consumer(f"requests/{pair}"), endpoints.producer(f"answers/{pair}")) for pair in pairs
+        ]
+        self._server = ChannelInferenceServer(channels, observation, state, answer)
+        self._most_rows = config.most_rows
         device = choose_device(config.device, number(context.name))
         self.policy = policy.build_on(device, spaces, context.seed("policy", name))
         self._index = list(experiment.policies).index(name)
@@ -125,7 +141,8 @@ class _Served:
         return self._server.poll_requests(self._most_rows, beside)
 
     def gather(self, requests: list[Requests], waiting: _Batch | None = None) -> _Batch:
-        """Return a batch of `requests`, or `waiting` with them: it is the newest, and not yet begun."""
+        """Return a batch of `requests`, or `waiting` with them: it is the newest, and not
+        yet begun."""
         if self._buffers and waiting is None:
             self._buffers.append(self._buffers.pop(0))
         joined = [*waiting.requests, *requests] if waiting is not None else requests
@@ -139,17 +156,37 @@ class _Served:
             (only,) = joined
             deterministic, observation, state = only.deterministic, only.observation, only.state
         else:
-            start, fresh = (waiting.rows, requests) if waiting is not None and waiting.buffered and not grown else (0, joined)
-            for target, parts in ((buffers.observation, [r.observation for r in fresh]), (buffers.state, [r.state for r in fresh])):
+            start, fresh = (
+                (waiting.rows, requests)
+                if waiting is not None and waiting.buffered and not grown
+                else (0, joined)
+            )
+            for target, parts in (
+                (buffers.observation, [r.observation for r in fresh]),
+                (buffers.state, [r.state for r in fresh]),
+            ):
                 for name, array in target.items():
                     np.concatenate([part[name] for part in parts], out=array[start:rows])
             np.concatenate([r.deterministic for r in fresh], out=buffers.deterministic[start:rows])
             deterministic = buffers.deterministic[:rows]
-            observation, state = ({name: array[:rows] for name, array in part.items()} for part in (buffers.observation, buffers.state))
-        return _Batch(self, joined, rows, len(joined) > 1, observation, state, deterministic if deterministic.any() else False, buffers.answers)
+            observation, state = (
+                {name: array[:rows] for name, array in part.items()}
+                for part in (buffers.observation, buffers.state)
+            )
+        return _Batch(
+            self,
+            joined,
+            rows,
+            len(joined) > 1,
+            observation,
+            state,
+            deterministic if deterministic.any() else False,
+            buffers.answers,
+        )
 
     def compute(self, batch: _Batch, elsewhere: bool) -> None:
-        """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread that does not wait for the end."""
+        """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread
+        that does not wait for the end."""
         self._parameters.refresh(self.policy)
         inputs = batch.observation, batch.state, batch.deterministic, batch.answers
         try:
@@ -185,12 +222,19 @@ class PolicyWorker(Worker):
         config, context = self._config, self.context
         sets = 4 if config.threaded else 1  # one batch is gathered, one waits, one is computed, one answered
         asked = {edge.name.rpartition("/")[2] for edge in context.edges(f"requests/{config.stream}/")}
-        self._turns.extend(_Served(context, config, name, facts.spaces[name], sets) for name in config.policies if name in asked)
+        self._turns.extend(
+            _Served(context, config, name, facts.spaces[name], sets)
+            for name in config.policies
+            if name in asked
+        )
         if config.threaded:
             # The queues hold one batch each: a bound on delay.
             self._gathered: queue.Queue[_Batch] = queue.Queue(1)
             computed: queue.Queue[_Batch] = queue.Queue(1)
-            self._threads = [MappingThread(self._compute, self._gathered, computed), MappingThread(self._respond, computed)]
+            self._threads = [
+                MappingThread(self._compute, self._gathered, computed),
+                MappingThread(self._respond, computed),
+            ]
             for thread in self._threads:
                 thread.start()
         return Facts()
@@ -200,7 +244,9 @@ class PolicyWorker(Worker):
             if thread.error is not None:
                 raise thread.error
         waiting = self._newest if self._threads and self._gathered.full() else None
-        served, requests = self._next_requests() if waiting is None else (waiting.served, waiting.served.poll(waiting.rows))
+        served, requests = (
+            self._next_requests() if waiting is None else (waiting.served, waiting.served.poll(waiting.rows))
+        )
         if not requests:
             return PollResult()
         if waiting is not None:
@@ -245,7 +291,10 @@ class PolicyWorker(Worker):
             return None
 
     def _stats(self) -> dict[str, float]:
-        return {"rows_per_batch": sum(s.rows_answered for s in self._turns) / max(sum(s.batches_answered for s in self._turns), 1)}
+        return {
+            "rows_per_batch": sum(s.rows_answered for s in self._turns)
+            / max(sum(s.batches_answered for s in self._turns), 1)
+        }
 
     def _close(self) -> None:
         for thread in self._threads:

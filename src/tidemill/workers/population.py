@@ -1,9 +1,12 @@
-"""Population-based training: equal experiments train side by side, and whoever does badly goes on from one that does well, with changed settings.
+"""Population-based training: equal experiments train side by side, and whoever does badly
+goes on from one that does well, with changed settings.
 
-Jaderberg et al. 2017, "Population Based Training of Neural Networks": exploit by truncation selection, explore by perturbing or resampling (section
-4.1.1). The manager looks at what the parameter database knows of the members' versions, and decides once each has trained another `steps` env steps;
-training does not wait for it. What it decides follows from these records and the run's seed alone. It keeps no state: a resumed run goes on from the
-records, each member with the weights and settings of its checkpoint.
+Jaderberg et al. 2017, "Population Based Training of Neural Networks": exploit by
+truncation selection, explore by perturbing or resampling (section 4.1.1). The manager
+looks at what the parameter database knows of the members' versions, and decides once each
+has trained another `steps` env steps; training does not wait for it. What it decides
+follows from these records and the run's seed alone. It keeps no state: a resumed run goes
+on from the records, each member with the weights and settings of its checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,16 +40,22 @@ LOOK = 0.25  # seconds between looks at the database
 class Population(WorkerConfig):
     """A population manager.
 
-    members   the policies of the population, each with one trainer of its own that stores versions
-    explore   settings of the members' algorithms that are explored, with their bounds: ``{"learning_rate": (1e-5, 1e-2)}``; they may begin outside
-    steps     env steps that every member trains between two decisions: many enough that what it reaches is that of its present weights and settings
-    metric    what is recorded of versions by which members are compared; higher is better
-    quantile  a member among so large a share of the worst goes on from one among as large a share of the best, which is drawn
-    factors   a setting that was taken over is multiplied by one of these, which is drawn
-    resample  or, with this probability, drawn anew between its bounds, by its logarithm
+    members: the policies of the population, each with one trainer of its own that stores
+        versions
+    explore: settings of the members' algorithms that are explored, with their bounds:
+        ``{"learning_rate": (1e-5, 1e-2)}``; they may begin outside
+    steps: env steps that every member trains between two decisions: many enough that what
+        it reaches is that of its present weights and settings
+    metric: what is recorded of versions by which members are compared; higher is better
+    quantile: a member among so large a share of the worst goes on from one among as large
+        a share of the best, which is drawn
+    factors: a setting that was taken over is multiplied by one of these, which is drawn
+    resample: or, with this probability, drawn anew between its bounds, by its logarithm
 
-    Metrics are ``population/best`` and ``population/mean``, with each decision; and when member N (from 0) goes on from another ``population/N/from``
-    (the other's number), ``/from_version`` (which of its versions), ``/version`` (as which), and each of its settings: the lineage.
+    Metrics are ``population/best`` and ``population/mean``, with each decision; and when
+    member N (from 0) goes on from another ``population/N/from`` (the other's number),
+    ``/from_version`` (which of its versions), ``/version`` (as which), and each of its
+    settings: the lineage.
     """
 
     order: ClassVar[int] = 5
@@ -56,7 +65,9 @@ class Population(WorkerConfig):
     steps: int = 50_000
     metric: str = "training_return"
     quantile: float = 0.25
-    factors: tuple[float, ...] = acting((0.8, 1.25), lambda population: bool(population.explore), "without settings to explore")
+    factors: tuple[float, ...] = acting(
+        (0.8, 1.25), lambda population: bool(population.explore), "without settings to explore"
+    )
     resample: float = acting(0.25, lambda population: bool(population.explore), "without settings to explore")
 
     def __post_init__(self) -> None:
@@ -67,17 +78,23 @@ class Population(WorkerConfig):
         if self.steps < 1:
             raise ConfigError(f"steps = {self.steps} must be at least 1")
         if not 0 < self.quantile <= 0.5:
-            raise ConfigError(f"quantile = {self.quantile} must be above 0 and at most 0.5; a quarter is usual")
+            raise ConfigError(
+                f"quantile = {self.quantile} must be above 0 and at most 0.5; a quarter is usual"
+            )
         if not self.factors or not all(isfinite(factor) and factor > 0 for factor in self.factors):
             raise ConfigError(f"factors = {self.factors} must be positive numbers; (0.8, 1.25) is usual")
         if not 0 <= self.resample <= 1:
             raise ConfigError(f"resample = {self.resample} is a probability, between 0 and 1; 0.25 is usual")
         for name, bounds in self.explore.items():
             if len(bounds) != 2:
-                raise ConfigError(f"explore: {bounds} of {name} must be two numbers, its lower and its upper bound")
+                raise ConfigError(
+                    f"explore: {bounds} of {name} must be two numbers, its lower and its upper bound"
+                )
             low, high = bounds
             if not 0 < low <= high < float("inf"):
-                raise ConfigError(f"explore: the bounds {low} and {high} of {name} must be positive, the lower one first")
+                raise ConfigError(
+                    f"explore: the bounds {low} and {high} of {name} must be positive, the lower one first"
+                )
         super().__post_init__()
 
     def ports(self) -> tuple[Port, ...]:
@@ -85,26 +102,40 @@ class Population(WorkerConfig):
 
     def measures(self) -> tuple[str, ...]:
         own = ("from", "from_version", "version", *self.explore)
-        return "population/best", "population/mean", *(f"population/{number}/{name}" for number in range(len(self.members)) for name in own)
+        return (
+            "population/best",
+            "population/mean",
+            *(f"population/{number}/{name}" for number in range(len(self.members)) for name in own),
+        )
 
     def check(self, experiment: Experiment) -> None:
-        """Raise `ConfigError` for members that could not go on from one another, or of which the metric is not recorded."""
-        populations = {name: config for name, config in experiment.workers.items() if isinstance(config, Population)}
+        """Raise `ConfigError` for members that could not go on from one another, or of
+        which the metric is not recorded."""
+        populations = {
+            name: config for name, config in experiment.workers.items() if isinstance(config, Population)
+        }
         for member in self.members:
             managers = [name for name, config in populations.items() if member in config.members]
             if len(managers) > 1:
                 raise ConfigError(
-                    f'policy "{member}" is a member of the populations {" and ".join(managers)}; one alone can tell it what to go on from'
+                    f'policy "{member}" is a member of the populations {" and ".join(managers)}; one alone '
+                    "can tell it what to go on from"
                 )
         policies = [experiment.policies[member] for member in self.members]
         for member, policy in zip(self.members, policies, strict=True):
             if policy != policies[0]:
-                raise ConfigError(f'members "{self.members[0]}" and "{member}" of the population are different policies: {policies[0]} and {policy}')
+                raise ConfigError(
+                    f'members "{self.members[0]}" and "{member}" of the population are different policies: '
+                    f"{policies[0]} and {policy}"
+                )
             trainer = _trainer_of(experiment, member)
             for bounds in zip(*self.explore.values(), strict=True):
                 with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
             if self.metric not in (recorded := experiment.recorded(member)):
-                raise ConfigError(f'metric = "{self.metric}" is not recorded of member "{member}"; {did_you_mean(self.metric, recorded)}')
+                raise ConfigError(
+                    f'metric = "{self.metric}" is not recorded of member "{member}"; '
+                    f"{did_you_mean(self.metric, recorded)}"
+                )
 
     def build(self, context: Context) -> "PopulationWorker":
         return PopulationWorker(context, self)
@@ -114,10 +145,11 @@ class Population(WorkerConfig):
 class _Member:
     """What is known of a member.
 
-    newest   its newest version
-    score    what the newest version of which that is known has reached, among those that are its own since it went on from another
-    since    env steps that it had trained when it was decided on, or went on from another
-    donor    from which version it was told to go on, until it has a version that does
+    newest: its newest version
+    score: what the newest version of which that is known has reached, among those that
+        are its own since it went on from another
+    since: env steps that it had trained when it was decided on, or went on from another
+    donor: from which version it was told to go on, until it has a version that does
     """
 
     number: int
@@ -143,11 +175,16 @@ class PopulationWorker(Worker):
 
     def _configure(self, facts: Facts) -> Facts:
         if self.context.folder is None:
-            raise ConfigError("a population exchanges versions by the run's parameter database, but the run keeps no folder")
+            raise ConfigError(
+                "a population exchanges versions by the run's parameter database, but the run keeps no folder"
+            )
         spaces, (first, *others) = facts.spaces, self._config.members
         for other in others:
             if spaces.get(other) != spaces.get(first):
-                raise ConfigError(f'members "{first}" and "{other}" of the population play in different spaces: {spaces[first]} and {spaces[other]}')
+                raise ConfigError(
+                    f'members "{first}" and "{other}" of the population play in different spaces: '
+                    f"{spaces[first]} and {spaces[other]}"
+                )
         self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
         return Facts()
 
@@ -159,14 +196,19 @@ class PopulationWorker(Worker):
             self._read(name, member)
         if not self._begun:  # not before: trainers make their first versions while they are configured
             self._begin()
-        scores = {name: member.score for name, member in self._members.items() if member.score is not None and self._trained(member)}
+        scores = {
+            name: member.score
+            for name, member in self._members.items()
+            if member.score is not None and self._trained(member)
+        }
         if len(scores) < len(self._members):
             return PollResult()
         self._decide(scores)
         return PollResult(1, 1)
 
     def _begin(self) -> None:
-        """What a run before this one was about to do is not done: whoever ought to go on from another is told so anew."""
+        """What a run before this one was about to do is not done: whoever ought to go on
+        from another is told so anew."""
         self._begun = True
         tags = {_tag(member) for member in self._members.values()}
         for name, member in self._members.items():
@@ -197,19 +239,28 @@ class PopulationWorker(Worker):
             self._tell(name, member, member.newest)
             member.donor, member.since = None, member.steps
         own = Query(where=(("adopted", "==", adopted),)).select(versions, Version.values)
-        scores = [values[self._config.metric] for version in own if self._config.metric in (values := version.values())]
+        scores = [
+            values[self._config.metric]
+            for version in own
+            if self._config.metric in (values := version.values())
+        ]
         member.score = scores[0] if scores and member.donor is None else None
 
     def _decide(self, scores: Mapping[str, float]) -> None:
         """Exploit and explore."""
         for name, member in self._members.items():
             assert member.newest is not None
-            rng = np.random.default_rng(derive_seed(self.context.experiment.seed, self.name, name, member.newest.version))
+            rng = np.random.default_rng(
+                derive_seed(self.context.experiment.seed, self.name, name, member.newest.version)
+            )
             donor = choose_donor(scores, name, self._config.quantile, rng)
             if donor is not None:
                 self._exploit(name, member, donor, rng)
             member.since = member.steps
-        reached = {"population/best": max(scores.values()), "population/mean": float(np.mean(list(scores.values())))}
+        reached = {
+            "population/best": max(scores.values()),
+            "population/mean": float(np.mean(list(scores.values()))),
+        }
         self.report(Measured(max(member.steps for member in self._members.values()), self.stage, reached))
 
     def _exploit(self, name: str, member: _Member, donor: str, rng: np.random.Generator) -> None:
@@ -218,29 +269,55 @@ class PopulationWorker(Worker):
         with suppress(VersionGone):  # collected since it was looked up: the next decision is soon enough
             self._database.tag(donor, _tag(member), version.version)
             taken = {setting: version.counters[field_of(setting)] for setting in config.explore}
-            self.report(Relay(name, Adopt(donor, version.version, explore(taken, config.explore, config.factors, config.resample, rng))))
+            self.report(
+                Relay(
+                    name,
+                    Adopt(
+                        donor,
+                        version.version,
+                        explore(taken, config.explore, config.factors, config.resample, rng),
+                    ),
+                )
+            )
             member.donor = version
 
     def _tell(self, name: str, member: _Member, now: Version) -> None:
-        """Say that a member has gone on from its donor: `now` is its first version that is known to."""
+        """Say that a member has gone on from its donor: `now` is its first version that
+        is known to."""
         donor, adopted = member.donor, int(now.counters["adopted"])
         assert donor is not None
         settings = {setting: now.counters[field_of(setting)] for setting in self._config.explore}
-        origin = {"from": float(self._members[donor.policy].number), "from_version": float(donor.version), "version": float(adopted)}
+        origin = {
+            "from": float(self._members[donor.policy].number),
+            "from_version": float(donor.version),
+            "version": float(adopted),
+        }
         values = {f"population/{member.number}/{key}": value for key, value in (origin | settings).items()}
         self.report(Measured(int(now.counters["env_steps"]), self.stage, values))
-        told = ", ".join(f"{setting} = {value:.3g}" for setting, value in settings.items()) or "settings as they were"
-        self.report(Notice(f"{name} goes on from version {donor.version} of {donor.policy}, as version {adopted}, with {told}"))
+        told = (
+            ", ".join(f"{setting} = {value:.3g}" for setting, value in settings.items())
+            or "settings as they were"
+        )
+        self.report(
+            Notice(
+                f"{name} goes on from version {donor.version} of {donor.policy}, as version {adopted}, with "
+                f"{told}"
+            )
+        )
 
 
 def _tag(member: _Member) -> str:
-    """Return what points to the version that a member is going on from, so that it is not collected meanwhile."""
+    """Return what points to the version that a member is going on from, so that it is not
+    collected meanwhile."""
     return f"for-member-{member.number}"
 
 
-def choose_donor(scores: Mapping[str, float], member: str, quantile: float, rng: np.random.Generator) -> str | None:
-    """Return whom `member` is to go on from, by all members' `scores`: where it is among the share `quantile` of the worst (one at least), one of
-    the best, as many, drawn from `rng`. None where it is not, or has reached as much as that one: it goes on by itself.
+def choose_donor(
+    scores: Mapping[str, float], member: str, quantile: float, rng: np.random.Generator
+) -> str | None:
+    """Return whom `member` is to go on from, by all members' `scores`: where it is among
+    the share `quantile` of the worst (one at least), one of the best, as many, drawn from
+    `rng`. None where it is not, or has reached as much as that one: it goes on by itself.
 
     Jaderberg et al. 2017, section 4.1.1, "truncation selection".
     """
@@ -259,39 +336,62 @@ def explore(
     resample: float,
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Return `settings`, each multiplied by one of `factors` or, with probability `resample`, drawn anew log-uniformly, within its `bounds`.
+    """Return `settings`, each multiplied by one of `factors` or, with probability
+    `resample`, drawn anew log-uniformly, within its `bounds`.
 
     Jaderberg et al. 2017, section 4.1.1, "perturb" and "resample".
     """
     changed = {}
     for name, (low, high) in bounds.items():
         anew = rng.random() < resample
-        value = exp(rng.uniform(log(low), log(high))) if anew else settings[name] * factors[int(rng.integers(len(factors)))]
+        value = (
+            exp(rng.uniform(log(low), log(high)))
+            if anew
+            else settings[name] * factors[int(rng.integers(len(factors)))]
+        )
         changed[name] = min(max(value, low), high)
     return changed
 
 
 def _trainer_of(experiment: Experiment, policy: str) -> Trainer:
-    """Return the trainer of a member. Raises `ConfigError` for one that could not go on from another."""
-    trainers = [config for config in experiment.workers.values() if isinstance(config, Trainer) and config.policy == policy]
+    """Return the trainer of a member. Raises `ConfigError` for one that could not go on
+    from another."""
+    trainers = [
+        config
+        for config in experiment.workers.values()
+        if isinstance(config, Trainer) and config.policy == policy
+    ]
     if len(trainers) != 1 or trainers[0].count != 1:
         raise ConfigError(
-            f'member "{policy}" of the population has {sum(trainer.count for trainer in trainers)} trainers; each member needs one of its own'
+            f'member "{policy}" of the population has {sum(trainer.count for trainer in trainers)} trainers; '
+            "each member needs one of its own"
         )
     return trainers[0]
 
 
-def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **population: object) -> Experiment:
-    """Return an experiment with a population: for each of `starts` a copy of the one policy, its actors, its evaluations, and its trainer, whose
-    algorithm begins with these settings (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. The first member that reaches the
-    limits of steps, updates or the mean return ends the run.
+def populate(
+    experiment: Experiment, starts: Sequence[Mapping[str, float]], **population: object
+) -> Experiment:
+    """Return an experiment with a population: for each of `starts` a copy of the one
+    policy, its actors, its evaluations, and its trainer, whose algorithm begins with
+    these settings
+    (``{"learning_rate": 1e-4}``). `population` are settings of `Population`. The first
+    member that reaches the limits of steps, updates or the mean return ends the run.
 
-    Raises `ConfigError` for an experiment that is more than one policy, one trainer, actors and evaluations.
+    Raises `ConfigError` for an experiment that is more than one policy, one trainer,
+    actors and evaluations.
     """
     trainers = [name for name, config in experiment.workers.items() if isinstance(config, Trainer)]
-    others = [name for name, config in experiment.workers.items() if not isinstance(config, (Actors, Trainer, Evaluation))]
+    others = [
+        name
+        for name, config in experiment.workers.items()
+        if not isinstance(config, (Actors, Trainer, Evaluation))
+    ]
     if (len(experiment.policies), len(trainers), others, experiment.together) != (1, 1, [], ()):
-        raise ConfigError("populate takes an experiment of one policy, one trainer, actors and evaluations; write a larger population out by hand")
+        raise ConfigError(
+            "populate takes an experiment of one policy, one trainer, actors and evaluations; write a larger "
+            "population out by hand"
+        )
     (policy,) = experiment.policies
     workers: dict[str, WorkerConfig] = {}
     for number, start in enumerate(starts):
@@ -299,8 +399,14 @@ def populate(experiment: Experiment, starts: Sequence[Mapping[str, float]], **po
             workers[f"{name}-{number}"] = _of_member(config, number, start)
     members = tuple(f"{policy}-{number}" for number in range(len(starts)))
     workers["population"] = Population(members=members, **population)  # type: ignore[arg-type]
-    limits = experiment.limits if experiment.limits.mean_return is None else experiment.limits.replace(return_of="any")
-    return experiment.replace(policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers, limits=limits)
+    limits = (
+        experiment.limits
+        if experiment.limits.mean_return is None
+        else experiment.limits.replace(return_of="any")
+    )
+    return experiment.replace(
+        policies=dict.fromkeys(members, experiment.policies[policy]), workers=workers, limits=limits
+    )
 
 
 def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) -> WorkerConfig:
@@ -314,4 +420,7 @@ def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) ->
 
 def _renumbered(spec: AgentSpec, number: int) -> AgentSpec:
     samples = tuple(f"{stream}-{number}" for stream in spec.streams)
-    return spec.replace(policy=f"{spec.policy}-{number}", samples=samples if len(samples) > 1 else samples[0] if samples else None)
+    return spec.replace(
+        policy=f"{spec.policy}-{number}",
+        samples=samples if len(samples) > 1 else samples[0] if samples else None,
+    )

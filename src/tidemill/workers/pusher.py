@@ -1,4 +1,5 @@
-"""What a trainer pushes into the run's parameter database: a version now and then, beside the training. A thread waits for the disk."""
+"""What a trainer pushes into the run's parameter database: a version now and then, beside
+the training. A thread waits for the disk."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,27 +17,42 @@ LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
 class VersionPusher:
     """Pushes versions of one policy.
 
-    seconds   between two pushes
-    keep      versions that are kept besides tagged ones
-    text      goes into each version's file, see `ParameterDatabase.push`
-    tell      called with what the user should read, in the thread of the caller
+    seconds: between two pushes
+    keep: versions that are kept besides tagged ones
+    text: goes into each version's file, see `ParameterDatabase.push`
+    tell: called with what the user should read, in the thread of the caller
     """
 
-    def __init__(self, folder: Path, policy: str, seconds: float, keep: int, text: Mapping[str, str], tell: Callable[[str], None]) -> None:
-        self._database, self._policy, self._seconds, self._keep, self._text, self._tell = ParameterDatabase(folder), policy, seconds, keep, text, tell
+    def __init__(
+        self,
+        folder: Path,
+        policy: str,
+        seconds: float,
+        keep: int,
+        text: Mapping[str, str],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._database = ParameterDatabase(folder)
+        self._policy = policy
+        self._seconds = seconds
+        self._keep = keep
+        self._text = text
+        self._tell = tell
         self._thread: Thread | None = None
         self._last, self._pushed = 0.0, -1
         self._failed = ""
 
     def begin(self, policy: Policy, counters: Mapping[str, float]) -> None:
-        """Push the version from which the run goes on, and remove later ones that a run before it has left. Raises what `ParameterDatabase` does."""
+        """Push the version from which the run goes on, and remove later ones that a run
+        before it has left. Raises what `ParameterDatabase` does."""
         for notice in self._database.rewind(self._policy, policy.version):
             self._tell(notice)
         self._push(policy.version, policy.parameters(), counters)
         self._last, self._pushed = monotonic(), policy.version
 
     def look(self, policy: Policy, counters: Mapping[str, float]) -> None:
-        """Begin to push the policy's version when it is time. Costs a copy of its parameters then."""
+        """Begin to push the policy's version when it is time. Costs a copy of its
+        parameters then."""
         if monotonic() - self._last < self._seconds or (self._thread is not None and self._thread.is_alive()):
             return
         self._tell_failure()
@@ -52,7 +68,10 @@ class VersionPusher:
             self.wait(deadline - monotonic())
         self._tell_failure()
         if self._thread is not None and self._thread.is_alive():
-            self._tell(f"the disk of {self._database.folder} did not take the last version of policy {self._policy} within {LAST_PUSH:g} s")
+            self._tell(
+                f"the disk of {self._database.folder} did not take the last version of policy {self._policy} "
+                f"within {LAST_PUSH:g} s"
+            )
 
     def wait(self, seconds: float) -> None:
         """Wait until what was begun is on the disk, so long at most."""
@@ -63,7 +82,9 @@ class VersionPusher:
         self._last, self._pushed = monotonic(), policy.version
         copy = {name: array.copy() for name, array in policy.parameters().items()}
         self._thread = None
-        thread = Thread(target=self._push_aside, args=(policy.version, copy, dict(counters)), name="push", daemon=True)
+        thread = Thread(
+            target=self._push_aside, args=(policy.version, copy, dict(counters)), name="push", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError:  # no more are allowed
@@ -75,7 +96,9 @@ class VersionPusher:
         try:
             self._push(version, parameters, counters)
         except Exception as error:  # told by the trainer: training goes on
-            self._failed = str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
+            self._failed = (
+                str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
+            )
             self._pushed = -1  # so that the end tries again
 
     def _push(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:

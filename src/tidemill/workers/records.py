@@ -1,5 +1,5 @@
-"""What a trainer has the parameter database know of each version: how far it was trained, with which settings, and what the episodes that it was
-trained on have reached."""
+"""What a trainer has the parameter database know of each version: how far it was trained,
+with which settings, and what the episodes that it was trained on have reached."""
 
 import dataclasses
 import typing
@@ -13,15 +13,20 @@ from tidemill.core.errors import ConfigError, did_you_mean
 EPISODES = 100
 """Episodes that `training_return` is the mean of, at most."""
 RECORDED = ("env_steps", "seconds", "adopted", "training_return")
-"""Besides the settings: env steps and seconds of training; the version as which the policy went on from another one's weights last (see `Adopt`), 0
-before that; the mean undiscounted return of the last episodes since then that ended in rows that entered the loss, which no version has before the
-first one ended."""
+"""Besides the settings: env steps and seconds of training; the version as which the
+policy went on from another one's weights last (see `Adopt`), 0 before that; the mean
+undiscounted return of the last episodes since then that ended in rows that entered the
+loss, which no version has before the first one ended."""
 
 
 def settings_of(algorithm: AlgorithmConfig) -> dict[str, float]:
     """Return the algorithm's settings that are finite numbers, by name."""
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    return {name: float(v) for name, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and isfinite(v)}
+    return {
+        name: float(v)
+        for name, v in values.items()
+        if isinstance(v, (int, float)) and not isinstance(v, bool) and isfinite(v)
+    }
 
 
 def field_of(setting: str) -> str:
@@ -30,13 +35,18 @@ def field_of(setting: str) -> str:
 
 
 def with_settings(algorithm: AlgorithmConfig, settings: Mapping[str, float]) -> AlgorithmConfig:
-    """Return `algorithm` with these settings, those that count things rounded. Raises `ConfigError` for one that it lacks, or cannot have."""
+    """Return `algorithm` with these settings, those that count things rounded. Raises
+    `ConfigError` for one that it lacks, or cannot have."""
     known, hints = settings_of(algorithm), typing.get_type_hints(type(algorithm))
     for name in settings:
         if name not in known:
-            raise ConfigError(f'{type(algorithm).__name__} has no number "{name}"; {did_you_mean(name, known)}')
+            raise ConfigError(
+                f'{type(algorithm).__name__} has no number "{name}"; {did_you_mean(name, known)}'
+            )
     whole = {name for name in settings if float not in (hints[name], *typing.get_args(hints[name]))}
-    return algorithm.replace(**{name: round(value) if name in whole else value for name, value in settings.items()})
+    return algorithm.replace(
+        **{name: round(value) if name in whole else value for name, value in settings.items()}
+    )
 
 
 class TrainingReturns:
@@ -46,8 +56,9 @@ class TrainingReturns:
         self._returns: deque[float] = deque(maxlen=EPISODES)
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Take the episodes that end in the trained rows of `samples`, so that each counts once however samples overlap. One look at each sample's
-        marks; Python's work is per finished episode."""
+        """Take the episodes that end in the trained rows of `samples`, so that each
+        counts once however samples overlap. One look at each sample's marks; Python's
+        work is per finished episode."""
         for sample in samples:
             own = slice(sample.burn_in, len(sample["info_mask"]) - sample.bootstrap)
             self._returns.extend(sample["info.return"][own][sample["info_mask"][own]][-EPISODES:].tolist())

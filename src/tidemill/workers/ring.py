@@ -14,12 +14,21 @@ from tidemill.workers.said import Listener, Numbers
 
 
 class EnvTarget:
-    """One environment (one lane or many) and the agents in it. A tick is `step` and, once the environment is ready, `observe`.
+    """One environment (one lane or many) and the agents in it. A tick is `step` and, once
+    the environment is ready, `observe`.
 
-    max_steps   the step limit of an episode in env steps, 0 for none: the lane is cut (truncated) when it is reached
+    max_steps: the step limit of an episode in env steps, 0 for none: the lane is cut
+        (truncated) when it is reached
     """
 
-    def __init__(self, environment: Environment, agents: Sequence[Agent], ticks: Sequence[Tick], max_steps: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        agents: Sequence[Agent],
+        ticks: Sequence[Tick],
+        max_steps: int,
+        clock: Clock,
+    ) -> None:
         self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
         for group, agent in enumerate(self._agents):
             agent.hear = partial(self._hear, group)
@@ -32,7 +41,8 @@ class EnvTarget:
         self._lane_steps = np.zeros(environment.lanes, np.int64)
         self._forced = False  # cut every open episode at the next observation
         self.elsewhere = False
-        """The environment was not ready when it was asked: it steps in a thread or a process of its own."""
+        """The environment was not ready when it was asked: it steps in a thread or a
+        process of its own."""
         self.steps = 0
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
@@ -40,11 +50,13 @@ class EnvTarget:
         return [self.listener.numbers(info) for info in self._environment.said(group, seats)]
 
     def all_done(self) -> bool:
-        """True when every lane is finished and none of its seats waits for an answer: the next tick resets all of them."""
+        """True when every lane is finished and none of its seats waits for an answer: the
+        next tick resets all of them."""
         return not self._stepping and bool(self._reset.all()) and self._agents_ready()
 
     def unmask_all_info(self) -> None:
-        """Cut the episodes still open now: the next observations are their final ones, and their info is shown."""
+        """Cut the episodes still open now: the next observations are their final ones,
+        and their info is shown."""
         self._forced = True
 
     def ready_to_step(self) -> bool:
@@ -55,7 +67,8 @@ class EnvTarget:
         return all(agent.is_ready() for agent in self._agents)
 
     def reset(self) -> None:
-        """Begin a tick that resets every lane. Where episodes are open it is their last: they are cut, and the tick after it resets their lanes."""
+        """Begin a tick that resets every lane. Where episodes are open it is their last:
+        they are cut, and the tick after it resets their lanes."""
         if not self._reset.all():
             self.unmask_all_info()
         self.step()
@@ -66,7 +79,8 @@ class EnvTarget:
         self._stage = stage
 
     def step(self) -> None:
-        """Begin a tick: take the actions from the agents and send them; lanes whose seats are all finished are reset instead."""
+        """Begin a tick: take the actions from the agents and send them; lanes whose seats
+        are all finished are reset instead."""
         actions = [agent.get_action() for agent in self._agents]
         left = self._clock.enter("environment")
         self._environment.send(actions, self._reset)
@@ -77,7 +91,8 @@ class EnvTarget:
         self.elsewhere = False
 
     def ready_to_observe(self) -> bool:
-        """True when a tick was begun, its answer has come, and there is room for its rows."""
+        """True when a tick was begun, its answer has come, and there is room for its
+        rows."""
         if not self._stepping:
             return False
         if not self._environment.ready():
@@ -109,7 +124,10 @@ class EnvTarget:
             self._forced = False
         for agent, tick in zip(self._agents, self._ticks, strict=True):
             agent.observe(tick)
-        finished = [a.finished if len(a.finished) == lanes else np.all(a.finished.reshape(lanes, -1), axis=1) for a in self._agents]
+        finished = [
+            a.finished if len(a.finished) == lanes else np.all(a.finished.reshape(lanes, -1), axis=1)
+            for a in self._agents
+        ]
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
 
     def _cut(self, lanes: NDArray[np.bool_]) -> None:
@@ -120,7 +138,8 @@ class EnvTarget:
             seats = np.repeat(lanes, len(tick.done) // len(lanes))
             tick.truncated |= seats & ~tick.done & ~agent.finished
             if not self._environment.same_step:
-                tick.present &= ~(np.repeat(running, len(seats) // len(lanes)) & agent.finished)  # nobody begins in the tick that cuts its lane
+                # nobody begins in the tick that cuts its lane
+                tick.present &= ~(np.repeat(running, len(seats) // len(lanes)) & agent.finished)
 
 
 class EnvRing:
@@ -130,11 +149,14 @@ class EnvRing:
         self.targets = list(targets)
         self._at = 0
         self.waited = 0.0
-        """Seconds so far that a slot was held back by its trainer, where one limits its steps."""
+        """Seconds so far that a slot was held back by its trainer, where one limits its
+        steps."""
 
     def __iter__(self) -> Iterator[EnvTarget]:
-        """Yield each target once, beginning with the one whose turn it is; the turn moves on with each. One whose environment steps elsewhere, and
-        would now idle while the others are served, is yielded again, to be sent its next actions: its requests were answered at once."""
+        """Yield each target once, beginning with the one whose turn it is; the turn moves
+        on with each. One whose environment steps elsewhere, and would now idle while the
+        others are served, is yielded again, to be sent its next actions: its requests
+        were answered at once."""
         for _ in self.targets:
             target = self.targets[self._at]
             self._at = (self._at + 1) % len(self.targets)

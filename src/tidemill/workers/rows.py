@@ -15,11 +15,15 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
     """Return the fields of a row as `Agent` writes it."""
     policy = context.experiment.policies[spec.policy]
     answer, state = policy.answer(spaces), policy.state(spaces)
-    own = {**schema_of_space(spaces.observation, "obs"), **(ARRIVAL_FIELDS if spec.mode == "stepwise" else ROW_FIELDS)}
+    own = {
+        **schema_of_space(spaces.observation, "obs"),
+        **(ARRIVAL_FIELDS if spec.mode == "stepwise" else ROW_FIELDS),
+    }
     for name in (*answer, *state):
         if name in own or name.startswith("state.") != (name in state):
             raise ConfigError(
-                f'policy "{spec.policy}" ({type(policy).__name__}): its {"state" if name in state else "answer"}() has a field "{name}"; names of a '
+                f'policy "{spec.policy}" ({type(policy).__name__}): its '
+                f'{"state" if name in state else "answer"}() has a field "{name}"; names of a '
                 f'state, and no others, begin with "state.", and rows have {", ".join(own)} besides'
             )
     heard = {FIELD: SAID} if spec.mode == "concise" else {}
@@ -27,22 +31,35 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
 
 
 def sample_schema(spec: AgentSpec, row: Schema, others: int) -> dict[str, Field]:
-    """Return the fields of a sample's row: those of `row`, and what the spec's mode and post-processors add. `others`: agents of other specs."""
+    """Return the fields of a sample's row: those of `row`, and what the spec's mode and
+    post-processors add. `others`: agents of other specs."""
     schema = dict(row)
     for post in spec.post:
         for name in post.reads:
             if name not in schema:
-                raise ConfigError(f'agent spec "{spec.match}": {type(post).__name__} reads "{name}", which its rows lack; {did_you_mean(name, row)}')
+                raise ConfigError(
+                    f'agent spec "{spec.match}": {type(post).__name__} reads "{name}", which its rows lack; '
+                    f"{did_you_mean(name, row)}"
+                )
         schema |= {f"post.{name}": field for name, field in post.fields().items()}
     if spec.mode == "concise":
         schema |= {"last_version": Field((), "int64"), "seat": Field((), "int32")}
-        schema |= {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")} if others else {}
+        schema |= (
+            {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")}
+            if others
+            else {}
+        )
     return schema
 
 
 def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
-    """Return what rows of `schema` lack, or have in another form, of what `policy` sees, remembers and answers; "" where they hold all of it."""
-    for name, field in {**schema_of_space(spaces.observation, "obs"), **policy.state(spaces), **policy.answer(spaces)}.items():
+    """Return what rows of `schema` lack, or have in another form, of what `policy` sees,
+    remembers and answers; "" where they hold all of it."""
+    for name, field in {
+        **schema_of_space(spaces.observation, "obs"),
+        **policy.state(spaces),
+        **policy.answer(spaces),
+    }.items():
         if schema.get(name) != field:
             there = f"{schema[name].dtype}{list(schema[name].shape)} there" if name in schema else "not there"
             return f"{name} is {field.dtype}{list(field.shape)}, and {there}"
@@ -50,14 +67,18 @@ def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
 
 
 def limit_of_steps(config: Actors, spec: AgentSpec, environment: Environment) -> int:
-    """Return the most steps that an episode can have, by our limit and by the environment's own; 0 when neither is known and `spec` needs none.
+    """Return the most steps that an episode can have, by our limit and by the
+    environment's own; 0 when neither is known and `spec` needs none.
 
-    Raises `ConfigError` when it does: rows are kept until an episode is over, in memory that is sized at the start.
+    Raises `ConfigError` when it does: rows are kept until an episode is over, in memory
+    that is sized at the start.
     """
     known = [limit for limit in (config.max_episode_steps, environment.max_episode_steps) if limit]
     if not known and spec.mode in ("after_done", "full"):
         raise ConfigError(
-            f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, and no limit of its steps is known, so '
-            "that memory cannot be sized; set Actors.max_episode_steps, or the limit of the environment where it has one"
+            f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, '
+            "and no limit of its steps is known, so "
+            "that memory cannot be sized; set Actors.max_episode_steps, or the limit of the environment "
+            "where it has one"
         )
     return min(known, default=0)

@@ -1,7 +1,9 @@
-"""What environments say of an episode in the info of its last step, as numbers by name: success, score, terms of the reward, costs.
+"""What environments say of an episode in the info of its last step, as numbers by name:
+success, score, terms of the reward, costs.
 
-Only numbers are taken (but for those whose names say that they are secrets), those of nested mappings as ``PART/NAME``, and only at an episode's
-end: steps in between cost nothing. Evaluations get them in the rows of their episodes, packed into `SAID`.
+Only numbers are taken (but for those whose names say that they are secrets), those of
+nested mappings as ``PART/NAME``, and only at an episode's end: steps in between cost
+nothing. Evaluations get them in the rows of their episodes, packed into `SAID`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,18 +34,21 @@ FIELD = "info.said"
 SAID = Field((2 + MOST * (LONGEST + 11) + 3,), "uint8")
 """The field of a row that holds the numbers: how many bytes, and these."""
 _PLAIN = frozenset({bool, int, float})
-_OBSERVATIONS = frozenset({"final_obs", "final_observation", "final_info"})  # they are of somebody else, or of the step
+# they are of somebody else, or of the step
+_OBSERVATIONS = frozenset({"final_obs", "final_observation", "final_info"})
 
 
 class Listener:
-    """Turns infos into numbers, and takes no more names than `MOST`; `notice` is told once when others are left out."""
+    """Turns infos into numbers, and takes no more names than `MOST`; `notice` is told
+    once when others are left out."""
 
     def __init__(self, notice: Callable[[str], None] = lambda _: None) -> None:
         self._names: set[str] = set()
         self._notice: Callable[[str], None] | None = notice
 
     def numbers(self, info: Any) -> Numbers:
-        """Return the finite numbers of an info by name, True and False as 1 and 0; nothing of what is no mapping."""
+        """Return the finite numbers of an info by name, True and False as 1 and 0;
+        nothing of what is no mapping."""
         if not info or not isinstance(info, Mapping):
             return NONE
         found: dict[str, float] = {}
@@ -56,7 +61,10 @@ class Listener:
                 continue
             del found[name]
             if self._notice is not None:
-                self._notice(f'the environment says more than {MOST} numbers in its infos; "{name}" and others are left out of the metrics')
+                self._notice(
+                    f'the environment says more than {MOST} numbers in its infos; "{name}" and others are '
+                    "left out of the metrics"
+                )
                 self._notice = None
         return found
 
@@ -64,7 +72,11 @@ class Listener:
 def _collect(info: Mapping[Any, Any], before: str, depth: int, found: dict[str, float]) -> None:
     for key, value in info.items():
         if type(value) in _PLAIN or isinstance(value, (np.generic, np.ndarray)):
-            if key not in _OBSERVATIONS and (name := name_of(f"{before}{key}")) and (number := _number(value)) is not None:
+            if (
+                key not in _OBSERVATIONS
+                and (name := name_of(f"{before}{key}"))
+                and (number := _number(value)) is not None
+            ):
                 found.setdefault(name, number)
         elif depth > 1 and key not in _OBSERVATIONS and isinstance(value, Mapping):
             _collect(value, f"{before}{key}/", depth - 1, found)
@@ -82,7 +94,8 @@ def _number(value: Any) -> float | None:
 
 @lru_cache(maxsize=1024)
 def name_of(text: str) -> str:
-    """Return `text` as a part of a metric's name: letters, digits, "_" and "/". "" where a part of it says that it is of a secret."""
+    """Return `text` as a part of a metric's name: letters, digits, "_" and "/". "" where
+    a part of it says that it is of a secret."""
     if any(map(says_secret, text.split("/"))):
         return ""
     return replaced(r"[^\w/]", "_", text, flags=ASCII).strip("/")[:LONGEST] or "_"

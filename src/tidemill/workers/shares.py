@@ -1,6 +1,8 @@
-"""The shares that actors have of a limited trainer's steps: how many each was granted, and how many of these have not come.
+"""The shares that actors have of a limited trainer's steps: how many each was granted,
+and how many of these have not come.
 
-Steps are granted ahead, up to an actor's slots, first to whoever has least of what it can use.
+Steps are granted ahead, up to an actor's slots, first to whoever has least of what it can
+use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +18,9 @@ from tidemill.streams.credits import CreditWriter
 
 @dataclass(eq=False)
 class _Share:
-    """An actor's: `slots` lanes of all its targets, `lanes` in each, `outstanding` steps granted that have not come, and as its actor knows them the
-    steps `granted` and the samples that were `dealt` with."""
+    """An actor's: `slots` lanes of all its targets, `lanes` in each, `outstanding` steps
+    granted that have not come, and as its actor knows them the steps `granted` and the
+    samples that were `dealt` with."""
 
     credits: CreditWriter
     lanes: int
@@ -30,12 +33,14 @@ class _Share:
 class Shares:
     """What all actors have.
 
-    cells     where each actor reads its credits,
-    lanes     and the lanes of each of its targets, by its name
-    channels  of the samples: which actor sends through each, and how many seats it has
+    cells: where each actor reads its credits,
+    lanes: and the lanes of each of its targets, by its name
+    channels: of the samples: which actor sends through each, and how many seats it has
     """
 
-    def __init__(self, cells: Mapping[str, Writer], lanes: Mapping[str, int], channels: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, cells: Mapping[str, Writer], lanes: Mapping[str, int], channels: Sequence[tuple[str, int]]
+    ) -> None:
         shares = {actor: _Share(CreditWriter(cell), lanes[actor]) for actor, cell in cells.items()}
         self._shares, self._channels = [*shares.values()], [shares[actor] for actor, _ in channels]
         for share, (_, seats) in zip(self._channels, channels, strict=True):
@@ -44,29 +49,34 @@ class Shares:
         self.slots = sum(share.slots for share in self._shares)
         """Of all actors."""
         self.holding = sum(share.lanes - 1 for share in self._shares)
-        """Steps that can be granted to targets that need more before they can begin a tick; 0: every lane steps alone."""
+        """Steps that can be granted to targets that need more before they can begin a
+        tick; 0: every lane steps alone."""
 
     def go_on(self, steps: int) -> None:
-        """The only actor has so many steps in flight again; the sample that it goes on after counts as the first one that it has sent."""
+        """The only actor has so many steps in flight again; the sample that it goes on
+        after counts as the first one that it has sent."""
         (share,) = self._shares
         share.outstanding = share.granted = share.credits.granted = steps
         share.credits.received = 1
 
     def keep_to(self, open_: Sequence[Array] | None) -> None:
-        """Have no episode begin from now on, and grant as many steps as there are open ones: which these are `open_` tells, by the seats of each
-        channel. None: any may begin again."""
+        """Have no episode begin from now on, and grant as many steps as there are open
+        ones: which these are `open_` tells, by the seats of each channel. None: any may
+        begin again."""
         self._open = open_
         for share in self._shares:
             share.credits.finishing = open_ is not None
 
     def receive(self, channel: int, steps: int) -> None:
-        """A sample with so many of the steps that were granted has come through `channel`, and is dealt with."""
+        """A sample with so many of the steps that were granted has come through
+        `channel`, and is dealt with."""
         share = self._channels[channel]
         share.credits.received += 1
         share.outstanding -= steps
 
     def start(self, limiter: Limiter) -> int:
-        """Grant what `limiter` lets start, and return how many steps that was. Actors hear of it by `tell`."""
+        """Grant what `limiter` lets start, and return how many steps that was. Actors
+        hear of it by `tell`."""
         started = 0
         for share in sorted(self._shares, key=lambda share: share.outstanding / max(share.slots, 1)):
             wanted = self._usable(share) - share.outstanding
@@ -77,7 +87,8 @@ class Shares:
         return started
 
     def tell(self, dealt: bool) -> None:
-        """Tell actors what they were granted since they heard last; where they wait for it, also what was `dealt` with."""
+        """Tell actors what they were granted since they heard last; where they wait for
+        it, also what was `dealt` with."""
         for share in self._shares:
             credits = share.credits
             if credits.granted > share.granted or (dealt and credits.received > share.dealt):
@@ -85,10 +96,15 @@ class Shares:
                 credits.write()
 
     def quiet(self) -> bool:
-        """True when no target can step: one of many lanes may hold fewer credits than it can use."""
+        """True when no target can step: one of many lanes may hold fewer credits than it
+        can use."""
         return all(share.outstanding < share.lanes for share in self._shares)
 
     def _usable(self, share: _Share) -> int:
         if self._open is None:
             return share.slots
-        return sum(int(np.count_nonzero(flags)) for flags, whose in zip(self._open, self._channels, strict=True) if whose is share)
+        return sum(
+            int(np.count_nonzero(flags))
+            for flags, whose in zip(self._open, self._channels, strict=True)
+            if whose is share
+        )

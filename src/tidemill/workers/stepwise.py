@@ -1,7 +1,10 @@
-"""Stepwise agents: each tick sends a sample of one row of all seats, with what was observed and what led to it (`ARRIVAL_FIELDS`).
+"""Stepwise agents: each tick sends a sample of one row of all seats, with what was
+observed and what led to it (`ARRIVAL_FIELDS`).
 
-Nothing waits for the next action, so that an open episode never holds back what is known of its steps. Where a limiter stands behind the stream, a
-tick needs a credit for each lane that is going to step, before its actions are asked for: so they are those of the newest policy. Resets need none.
+Nothing waits for the next action, so that an open episode never holds back what is known
+of its steps. Where a limiter stands behind the stream, a tick needs a credit for each
+lane that is going to step, before its actions are asked for: so they are those of the
+newest policy. Resets need none.
 """
 
 from typing import Any
@@ -27,7 +30,8 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
     stepwise = [spec for spec in config.agents if spec.mode == "stepwise"]
     if environment.voids and len(stepwise) < len(config.agents):
         raise ConfigError(
-            f"{type(config.environment).__name__}: steps of this environment may be lost, which only stepwise agents can bear; take "
+            f"{type(config.environment).__name__}: steps of this environment may be lost, which only "
+            "stepwise agents can bear; take "
             'mode = "stepwise" and a replay memory, or the environment itself, whose faults end the run'
         )
     if not stepwise:
@@ -37,29 +41,43 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
         raise ConfigError(f'agent spec "{stepwise[0].match}": mode = "stepwise" {cause}; {cure}')
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:
-        raise ConfigError(f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor back; let one of them do")
+        raise ConfigError(
+            f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor "
+            "back; let one of them do"
+        )
     if any(port.lockstep for port in granting) and environment.timed:
         raise ConfigError(
-            "exact = True needs episodes that depend on nothing but seeds and actions, and max_episode_seconds cuts them by the clock; leave it out, "
+            "exact = True needs episodes that depend on nothing but seeds and actions, and "
+            "max_episode_seconds cuts them by the clock; leave it out, "
             "or take max_episode_steps"
         )
-    if any(port.lockstep for port in granting) and (config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE):
+    if any(port.lockstep for port in granting) and (
+        config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE
+    ):
         raise ConfigError(
-            f"exact = True needs one actor whose targets have one lane each and whose policy runs inline, not count = {config.count}, lanes = "
-            f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots (--slots), and count and lanes to 1'
+            "exact = True needs one actor whose targets have one lane each and whose policy runs inline, "
+            f"not count = {config.count}, lanes = "
+            f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots '
+            "(--slots), and count and lanes to 1"
         )
 
 
 def stepwise_obstacle(config: EnvironmentConfig, environment: Environment) -> tuple[str, str]:
-    """Return why no stepwise agent can play in `environment`, which `config` built, and what to do; ("", "") where one can."""
+    """Return why no stepwise agent can play in `environment`, which `config` built, and
+    what to do; ("", "") where one can."""
     if len(environment.agents) > 1:
         return (
-            f"goes with environments of one agent, and this one has {len(environment.agents)}: a ratio counts steps of the environment, and none "
+            f"goes with environments of one agent, and this one has {len(environment.agents)}: a ratio "
+            "counts steps of the environment, and none "
             "says how many transitions of several agents are one",
-            'train several agents by an algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or "full", or take an environment of one agent',
+            'train several agents by an algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or '
+            '"full", or take an environment of one agent',
         )
     if environment.same_step:
-        cause = "sends one row in a tick, and this environment may end an episode and begin the next within one, which are two"
+        cause = (
+            "sends one row in a tick, and this environment may end an episode and begin the next within one, "
+            "which are two"
+        )
         return cause, config.bare().one_row
     return "", ""
 
@@ -81,17 +99,35 @@ class Arrivals(Blocks):
 
 
 class StepwiseAgent(Agent):
-    """See the module's text. Its seats need not be in step: in each tick some of them have something. Rows are copied into the slots of its samples;
-    what was seen last is kept here, so that requests may wait for credits. `voids`: steps of its environments may be lost (`Environment.voids`)."""
+    """See the module's text. Its seats need not be in step: in each tick some of them
+    have something. Rows are copied into the slots of its samples; what was seen last is
+    kept here, so that requests may wait for credits. `voids`: steps of its environments
+    may be lost (`Environment.voids`)."""
 
-    def __init__(self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, samples: SampleProducer, voids: bool) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        seats: int,
+        deterministic: bool,
+        client: InferenceClient,
+        samples: SampleProducer,
+        voids: bool,
+    ) -> None:
         self._arrivals = Arrivals(samples)
         super().__init__(schema, seats, deterministic, client, self._arrivals)  # type: ignore[arg-type]  # all that touches blocks is below
         self._answer_names = [name for name in self._answer_names if name != "voided"]
-        answers: Arrays = allocate({n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,))
+        answers: Arrays = allocate(
+            {n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,)
+        )
         self._newest: Arrays = allocate({n: schema[n] for n in self._observation_names}, (seats,))
         self._answers = answers  # what led to the newest row, or is going to lead to the next one
-        self._marks = ["on_reset", "voided", "done", "truncated", *(name for name in self._cleared if name != "reward")]
+        self._marks = [
+            "on_reset",
+            "voided",
+            "done",
+            "truncated",
+            *(name for name in self._cleared if name != "reward"),
+        ]
         self._requests: dict[int, Seats] = {}  # who waits for which answer
         self._row: Arrays = {}  # that is sent next
         self._rows: dict[int, Arrays] = {}  # the one row of each slot, by the slot's id
@@ -114,8 +150,9 @@ class StepwiseAgent(Agent):
         self._row, tick.observation = row, self._newest
 
     def observe(self, tick: Tick, came: Seats | None = None) -> None:
-        """Send the row of a tick in which the seats `came` (increasing; None: all) have something. Others have fillers; none of them may be done,
-        truncated or voided in `tick`, and none is when this returns."""
+        """Send the row of a tick in which the seats `came` (increasing; None: all) have
+        something. Others have fillers; none of them may be done, truncated or voided in
+        `tick`, and none is when this returns."""
         row, every = self._row, came is None or len(came) == self._seats
         at: Any = slice(None) if every else came
         for name in self._marks:
@@ -128,7 +165,11 @@ class StepwiseAgent(Agent):
                 row[name][at] = array[at]
         rewards = tick.reward[at]
         row["reward"][at] = rewards
-        ends = count_nonzero(tick.done) or count_nonzero(tick.truncated) or (self._voids and count_nonzero(tick.voided))
+        ends = (
+            count_nonzero(tick.done)
+            or count_nonzero(tick.truncated)
+            or (self._voids and count_nonzero(tick.voided))
+        )
         if ends or count_nonzero(self.finished[at]) or not tick.present[at].all():
             self._observe_rare(tick, row, at)
         else:
@@ -178,7 +219,13 @@ class StepwiseAgent(Agent):
         row["info_mask"][seats], row["info.return"][seats], row["info.length"][seats] = True, returns, lengths
         for name in self._info_names:
             row[name][seats] = tick.info[name.removeprefix("info.")][seats]
-        self.episodes += zip(returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), self.hear(seats.tolist()), strict=True)
+        self.episodes += zip(
+            returns.tolist(),
+            lengths.tolist(),
+            self._stages[seats].tolist(),
+            self.hear(seats.tolist()),
+            strict=True,
+        )
 
     def begins(self, seat: int) -> bool:
         """True when the seat's next step is the first one of its episode."""
@@ -189,11 +236,14 @@ class StepwiseAgent(Agent):
         return self._acts[seats]
 
     def ask(self, seats: Seats | None = None) -> int:
-        """Ask for the actions of `seats` (increasing; None: of all that are going to act), and return the request's number."""
+        """Ask for the actions of `seats` (increasing; None: of all that are going to
+        act), and return the request's number."""
         seats = self._acts.nonzero()[0] if seats is None else seats
         observation, state = self._newest, self._state
         if len(seats) < self._seats:
-            observation, state = ({name: array[seats] for name, array in part.items()} for part in (observation, state))
+            observation, state = (
+                {name: array[seats] for name, array in part.items()} for part in (observation, state)
+            )
         request = self._client.post_request(observation, state, self._deterministic)
         self._requests[request] = seats
         self.asked = True
@@ -230,7 +280,8 @@ class StepwiseAgent(Agent):
 
 
 def credits_of(context: Context, spec: AgentSpec) -> Credits | None:
-    """Return the credits of this actor for the steps of `spec`, None where nobody limits them."""
+    """Return the credits of this actor for the steps of `spec`, None where nobody limits
+    them."""
     for stream in spec.streams:
         for edge in context.edges(f"credits/{stream}/"):
             return Credits(context.endpoints.reader(edge.name))

@@ -1,8 +1,10 @@
-"""The trainer worker: takes samples until a batch is full, updates, publishes a version, and keeps checkpoints. The limits of a run are here.
+"""The trainer worker: takes samples until a batch is full, updates, publishes a version,
+and keeps checkpoints. The limits of a run are here.
 
 samples → buffer → batch → algorithm.update → version + 1 → parameter stream
 
-Several equal trainers of one policy each take samples of their own and sum their gradients (`workers.peers`).
+Several equal trainers of one policy each take samples of their own and sum their
+gradients (`workers.peers`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +42,8 @@ from tidemill.workers.trainer_config import COUNTED, Trainer
 
 
 class Kept(NamedTuple):
-    """What a checkpoint keeps: files of arrays, facts, and folders: name → who writes its files."""
+    """What a checkpoint keeps: files of arrays, facts, and folders: name → who writes its
+    files."""
 
     arrays: dict[str, Arrays]
     facts: dict[str, Any]
@@ -48,7 +51,8 @@ class Kept(NamedTuple):
 
 
 class TrainerWorker(Worker):
-    """See the module's text. Among equal trainers the first one reports updates and writes checkpoints."""
+    """See the module's text. Among equal trainers the first one reports updates and
+    writes checkpoints."""
 
     def __init__(self, context: Context, config: Trainer) -> None:
         super().__init__(context)
@@ -71,22 +75,28 @@ class TrainerWorker(Worker):
         producers = [edge.name for edge in context.edges(f"samples/{config.samples}/")]
         if config.policy not in facts.spaces:
             raise ConfigError(
-                f'policy "{config.policy}" is trained, but no agent spec plays it, so that nobody knows its spaces; let one play it '
+                f'policy "{config.policy}" is trained, but no agent spec plays it, so that nobody knows its '
+                "spaces; let one play it "
                 f"(samples=None keeps none of its rows); {did_you_mean(config.policy, facts.spaces)}"
             )
         self._facts, self._spaces = facts.samples[config.samples], facts.spaces[config.policy]
         if self._facts.mode == "concise":
             raise ConfigError(
-                f'sample stream "{config.samples}" has an episode in each row (AgentSpec.mode = "concise"), which cannot be trained on; '
+                f'sample stream "{config.samples}" has an episode in each row (AgentSpec.mode = "concise"), '
+                "which cannot be trained on; "
                 'take mode = "full" for whole episodes'
             )
         own = self._facts
-        source = ChannelSampleConsumer([endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut)
+        source = ChannelSampleConsumer(
+            [endpoints.consumer(e) for e in producers], own.burn_in, own.bootstrap, own.cut
+        )
         for offered in source.offered() or ():
             if misfit := misfit_of_rows(offered.schema, experiment.policies[config.policy], self._spaces):
                 raise ConfigError(
-                    f'policy "{config.policy}" is trained on sample stream "{config.samples}", which holds other rows than it goes with: {misfit}; '
-                    "take the stream of the agents that play it, or of agents with its spaces and whose policy has its state"
+                    f'policy "{config.policy}" is trained on sample stream "{config.samples}", which holds '
+                    f"other rows than it goes with: {misfit}; "
+                    "take the stream of the agents that play it, or of agents with its spaces and whose "
+                    "policy has its state"
                 )
         rows = None if config.batch_size is None else -(-config.batch_size // config.count)
         samples = ceil(experiment.samples_at_once(context.name, config.samples) * own.at_once)
@@ -95,11 +105,17 @@ class TrainerWorker(Worker):
         found = None
         if context.resume is not None:
             assert self._folder is not None
-            found = read_newest(self._folder)  # the runner has looked: damaged ones are out of the way, and policies differ in updates
+            # the runner has looked: damaged ones are out of the way, and policies differ
+            # in updates
+            found = read_newest(self._folder)
             check_weights(experiment.policies[config.policy], self._spaces, found.arrays.get("policy", {}))
-        self._buffer = self._build_buffer(source, Demand(rows, samples, config.max_policy_lag, config.count, seed, folder), found)
+        self._buffer = self._build_buffer(
+            source, Demand(rows, samples, config.max_policy_lag, config.count, seed, folder), found
+        )
         device = choose_device(config.device, number(context.name))
-        policy = experiment.policies[config.policy].build_on(device, self._spaces, derive_seed(experiment.seed, "policy", config.policy))
+        policy = experiment.policies[config.policy].build_on(
+            device, self._spaces, derive_seed(experiment.seed, "policy", config.policy)
+        )
         self._policy = policy
         if found is not None:
             self._restore(found)
@@ -119,13 +135,15 @@ class TrainerWorker(Worker):
     def _build_buffer(self, source: SampleConsumer, demand: Demand, found: Found | None) -> Buffer:
         if self._facts.mode == "stepwise":
             raise ConfigError(
-                f'sample stream "{self._config.samples}" has rows that are sent one by one (AgentSpec.mode = "stepwise"), for a replay memory; set '
+                f'sample stream "{self._config.samples}" has rows that are sent one by one (AgentSpec.mode = '
+                '"stepwise"), for a replay memory; set '
                 'buffer and ratio, or take mode = "fixed"'
             )
         return self._config.buffer.build(source, demand)
 
     def _build_algorithm(self) -> Algorithm:
-        """Return the algorithm, as it is set now. After each adoption it draws other numbers."""
+        """Return the algorithm, as it is set now. After each adoption it draws other
+        numbers."""
         path = (self.name, self.counters.adopted) if self.counters.adopted else (self.name,)
         config = with_settings(self._config.algorithm, self._adopted)
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
@@ -149,7 +167,8 @@ class TrainerWorker(Worker):
                 self.start()
 
     def _works_on(self) -> bool:
-        """Equal trainers end together, before the next update that one of them would begin."""
+        """Equal trainers end together, before the next update that one of them would
+        begin."""
         return self._peers.others
 
     def _end(self, reason: str) -> None:
@@ -193,7 +212,9 @@ class TrainerWorker(Worker):
             lags = self._lags(batch)
             self._returns.add(held.sample for held in batch if not held.uses)
             left = self.clock.enter("train")
-            metrics = yield from self._peers.update(self._algorithm, self._policy, [held.sample for held in batch], self._progress())
+            metrics = yield from self._peers.update(
+                self._algorithm, self._policy, [held.sample for held in batch], self._progress()
+            )
             self.clock.enter(left)
             counters.updates += 1
             counters.rows += int(agreed.fresh)
@@ -202,7 +223,8 @@ class TrainerWorker(Worker):
             self._policy.version = counters.updates
             self._publish()
             if self._config.max_policy_lag == 0:
-                # Then all have published: whoever gets a sample back finds the new version, whichever trainer it asks.
+                # Then all have published: whoever gets a sample back finds the new
+                # version, whichever trainer it asks.
                 yield from self._peers.sum(np.zeros(1))
             self._buffer.release()
             self._count_time()
@@ -225,10 +247,15 @@ class TrainerWorker(Worker):
             self.clock.enter(left)
 
     def _lags(self, batch: Sequence[Held]) -> dict[str, float]:
-        """Return how many versions the rows that enter the loss are behind on average, and the oldest one."""
+        """Return how many versions the rows that enter the loss are behind on average,
+        and the oldest one."""
         version = self._policy.version
-        behind, rows = sum(held.trained * version - held.stamps for held in batch), sum(held.trained for held in batch)
-        return {"lag/mean": behind / max(rows, 1), "lag/max": float(max((held.lag(version) for held in batch), default=0))}
+        behind = sum(held.trained * version - held.stamps for held in batch)
+        rows = sum(held.trained for held in batch)
+        return {
+            "lag/mean": behind / max(rows, 1),
+            "lag/max": float(max((held.lag(version) for held in batch), default=0)),
+        }
 
     def _progress(self) -> float:
         return self.counters.progress(self.context.experiment.limits)
@@ -248,7 +275,9 @@ class TrainerWorker(Worker):
         limits, counters = self.context.experiment.limits, self.counters
         if self._steps_done():
             over = counters.steps - (limits.steps or 0)
-            return f"{counters.steps:,} env steps trained" + (f", {over:,} more than the limit: {self._why_more()}" if over else "")
+            return f"{counters.steps:,} env steps trained" + (
+                f", {over:,} more than the limit: {self._why_more()}" if over else ""
+            )
         if limits.updates is not None and counters.updates >= limits.updates:
             return f"{counters.updates:,} updates done"
         if limits.seconds is not None and counters.seconds >= limits.seconds:
@@ -264,13 +293,18 @@ class TrainerWorker(Worker):
         self.report(Statistics(self.polls, values, {"seconds": counters.seconds}, update=True))
 
     def _adopt(self, message: Adopt) -> None:
-        """Go on from a version of another policy, normalisers included, as if an update had led there: it is a version more, and is published.
+        """Go on from a version of another policy, normalisers included, as if an update
+        had led there: it is a version more, and is published.
 
-        Samples of versions before it are dropped from now on. What is taken over are weights and settings, as in Jaderberg et al. 2017, section
-        3, "exploit". The optimiser begins anew: its moments were of the weights that are given up, and versions hold none.
+        Samples of versions before it are dropped from now on. What is taken over are
+        weights and settings, as in Jaderberg et al. 2017, section 3, "exploit". The
+        optimiser begins anew: its moments were of the weights that are given up, and
+        versions hold none.
         """
         assert self.context.folder is not None
-        parameters, _ = ParameterDatabase(Path(self.context.folder) / PARAMETERS).load(message.source, message.version)
+        parameters, _ = ParameterDatabase(Path(self.context.folder) / PARAMETERS).load(
+            message.source, message.version
+        )
         self._adopted |= message.settings
         self.counters.updates += 1
         self.counters.adopted = self._buffer.least = self.counters.updates
@@ -280,11 +314,15 @@ class TrainerWorker(Worker):
         if self._publisher is not None:
             self._publisher.publish(self._policy)
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------
 
     def _save(self, final: bool = False) -> None:
         self._last_save = awake()
-        if not self._peers.first or self._folder is None or self._saved == (self.counters.updates, self.counters.steps):
+        if (
+            not self._peers.first
+            or self._folder is None
+            or self._saved == (self.counters.updates, self.counters.steps)
+        ):
             return
         self.report(Saving(self._config.policy, self.counters.updates))
         (policy, algorithm), besides = self._peers.state(self._algorithm, self._policy), self._kept()
@@ -293,7 +331,14 @@ class TrainerWorker(Worker):
         names = {"policy": self._config.policy, "experiment": self.context.experiment.name}
         facts = {**vars(self.counters), **names, "spaces": spaces, "settings": self._adopted, **besides.facts}
         try:
-            write_checkpoint(self._folder, checkpoint_name(self.counters.updates), arrays, facts, self._config.checkpoints, besides.folders)
+            write_checkpoint(
+                self._folder,
+                checkpoint_name(self.counters.updates),
+                arrays,
+                facts,
+                self._config.checkpoints,
+                besides.folders,
+            )
         except CheckpointError as error:
             if final:
                 raise
@@ -324,8 +369,11 @@ class TrainerWorker(Worker):
         config, context = self._config, self.context
         if context.folder is None or config.database_seconds is None:
             return
-        folder, text = Path(context.folder) / PARAMETERS, write_label(context.experiment.policies[config.policy], self._spaces)
-        self._versions = VersionPusher(folder, config.policy, config.database_seconds, config.database_versions, text, self._tell)
+        folder = Path(context.folder) / PARAMETERS
+        text = write_label(context.experiment.policies[config.policy], self._spaces)
+        self._versions = VersionPusher(
+            folder, config.policy, config.database_seconds, config.database_versions, text, self._tell
+        )
         if self._peers.first:
             self._versions.begin(self._policy, self._version_counters())
 
@@ -333,9 +381,15 @@ class TrainerWorker(Worker):
         self.report(Notice(text))
 
     def _version_counters(self) -> dict[str, float]:
-        """Return what the parameter database is to know of the present version. Of equal trainers the first one's episodes stand for all."""
+        """Return what the parameter database is to know of the present version. Of equal
+        trainers the first one's episodes stand for all."""
         counters, reached = self.counters, self._returns.mean()
-        known = {"env_steps": counters.steps, "seconds": counters.seconds, "adopted": counters.adopted, **self._settings}
+        known = {
+            "env_steps": counters.steps,
+            "seconds": counters.seconds,
+            "adopted": counters.adopted,
+            **self._settings,
+        }
         return known if reached is None else {**known, "training_return": reached}
 
     def _on_exit(self) -> None:

@@ -1,4 +1,5 @@
-"""For tests of environments over HTTP: nothing waits longer than it must, and nothing is given up because the machine is slow."""
+"""For tests of environments over HTTP: nothing waits longer than it must, and nothing is
+given up because the machine is slow."""
 
 import pytest
 
@@ -11,5 +12,6 @@ def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of a server from one of an earlier test, which may have had the same port."""
+    """Nothing is known of a server from one of an earlier test, which may have had the
+    same port."""
     monkeypatch.setattr("tidemill.envs.rest.host._known", {})

@@ -13,13 +13,17 @@ from tidemill.envs.rest.sessions import Sessions
 
 
 class Ledger(gymnasium.Env):
-    """An observation says which episode and step it is of, a reward what was done: nothing can be mistaken for anything else."""
+    """An observation says which episode and step it is of, a reward what was done:
+    nothing can be mistaken for anything else."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
 
     def __init__(self, length=6, raises_at=None, nan_at=None, reward_nan_at=None):
-        self.length, self.raises_at, self.nan_at, self.reward_nan_at = length, raises_at, nan_at, reward_nan_at
+        self.length = length
+        self.raises_at = raises_at
+        self.nan_at = nan_at
+        self.reward_nan_at = reward_nan_at
         self.episode, self.step_, self.seeded = -1, 0, -1
 
     def reset(self, *, seed=None, options=None):
@@ -33,7 +37,11 @@ class Ledger(gymnasium.Env):
         self.step_ += 1
         if self.step_ == self.raises_at:
             raise ValueError("as the test asks")
-        reward = float("nan") if self.step_ == self.reward_nan_at else 100.0 * self.episode + 10 * self.step_ + action
+        reward = (
+            float("nan")
+            if self.step_ == self.reward_nan_at
+            else 100.0 * self.episode + 10 * self.step_ + action
+        )
         return self.observe(), reward, self.step_ >= self.length, False, {}
 
     def observe(self):
@@ -42,10 +50,12 @@ class Ledger(gymnasium.Env):
 
 
 class Script:
-    """Faults by the number of the call (of reset and step, from 0); later calls go well."""
+    """Faults by the number of the call (of reset and step, from 0); later calls go
+    well."""
 
     def __init__(self, plan, **settings):
-        shares = {"stall": 0.5} if "stall_seconds" in settings else {}  # which `draw` does not ask, and without which the rest would do nothing
+        # which `draw` does not ask, and without which the rest would do nothing
+        shares = {"stall": 0.5} if "stall_seconds" in settings else {}
         shares |= {"too_many": 0.5} if "retry_after" in settings else {}
         self.plan, self.faults, self.calls = dict(plan), Faults(**shares, **settings), 0
 
@@ -55,7 +65,15 @@ class Script:
 
 
 @contextmanager
-def serving(make=Ledger, faults=None, token=None, limit=64, idle_seconds=300.0, left_seconds=10.0, max_body_bytes=1 << 20):
+def serving(
+    make=Ledger,
+    faults=None,
+    token=None,
+    limit=64,
+    idle_seconds=300.0,
+    left_seconds=10.0,
+    max_body_bytes=1 << 20,
+):
     sessions = Sessions(make, "Ledger", limit, idle_seconds, left_seconds)
     server = Server(sessions, token=token, faults=faults, max_body_bytes=max_body_bytes).start()
     try:
@@ -73,7 +91,8 @@ def applied(server):
 
 
 def answering(server, path, change):
-    """Have the answers to calls of `path` changed, as plain maps, before they are sent."""
+    """Have the answers to calls of `path` changed, as plain maps, before they are
+    sent."""
     kind, act = server._posts[f"/v1/{path}"]
 
     def changed(call, caller):

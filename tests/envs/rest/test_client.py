@@ -1,4 +1,5 @@
-"""The client against a real server that goes wrong: each step is applied once and told as it was, or a named error says that it is lost."""
+"""The client against a real server that goes wrong: each step is applied once and told as
+it was, or a named error says that it is lost."""
 
 import asyncio
 import socket
@@ -16,7 +17,15 @@ from tests.envs.rest.served import Ledger, Script, answering, applied, client, s
 from tests.run.watching import wait_until
 
 from tidemill.api.environment import Tick
-from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import (
+    ConfigError,
+    ProtocolFault,
+    RemoteFault,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ReplyLost,
+    SessionLost,
+)
 from tidemill.core.loops import Loop
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
@@ -35,7 +44,14 @@ def rows(environment, ticks, seed=3):
         for _ in range(ticks):
             (each,) = driver.tick()
             tick = each.tick
-            told.append((*(a.tobytes() for a in tick.observation.values()), tick.reward.tobytes(), tick.done.tobytes(), tick.truncated.tobytes()))
+            told.append(
+                (
+                    *(a.tobytes() for a in tick.observation.values()),
+                    tick.reward.tobytes(),
+                    tick.done.tobytes(),
+                    tick.truncated.tobytes(),
+                )
+            )
     finally:
         environment.close()
     return told
@@ -48,7 +64,9 @@ def local(lanes, ticks):
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_the_environment_itself(form):
     with serving(Gymnasium(id="CartPole-v1").make_one) as server:
-        assert rows(client(server, form=form).build(3, 5), 60) == rows(Gymnasium(id="CartPole-v1").build(3, 5), 60)
+        assert rows(client(server, form=form).build(3, 5), 60) == rows(
+            Gymnasium(id="CartPole-v1").build(3, 5), 60
+        )
         assert server.sessions.counts().sessions == 0
 
 
@@ -62,7 +80,11 @@ def test_a_fault_in_any_call_changes_no_row_and_applies_no_step_twice(form, kind
 
 
 @settings(max_examples=30, deadline=None)
-@given(plan=st.dictionaries(st.integers(0, 60), st.sampled_from(HARMLESS), max_size=20), lanes=st.integers(1, 3), form=st.sampled_from(FORMS))
+@given(
+    plan=st.dictionaries(st.integers(0, 60), st.sampled_from(HARMLESS), max_size=20),
+    lanes=st.integers(1, 3),
+    form=st.sampled_from(FORMS),
+)
 def test_whatever_goes_wrong_whenever_the_rows_are_the_same(plan, lanes, form):
     with serving(faults=Script(plan)) as server:
         told = rows(client(server, form=form).build(lanes, 5), 12)
@@ -70,7 +92,8 @@ def test_whatever_goes_wrong_whenever_the_rows_are_the_same(plan, lanes, form):
 
 
 def play(env, steps, length=6):
-    """Take so many steps, beginning episodes as they end or are lost; return (committed, voided) after checking every row."""
+    """Take so many steps, beginning episodes as they end or are lost; return (committed,
+    voided) after checking every row."""
     committed = voided = 0
     at = None
     while committed + voided < steps:
@@ -103,7 +126,8 @@ def test_a_lost_session_is_named_and_the_next_reset_opens_another():
         with pytest.raises(RemoteFault, match="before reset"):
             env.step(0)
         observation, info = env.reset()
-        assert observation.tolist()[:2] == [0, 0] and info["seed"] not in (-1, 1)  # a new session, with a seed of its own
+        # a new session, with a seed of its own
+        assert observation.tolist()[:2] == [0, 0] and info["seed"] not in (-1, 1)
         env.step(0)
         with pytest.raises(SessionLost):
             env.step(0)
@@ -114,11 +138,14 @@ def test_a_lost_session_is_named_and_the_next_reset_opens_another():
 def test_committed_and_voided_steps_are_those_started_and_the_servers_count_agrees(seed):
     rng = np.random.default_rng(seed)
     kinds = (*HARMLESS, "session_lost")
-    with serving(faults=Script({int(at): kinds[rng.integers(len(kinds))] for at in rng.choice(300, 60, replace=False)})) as server:
+    with serving(
+        faults=Script({int(at): kinds[rng.integers(len(kinds))] for at in rng.choice(300, 60, replace=False)})
+    ) as server:
         env = RemoteEnv(client(server).host())
         committed, voided = play(env, 200)
         assert committed + voided == 200 and voided > 0
-        assert committed <= applied(server) <= committed + voided  # a session may be lost after a step was applied, and before its reply came
+        # a session may be lost after a step was applied, and before its reply came
+        assert committed <= applied(server) <= committed + voided
         env.close()
 
 
@@ -149,7 +176,8 @@ def test_a_server_that_applies_what_is_sent_twice_is_never_sent_a_step_twice():
         env = RemoteEnv(client(server).host())
         committed, voided = play(env, 10)
         assert (committed, voided) == (8, 2)
-        assert applied(server) == 9 and server.sessions.counts().repeated == 0  # the first was applied before its reply was lost
+        # the first was applied before its reply was lost
+        assert applied(server) == 9 and server.sessions.counts().repeated == 0
         env.close()
 
 
@@ -211,7 +239,9 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
         thread.start()
         environment = client(server, deadline=0.5, form=form).build(1, 5)
         (env,) = environment.envs
-        env._connection = type(env._connection)(Address(f"http://127.0.0.1:{listener.getsockname()[1]}", [], None))
+        env._connection = type(env._connection)(
+            Address(f"http://127.0.0.1:{listener.getsockname()[1]}", [], None)
+        )
         since = time.monotonic()
         try:
             with pytest.raises(RemoteTimeout):
@@ -228,7 +258,8 @@ def test_a_call_whose_time_is_over_ends_though_something_comes_all_the_time():
         stream = _AsyncStream()
         reading = asyncio.ensure_future(stream.read(100))
         await asyncio.sleep(0)
-        stream.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")  # whoever reads is on its way when the alarm rings
+        # whoever reads is on its way when the alarm rings
+        stream.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
         stream.give_up(TimeoutError("its time is over"))
         with pytest.raises(TimeoutError, match="its time is over"):
             await reading
@@ -249,7 +280,9 @@ def test_a_connection_that_waits_for_a_while_stays_open():
         await env.close()
 
     with serving() as server:
-        asyncio.run(asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=0.5, attempt=0.5).host()), 2), 60))
+        asyncio.run(
+            asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=0.5, attempt=0.5).host()), 2), 60)
+        )
 
 
 def test_the_retry_budget_bounds_what_a_failing_server_is_asked():
@@ -283,7 +316,11 @@ def test_closing_does_not_wait_for_a_call_under_way(form):
         environment.close()
         environment.close()
         assert time.monotonic() - since < 5
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith(server.url) and thread.is_alive()]
+        assert not [
+            thread
+            for thread in threading.enumerate()
+            if thread.name.startswith(server.url) and thread.is_alive()
+        ]
 
 
 def test_nobody_keeps_sessions_open_once_the_last_one_is_closed():
@@ -331,7 +368,10 @@ def test_what_an_environment_must_not_answer_is_named_at_its_step(make, words):
 
 
 WRONG = [
-    ({"reward": UNSET}, r"the answer has no reward\. .*must have reward \(a number\), terminated and truncated"),
+    (
+        {"reward": UNSET},
+        r"the answer has no reward\. .*must have reward \(a number\), terminated and truncated",
+    ),
     ({"terminated": UNSET}, "the answer has no terminated"),
     ({"terminated": UNSET, "truncated": UNSET}, "the answer has no terminated and no truncated"),
     ({"terminated": "false"}, r"terminated is 'false' \(Expected `bool`"),
@@ -465,7 +505,9 @@ def test_an_observation_of_another_shape_is_named_at_its_step():
         env.reset(seed=1)
         server.sessions._observations = type(server.sessions._observations)(Wider_space(), "observation")
         server.sessions._open[env.session.name].env.observe = lambda: np.zeros(4, np.float32)
-        with pytest.raises(RemoteFault, match=r"step 1 .*float32.* of shape \[4\]; its space says float32 of shape \[3\]"):
+        with pytest.raises(
+            RemoteFault, match=r"step 1 .*float32.* of shape \[4\]; its space says float32 of shape \[3\]"
+        ):
             env.step(0)
         env.close()
 
@@ -520,7 +562,10 @@ def test_a_url_that_is_no_environment_server_is_refused_at_the_start():
     answers = {
         "a page": (b"<html>", "no environment server"),
         "another api": (b'{"hello": 1}', "no environment server"),
-        "another version": (b'{"protocol": "tidemill-rest", "version": 2}', "version 2 of tidemill-rest, this Tidemill version 1"),
+        "another version": (
+            b'{"protocol": "tidemill-rest", "version": 2}',
+            "version 2 of tidemill-rest, this Tidemill version 1",
+        ),
         "half": (b'{"protocol": "tidemill-rest", "version": 1}', "instance"),
         "no space": (
             b'{"protocol":"tidemill-rest","version":1,"instance":"a","environment":"e","observation_space":3,"action_space":3}',
@@ -571,7 +616,8 @@ def test_an_environment_knows_how_many_sessions_its_server_takes(form):
 
 def test_who_waits_for_a_session_spends_no_retries_of_others():
     with serving(limit=1) as server:
-        first, second = client(server, retries=0.0, deadline=2.0).build(1, 0), client(server, retries=0.0, deadline=2.0).build(1, 0)
+        first = client(server, retries=0.0, deadline=2.0).build(1, 0)
+        second = client(server, retries=0.0, deadline=2.0).build(1, 0)
         host = first.envs[0].session.host
         assert host is second.envs[0].session.host
         first.envs[0].reset(seed=0)

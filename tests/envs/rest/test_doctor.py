@@ -1,4 +1,5 @@
-"""What the doctor proposes for a server: how many slots, an evaluation's session considered, and which deadlines."""
+"""What the doctor proposes for a server: how many slots, an evaluation's session
+considered, and which deadlines."""
 
 import re
 import time
@@ -41,7 +42,9 @@ def test_a_limit_that_the_server_does_not_tell_is_found():
         said = found(server, deadline=3.0)
         assert server.sessions.counts().sessions == 0
     tried = said["at a time"]
-    assert tried.level == "warn" and sessions(tried) == [1, 2, 3] and "all 3 sessions are taken" in tried.message
+    assert (
+        tried.level == "warn" and sessions(tried) == [1, 2, 3] and "all 3 sessions are taken" in tried.message
+    )
     assert tried.cure == "stay at 3 sessions, evaluations included"
 
 
@@ -50,7 +53,11 @@ def test_a_server_that_is_gone_before_the_end_is_no_server_of_few_sessions(monke
     monkeypatch.setattr(doctor, "_rate", lambda host, count, seconds: next(rates))
     with serving(limit=4) as server:
         said = found(server)
-    assert said["at a time"].level == "fail" and "the server answers no more" in said["at a time"].message and "proposal" not in said
+    assert (
+        said["at a time"].level == "fail"
+        and "the server answers no more" in said["at a time"].message
+        and "proposal" not in said
+    )
 
 
 def test_deadlines_are_several_times_the_slowest_call():
@@ -73,7 +80,11 @@ def test_a_field_that_an_answer_lacks_is_named_before_anything_else_is_tried(fie
 def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another():
     with serving(Slow, limit=2) as server:
         said = found(server, deadline=0.2, attempt=0.1)
-    assert said["calls"].level == "fail" and "(deadline)" in said["calls"].message and "--deadline 2" in said["calls"].cure
+    assert (
+        said["calls"].level == "fail"
+        and "(deadline)" in said["calls"].message
+        and "--deadline 2" in said["calls"].cure
+    )
 
 
 def test_a_server_whose_calls_take_long_is_tried_with_fewer_counts_of_sessions():
@@ -84,7 +95,8 @@ def test_a_server_whose_calls_take_long_is_tried_with_fewer_counts_of_sessions()
 
 
 def taking_no_turns(sessions):
-    """Have calls of one session run at the same time, as a server without a lock for each session does."""
+    """Have calls of one session run at the same time, as a server without a lock for each
+    session does."""
     whole = sessions._taken
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""A fault at every point at which the client waits: the call succeeds or raises a named error, and the session goes on from there. Never a hang."""
+"""A fault at every point at which the client waits: the call succeeds or raises a named
+error, and the session goes on from there. Never a hang."""
 
 import asyncio
 
@@ -34,8 +35,8 @@ class Cancelled:
 
 
 class Faulty:
-    """The network's operations, counted from `begin` on: the one at number `at` fails by `error`, before it is done, or `after` it was: then what it
-    brought is lost."""
+    """The network's operations, counted from `begin` on: the one at number `at` fails by
+    `error`, before it is done, or `after` it was: then what it brought is lost."""
 
     def __init__(self, monkeypatch, error, after=False):
         self.error, self.after, self.at, self.count = error, after, -1, 0
@@ -60,7 +61,8 @@ class Faulty:
 
 
 def points(play):
-    """Return at how many points there can be a fault: `play(server, at)` has it at each, from 0 on, and tells whether there was such a point."""
+    """Return at how many points there can be a fault: `play(server, at)` has it at each,
+    from 0 on, and tells whether there was such a point."""
     for at in range(100):
         with serving() as server:
             if not play(server, at):
@@ -118,7 +120,8 @@ def test_an_async_step_whose_network_fails_anywhere_is_told_once(monkeypatch, er
 
 
 def test_a_blocking_step_whose_network_fails_anywhere_is_told_once():
-    """Connecting, writing and reading all ask how long they may take: there the failure is raised."""
+    """Connecting, writing and reading all ask how long they may take: there the failure
+    is raised."""
 
     def play(server, at):
         env, count = RemoteEnv(client(server).host()), 0
@@ -163,7 +166,8 @@ def test_an_async_reset_or_close_that_is_cancelled_anywhere_leaves_a_session_tha
         await env.close()
         return under_way.waited > at
 
-    assert points_in_loop(play) >= (4 if call == "reset" else 3)  # to connect, and to read what the server is, and the answer
+    # to connect, and to read what the server is, and the answer
+    assert points_in_loop(play) >= (4 if call == "reset" else 3)
 
 
 @pytest.mark.parametrize("call", ["reset", "close"])

@@ -1,4 +1,5 @@
-"""Slow servers: what is under way is waited for until its deadline, is asked for once more where that is safe, and counts as nobody's failure."""
+"""Slow servers: what is under way is waited for until its deadline, is asked for once
+more where that is safe, and counts as nobody's failure."""
 
 import asyncio
 import inspect
@@ -23,7 +24,8 @@ async def said(answer):
 
 
 def playing(form, settings, plan, make=Ledger, faults=None):
-    """Have `plan(env, server)` carried out, in a minute at most; neither thread nor descriptor is left."""
+    """Have `plan(env, server)` carried out, in a minute at most; neither thread nor
+    descriptor is left."""
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
 
     async def whole(server):
@@ -34,7 +36,11 @@ def playing(form, settings, plan, make=Ledger, faults=None):
 
     with serving(make, faults=faults) as server:
         asyncio.run(whole(server))
-    wait_until(lambda: set(threading.enumerate()) <= threads and len(os.listdir("/proc/self/fd")) <= files, 20, "all is closed")
+    wait_until(
+        lambda: set(threading.enumerate()) <= threads and len(os.listdir("/proc/self/fd")) <= files,
+        20,
+        "all is closed",
+    )
 
 
 class Slow(Ledger):
@@ -87,7 +93,9 @@ def test_the_first_request_counts_though_the_repeat_gets_no_answer(form):
     async def plan(env, server):
         await said(env.reset(seed=1))
         first = env._connection._connection
-        opener = threading.Thread(target=lambda: (wait_until(lambda: server.faults.calls == 3, 20, "the repeat"), gate.set()))
+        opener = threading.Thread(
+            target=lambda: (wait_until(lambda: server.faults.calls == 3, 20, "the repeat"), gate.set())
+        )
         opener.start()
         assert (await said(env.step(0)))[0].tolist()[1] == 1
         opener.join()
@@ -109,7 +117,12 @@ def test_a_refusal_of_the_repeat_leaves_the_first_request_to_be_waited_for(form)
 
     async def plan(env, server):
         await said(env.reset(seed=1))
-        opener = threading.Thread(target=lambda: (wait_until(lambda: server.sessions.counts().refused == 1, 20, "the repeat"), gate.set()))
+        opener = threading.Thread(
+            target=lambda: (
+                wait_until(lambda: server.sessions.counts().refused == 1, 20, "the repeat"),
+                gate.set(),
+            )
+        )
         opener.start()
         assert (await said(env.step(0)))[0].tolist()[1] == 1
         opener.join()
@@ -131,7 +144,9 @@ def test_a_step_is_never_repeated_while_it_is_under_way_where_the_server_remembe
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_calls_that_end_at_their_deadline_are_no_failures_of_the_host_and_say_which_settings_they_went_by(form, monkeypatch):
+def test_calls_that_end_at_their_deadline_are_no_failures_of_the_host_and_say_which_settings_they_went_by(
+    form, monkeypatch
+):
     gate = threading.Event()
     gate.set()
     monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 0.1)

@@ -1,5 +1,6 @@
-"""Resets, closes, and the calls that keep a waiting session open, in both forms, while the network fails or the server does not answer: each succeeds
-or raises a named error, none hangs, and nothing is left open."""
+"""Resets, closes, and the calls that keep a waiting session open, in both forms, while
+the network fails or the server does not answer: each succeeds or raises a named error,
+none hangs, and nothing is left open."""
 
 import asyncio
 import dataclasses
@@ -28,15 +29,20 @@ OPERATIONS = [(holder, name) for holder in (_Stream, _AsyncStream) for name in (
 
 @contextmanager
 def nothing_left():
-    """No descriptor and no thread of the client or the server is there afterwards that was not before."""
+    """No descriptor and no thread of the client or the server is there afterwards that
+    was not before."""
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     yield
-    wait_until(lambda: set(threading.enumerate()) <= threads and len(os.listdir("/proc/self/fd")) <= files, 20, "all is closed")
+    wait_until(
+        lambda: set(threading.enumerate()) <= threads and len(os.listdir("/proc/self/fd")) <= files,
+        20,
+        "all is closed",
+    )
 
 
 class Network:
-    """Fails at its operation `at` (from 0; -1: at none), before that is done, or after: then what it brought is lost. `who`: the threads whose
-    operations count."""
+    """Fails at its operation `at` (from 0; -1: at none), before that is done, or after:
+    then what it brought is lost. `who`: the threads whose operations count."""
 
     def __init__(self, monkeypatch, after, who=""):
         self.after, self.who, self.at, self.count = after, who, -1, 0
@@ -84,7 +90,8 @@ def play(plan, *given):
     return asyncio.run(whole())
 
 
-@pytest.mark.parametrize(("form", "after"), [("threads", False), ("threads", True), ("loop", True)])  # the fourth: see `test_every_await`
+# the fourth: see `test_every_await`
+@pytest.mark.parametrize(("form", "after"), [("threads", False), ("threads", True), ("loop", True)])
 @pytest.mark.parametrize("call", ["reset", "close"])
 def test_a_reset_and_a_close_whose_network_fails_anywhere_do_what_they_should(monkeypatch, call, form, after):
     network = Network(monkeypatch, after)
@@ -185,7 +192,9 @@ class Gate:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("call", ["what it is", "reset", "close"])
-def test_a_reset_or_a_close_that_is_not_answered_ends_at_its_deadline_and_a_new_session_can_be_opened(monkeypatch, call, form):
+def test_a_reset_or_a_close_that_is_not_answered_ends_at_its_deadline_and_a_new_session_can_be_opened(
+    monkeypatch, call, form
+):
     monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 0.1)
     gate = Gate()
 
@@ -239,12 +248,14 @@ def test_closing_does_not_wait_for_resets_under_way(monkeypatch, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fault", ["before", "after", "stuck"])
 def test_a_session_that_waits_is_kept_open_however_calls_for_that_fail(monkeypatch, fault, form):
-    """The next one keeps it, the session plays on, and nobody waits for a call that is stuck."""
+    """The next one keeps it, the session plays on, and nobody waits for a call that is
+    stuck."""
     network, kept = Network(monkeypatch, fault == "after", "rest keeper"), []
 
     async def wait(server):
         host, gate = client(server).host(), Gate()
-        host.description.idle_seconds = 0.2  # so the client keeps it that often; the server would wait for longer
+        # so the client keeps it that often; the server would wait for longer
+        host.description.idle_seconds = 0.2
         kind, keep = server._posts[f"{PREFIX}/keep"]
 
         def noted(call, caller):
@@ -263,7 +274,9 @@ def test_a_session_that_waits_is_kept_open_however_calls_for_that_fail(monkeypat
         for at in range(4 if fault != "stuck" else 1):
             network.fail(at if fault != "stuck" else -1)
             before = len(kept)
-            wait_until(lambda at=at, before=before: network.count > at and len(kept) > before + 1, 20, "it is kept")
+            wait_until(
+                lambda at=at, before=before: network.count > at and len(kept) > before + 1, 20, "it is kept"
+            )
         assert set(kept) == {(env.session.name,)}
         assert (await said(env.step(0)))[0].tolist()[1] == (2 if fault == "stuck" else 1)
         gate.open.clear()  # the next one is stuck, where there is one

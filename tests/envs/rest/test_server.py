@@ -23,7 +23,8 @@ from tidemill.envs.rest.server import Server
 from tidemill.envs.rest.sessions import Caller, Refused, Sessions
 from tidemill.envs.rest.wire import ResetCall, SessionsCall, StepCall
 
-HTTP = httpx.Client(verify=False, timeout=20)  # one: each makes an SSL context, which takes longer than all else here
+# one: each makes an SSL context, which takes longer than all else here
+HTTP = httpx.Client(verify=False, timeout=20)
 
 
 def post(server, path, **body):
@@ -41,9 +42,20 @@ def step(server, number, session="s", episode=0, action=1):
 def test_it_says_what_it_is():
     with serving() as server:
         said = HTTP.get(f"{server.url}/v1/environment").json()
-    assert (said["protocol"], said["version"], said["repeats"], said["environment"]) == ("tidemill-rest", 1, "remembered", "Ledger")
+    assert (said["protocol"], said["version"], said["repeats"], said["environment"]) == (
+        "tidemill-rest",
+        1,
+        "remembered",
+        "Ledger",
+    )
     assert said["action_space"] == {"type": "discrete", "n": 4, "start": 0}
-    assert said["observation_space"] == {"type": "box", "shape": [3], "dtype": "float32", "low": [None], "high": [None]}
+    assert said["observation_space"] == {
+        "type": "box",
+        "shape": [3],
+        "dtype": "float32",
+        "low": [None],
+        "high": [None],
+    }
 
 
 def test_a_call_that_is_sent_again_is_answered_the_same_and_applied_once():
@@ -61,7 +73,12 @@ def test_a_step_out_of_order_is_refused_with_the_servers_own_count(number):
     with serving() as server:
         reset(server)
         said = step(server, number)
-        assert (said.status_code, said.json()["error"], said.json()["episode"], said.json()["step"]) == (409, "out_of_order", 0, 0)
+        assert (said.status_code, said.json()["error"], said.json()["episode"], said.json()["step"]) == (
+            409,
+            "out_of_order",
+            0,
+            0,
+        )
         assert applied(server) == 0
 
 
@@ -167,7 +184,10 @@ def test_an_environment_that_raises_is_named_and_its_session_is_gone():
     with serving(lambda: Ledger(raises_at=2)) as server:
         reset(server), step(server, 1)
         said = step(server, 2)
-        assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "ValueError: as the test asks" in said.json()["message"]
+        assert (said.status_code, said.json()["error"]) == (
+            500,
+            "environment_raised",
+        ) and "ValueError: as the test asks" in said.json()["message"]
         assert step(server, 2).json()["error"] == "unknown_session"
         assert applied(server) == 1
 
@@ -258,11 +278,26 @@ def test_info_of_any_kind_is_sent_as_plain_values_or_left_out(form):
         def reset(self, **asked):
             return super().reset(**asked)[0], info
 
-    encode, decode = (msgspec.json.encode, msgspec.json.decode) if form == "json" else (msgspec.msgpack.encode, msgspec.msgpack.decode)
+    encode, decode = (
+        (msgspec.json.encode, msgspec.json.decode)
+        if form == "json"
+        else (msgspec.msgpack.encode, msgspec.msgpack.decode)
+    )
     with serving(Telling) as server:
         content = encode({"session": "s", "episode": 0})
-        said = HTTP.post(f"{server.url}/v1/reset", content=content, headers={"content-type": f"application/{form}"})
-    sent = {"x_position": 0.5, "single": 0.5, "count": 3, "flag": True, "name": "leg", "half": "?", "3": 2**64 - 1, "map": {"a": 1, "b": {}}}
+        said = HTTP.post(
+            f"{server.url}/v1/reset", content=content, headers={"content-type": f"application/{form}"}
+        )
+    sent = {
+        "x_position": 0.5,
+        "single": 0.5,
+        "count": 3,
+        "flag": True,
+        "name": "leg",
+        "half": "?",
+        "3": 2**64 - 1,
+        "map": {"a": 1, "b": {}},
+    }
     assert said.status_code == 200 and decode(said.content)["info"] == sent
 
 
@@ -278,7 +313,10 @@ def test_an_environment_that_cannot_be_made_is_named_and_takes_up_no_session():
     with serving(make, limit=1) as server:
         for name in "ab":
             said = reset(server, name)
-            assert (said.status_code, said.json()["error"]) == (500, "environment_raised") and "no more of them" in said.json()["message"]
+            assert (said.status_code, said.json()["error"]) == (
+                500,
+                "environment_raised",
+            ) and "no more of them" in said.json()["message"]
 
 
 def test_an_environment_that_cannot_be_closed_keeps_no_other_from_being_closed():
@@ -314,7 +352,10 @@ def test_steps_that_hang_hold_up_no_end_and_are_closed_when_they_are_done():
     with serving(Hanging) as server:
         for name in "abc":
             reset(server, name)
-        clients = [threading.Thread(target=lambda name=name: suppress_errors(lambda: step(server, 1, name))) for name in "abc"]
+        clients = [
+            threading.Thread(target=lambda name=name: suppress_errors(lambda: step(server, 1, name)))
+            for name in "abc"
+        ]
         for thread in clients:
             thread.start()
         for _ in clients:
@@ -342,15 +383,28 @@ def test_an_array_whose_shape_is_none_is_refused():
 
     with serving(Steered) as server:
         reset(server)
-        assert step(server, 1, action={"dtype": "float32", "shape": None, "data": ""}).json()["error"] == "bad_action"
+        assert (
+            step(server, 1, action={"dtype": "float32", "shape": None, "data": ""}).json()["error"]
+            == "bad_action"
+        )
 
 
 def test_without_the_token_nothing_is_told_or_done():
     with serving(token="secret-token") as server:
         for headers in ({}, {"authorization": "Bearer wrong-token"}, {"authorization": "secret-token"}):
             assert HTTP.get(f"{server.url}/v1/environment", headers=headers).status_code == 401
-            assert HTTP.post(f"{server.url}/v1/reset", json={"session": "s", "episode": 0}, headers=headers).status_code == 401
-        assert HTTP.get(f"{server.url}/v1/environment", headers={"authorization": "Bearer secret-token"}).status_code == 200
+            assert (
+                HTTP.post(
+                    f"{server.url}/v1/reset", json={"session": "s", "episode": 0}, headers=headers
+                ).status_code
+                == 401
+            )
+        assert (
+            HTTP.get(
+                f"{server.url}/v1/environment", headers={"authorization": "Bearer secret-token"}
+            ).status_code
+            == 200
+        )
         assert server.sessions.counts().opened == 0
 
 
@@ -368,7 +422,9 @@ def test_large_bodies_are_refused_however_they_come():
     with serving(max_body_bytes=1024) as server:
         for content in (b"x" * 2000, (b"x" * 500 for _ in range(4))):
             try:
-                said = HTTP.post(f"{server.url}/v1/step", content=content, headers={"content-type": "application/json"})
+                said = HTTP.post(
+                    f"{server.url}/v1/step", content=content, headers={"content-type": "application/json"}
+                )
                 assert said.status_code == 413
             except httpx.TransportError:  # it hung up before all was sent
                 pass
@@ -404,12 +460,18 @@ def test_an_action_outside_its_space_is_refused_and_not_applied():
 
 
 def test_what_is_no_http_is_told_so_and_the_connection_closed():
-    with serving() as server, socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
+    with (
+        serving() as server,
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection,
+    ):
         connection.sendall(b"hello there\r\n\r\n")
         said = b""
         while part := connection.recv(4096):
             said += part
-    assert said.startswith(b"HTTP/1.1 400") and json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "bad_request"
+    assert (
+        said.startswith(b"HTTP/1.1 400")
+        and json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "bad_request"
+    )
 
 
 def connected(server):
@@ -434,7 +496,9 @@ def closed(connection, drip=b""):
 @pytest.mark.parametrize("drip", [b"", b"a"])
 def test_who_shows_no_token_is_hung_up_on_soon(monkeypatch, drip):
     with serving(token="secret-token") as server, connected(server) as known:
-        known.sendall(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n")
+        known.sendall(
+            b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n"
+        )
         assert known.recv(65536).startswith(b"HTTP/1.1 200")
         monkeypatch.setattr("tidemill.envs.rest.server.FIRST_SECONDS", 0.2)
         with connected(server) as unknown:
@@ -442,11 +506,15 @@ def test_who_shows_no_token_is_hung_up_on_soon(monkeypatch, drip):
         with connected(server) as wrong:  # the body of such a request is not waited for
             wrong.sendall(b"POST /v1/step HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n")
             assert wrong.recv(65536).startswith(b"HTTP/1.1 401") and closed(wrong)
-        known.sendall(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n")
+        known.sendall(
+            b"GET /v1/environment HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret-token\r\n\r\n"
+        )
         assert b"HTTP/1.1 200" in known.recv(65536)
 
 
-@pytest.mark.parametrize("begun", [b"GET /v1/env", b"POST /v1/step HTTP/1.1\r\nhost: h\r\ncontent-length: 100000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "begun", [b"GET /v1/env", b"POST /v1/step HTTP/1.1\r\nhost: h\r\ncontent-length: 100000\r\n\r\n"]
+)
 def test_a_request_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, begun):
     with serving() as server, connected(server) as slow:
         slow.sendall(b"GET /v1/counts HTTP/1.1\r\nhost: h\r\n\r\n")
@@ -459,7 +527,11 @@ def test_a_request_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, begun):
 def test_who_does_not_read_the_answers_is_hung_up_on(monkeypatch):
     monkeypatch.setattr("tidemill.envs.rest.server.REQUEST_SECONDS", 0.2)
     asked = itertools.repeat(b"GET /v1/environment HTTP/1.1\r\nhost: h\r\n\r\n" * 100)
-    with serving() as server, connected(server) as deaf, pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+    with (
+        serving() as server,
+        connected(server) as deaf,
+        pytest.raises(OSError, match=r"reset|[Bb]roken pipe"),
+    ):
         deque(map(deaf.sendall, asked), 0)
 
 
@@ -472,7 +544,10 @@ def test_a_connection_on_which_nothing_is_asked_is_closed_with_the_idle_sessions
 def ask(connection, path, **body):
     """Send a call without waiting for its answer."""
     said = json.dumps(body).encode()
-    head = f"POST /v1/{path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {len(said)}\r\n\r\n"
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: "
+        f"{len(said)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + said)
 
 
@@ -560,7 +635,15 @@ def test_a_restart_forgets_sessions_and_keeps_the_count():
         assert HTTP.get(f"{server.url}/v1/counts").json()["applied"] == 1
 
 
-@pytest.mark.parametrize("settings", [{"idle_seconds": math.inf}, {"idle_seconds": math.nan}, {"left_seconds": math.nan}, {"left_seconds": -1.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"idle_seconds": math.inf},
+        {"idle_seconds": math.nan},
+        {"left_seconds": math.nan},
+        {"left_seconds": -1.0},
+    ],
+)
 def test_seconds_that_are_none_are_refused(settings):
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} = "):
         Sessions(Ledger, "Ledger", **settings)
@@ -575,7 +658,9 @@ def test_an_environment_without_arrays_is_refused_at_the_start():
 
 
 def test_faults_are_drawn_as_often_as_asked_and_the_same_again():
-    faults = Faults.from_words({"reply_lost": "0.25", "stall": "0.25", "latency": "uniform:0.1:0.2", "seed": "3"})
+    faults = Faults.from_words(
+        {"reply_lost": "0.25", "stall": "0.25", "latency": "uniform:0.1:0.2", "seed": "3"}
+    )
     first, second = Dice(faults), Dice(faults)
     drawn = [first.draw("/v1/step") for _ in range(4000)]
     assert drawn == [second.draw("/v1/step") for _ in range(4000)]

@@ -43,7 +43,11 @@ def equal(left, right):
         return left.keys() == right.keys() and all(equal(left[k], right[k]) for k in left)
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(equal, left, right))
-    return type(left) is type(right) and np.array_equal(left, right) and getattr(left, "dtype", None) == getattr(right, "dtype", None)
+    return (
+        type(left) is type(right)
+        and np.array_equal(left, right)
+        and getattr(left, "dtype", None) == getattr(right, "dtype", None)
+    )
 
 
 @pytest.mark.parametrize("content_type", ENCODINGS)
@@ -64,11 +68,19 @@ def test_a_reward_that_is_not_finite_is_not_taken_for_a_number(content_type):
 @pytest.mark.parametrize(
     ("space", "wire", "words"),
     [
-        (Box((2,), "float32"), {"dtype": "float32", "shape": [3], "data": b"\0" * 12}, "float32 of shape \\[2\\]"),
+        (
+            Box((2,), "float32"),
+            {"dtype": "float32", "shape": [3], "data": b"\0" * 12},
+            "float32 of shape \\[2\\]",
+        ),
         (Box((2,), "float32"), {"dtype": "float64", "shape": [2], "data": b"\0" * 16}, "'float64'"),
         (Box((2,), "float32"), {"dtype": "float32", "shape": [2], "data": b"\0" * 7}, "8 bytes"),
         (Box((2,), "float32"), {"dtype": "float32", "shape": [2], "data": "%%%"}, "base64"),
-        (Box((1,), "float32"), {"dtype": "float32", "shape": [1], "data": np.array([np.nan], np.float32).tobytes()}, "not finite"),
+        (
+            Box((1,), "float32"),
+            {"dtype": "float32", "shape": [1], "data": np.array([np.nan], np.float32).tobytes()},
+            "not finite",
+        ),
         (Box((2,), "float32"), [1.0, 2.0], "an array"),
         (Box((2,), "float32"), {"dtype": "float32", "shape": 2, "data": b"\0" * 8}, "of shape 2; its space"),
         (Discrete(3), 3, "0 to 2"),

@@ -1,7 +1,10 @@
-"""Agents that come and go in a corridor, and press a button at the end they are told: two branches of actions, with masks.
+"""Agents that come and go in a corridor, and press a button at the end they are told: two
+branches of actions, with masks.
 
-python -m tidemill.bridge.worlds.corridor                  plays on its heuristic and prints what that reaches
-tidemill train simulator:…/bridge/worlds/corridor.py       trains it
+# plays on its heuristic and prints what that reaches
+python -m tidemill.bridge.worlds.corridor
+# trains it
+tidemill train simulator:…/bridge/worlds/corridor.py
 """
 
 from dataclasses import dataclass
@@ -88,7 +91,9 @@ class Corridor(Game):
 
     def _ask(self, agent: Agent, reward: float) -> None:
         request = self._show(self.world.request_decision(agent.number), agent, reward)
-        request.set_action_mask(0, [False, agent.cell == 0, agent.cell == CELLS - 1]).set_action_mask(1, [False, not agent.at_an_end])
+        request.set_action_mask(0, [False, agent.cell == 0, agent.cell == CELLS - 1]).set_action_mask(
+            1, [False, not agent.at_an_end]
+        )
 
     def _show(self, request: Request, agent: Agent, reward: float) -> Request:
         return request.set_reward(reward).set_observation(0, agent.seen())
@@ -97,7 +102,10 @@ class Corridor(Game):
         """Go to the end that is the goal, and press."""
         cell, goal = observations[0][:, :CELLS].argmax(axis=1), observations[0][:, CELLS]
         there = cell == np.where(goal < 0, 0, CELLS - 1)
-        return ActionTuple(None, np.stack([np.where(there, 0, np.where(goal < 0, LEFT, RIGHT)), there], axis=1).astype(np.int32))
+        return ActionTuple(
+            None,
+            np.stack([np.where(there, 0, np.where(goal < 0, LEFT, RIGHT)), there], axis=1).astype(np.int32),
+        )
 
 
 if __name__ == "__main__":

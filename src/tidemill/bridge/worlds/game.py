@@ -1,4 +1,5 @@
-"""What the example worlds share: random numbers that are the same in every language, options, and the loop that plays a game over the bridge."""
+"""What the example worlds share: random numbers that are the same in every language,
+options, and the loop that plays a game over the bridge."""
 
 import argparse
 import sys
@@ -28,7 +29,9 @@ class Randoms:
     def seed(self, seed: int) -> None:
         """Begin all streams anew."""
         slots = np.arange(len(self._state), dtype=np.uint64)
-        self._state[:] = (np.uint64(seed % (1 << 32) * 0x85EBCA6B % (1 << 32)) + slots * np.uint64(0xC2B2AE35)) & np.uint64(0xFFFFFFFF)
+        self._state[:] = (
+            np.uint64(seed % (1 << 32) * 0x85EBCA6B % (1 << 32)) + slots * np.uint64(0xC2B2AE35)
+        ) & np.uint64(0xFFFFFFFF)
 
     def next(self, slots: Ints) -> NDArray[np.uint32]:
         """Return 32 random bits for each of `slots`."""
@@ -50,7 +53,7 @@ class Randoms:
 class Game(ABC):
     """A game of `SLOTS` slots, at most one agent in each.
 
-    world  as the trainer sees it
+    world: as the trainer sees it
     """
 
     world: World
@@ -63,7 +66,8 @@ class Game(ABC):
         """Of the episodes that are over."""
 
     def reset(self) -> None:
-        """Begin all over; random numbers go on, unless the trainer has set another seed."""
+        """Begin all over; random numbers go on, unless the trainer has set another
+        seed."""
         seed = int(self.parameters.get("seed", self._seed))
         if seed != self._seed:
             self._seed = seed
@@ -80,7 +84,8 @@ class Game(ABC):
 
 
 def play(kind: type[Game], arguments: Sequence[str] | None = None) -> None:
-    """Play a game with a trainer until it closes or, where there is none, so many episodes on the heuristic. What goes wrong is one line."""
+    """Play a game with a trainer until it closes or, where there is none, so many
+    episodes on the heuristic. What goes wrong is one line."""
     try:
         _play(kind, arguments)
     except TidemillError as error:

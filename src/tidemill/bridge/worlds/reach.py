@@ -1,7 +1,10 @@
-"""Ten agents, each on its way to a target on a square: continuous actions, all of them at once.
+"""Ten agents, each on its way to a target on a square: continuous actions, all of them at
+once.
 
-python -m tidemill.bridge.worlds.reach                     plays on its heuristic and prints what that reaches
-tidemill train simulator:…/bridge/worlds/reach.py          trains it
+# plays on its heuristic and prints what that reaches
+python -m tidemill.bridge.worlds.reach
+# trains it
+tidemill train simulator:…/bridge/worlds/reach.py
 """
 
 import numpy as np
@@ -16,7 +19,8 @@ LONGEST = 50
 
 
 class Field:
-    """The square: positions and targets of all agents, [slots, 2] each, moved at once. It knows of no bridge."""
+    """The square: positions and targets of all agents, [slots, 2] each, moved at once. It
+    knows of no bridge."""
 
     def __init__(self, randoms: Randoms, slots: int = SLOTS) -> None:
         self._randoms = randoms

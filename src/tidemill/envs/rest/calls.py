@@ -1,10 +1,15 @@
-"""When a call is sent, sent again, or given up: without any input or output, so that both forms of the client do the same.
+"""When a call is sent, sent again, or given up: without any input or output, so that both
+forms of the client do the same.
 
-A plan is a generator: it yields what is to be done (`Send`, `Pause`, `HANG_UP`), is sent what came of it, and returns the call's result or raises a
-`RemoteFault`. What a plan may do is bounded by the call's total deadline, by the host's retry budget, and by its breaker.
+A plan is a generator: it yields what is to be done (`Send`, `Pause`, `HANG_UP`), is sent
+what came of it, and returns the call's result or raises a `RemoteFault`. What a plan may
+do is bounded by the call's total deadline, by the host's retry budget, and by its
+breaker.
 
-What was sent is waited for until the deadline, however slow it is. Where an answer is late, and the server takes repeats, the same is sent on another
-connection, too, and whichever answers first counts: so a server may be slow, and a reply may be lost without anybody being told.
+What was sent is waited for until the deadline, however slow it is. Where an answer is
+late, and the server takes repeats, the same is sent on another connection, too, and
+whichever answers first counts: so a server may be slow, and a reply may be lost without
+anybody being told.
 """
 
 import asyncio
@@ -18,7 +23,14 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from tidemill.core.clock import awake
-from tidemill.core.errors import ProtocolFault, RemoteFault, RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost
+from tidemill.core.errors import (
+    ProtocolFault,
+    RemoteFault,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ReplyLost,
+    SessionLost,
+)
 from tidemill.envs.leaves import brief
 from tidemill.envs.rest.restraints import Breaker, Budget, Pace
 from tidemill.envs.rest.wire import ENCODINGS, Problem, decode, misread
@@ -26,15 +38,16 @@ from tidemill.envs.rest.wire import ENCODINGS, Problem, decode, misread
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any
 
 Again = Literal["late", "lost", "never"]
-"""When the same request may be sent again though an earlier one may have arrived: while that one is still under way; only once its connection is
-gone; never."""
+"""When the same request may be sent again though an earlier one may have arrived: while
+that one is still under way; only once its connection is gone; never."""
 
 T = TypeVar("T")
 
 
 class Send(NamedTuple):
-    """Send a request, and take its answer within `seconds`. Without one after `late` seconds `repeat` is asked, once, whether the same is to be sent
-    on another connection, too."""
+    """Send a request, and take its answer within `seconds`. Without one after `late`
+    seconds `repeat` is asked, once, whether the same is to be sent on another connection,
+    too."""
 
     method: str
     path: str
@@ -71,14 +84,15 @@ class Answer(NamedTuple):
 
     @property
     def settles(self) -> bool:
-        """True when this is the call's end, whatever comes of another request for the same: no refusal that says "not now", nor one as out of order,
-        which a server may give to a repeat of what it is still at."""
+        """True when this is the call's end, whatever comes of another request for the
+        same: no refusal that says "not now", nor one as out of order, which a server may
+        give to a repeat of what it is still at."""
         return self.status not in (409, 429, 502, 503, 504)
 
 
 class Lost(NamedTuple):
-    """No whole answer came. `sent` is False where nothing of the request can have arrived; `late` is True where nothing is known to have failed: the
-    time was over."""
+    """No whole answer came. `sent` is False where nothing of the request can have
+    arrived; `late` is True where nothing is known to have failed: the time was over."""
 
     cause: str
     sent: bool = True
@@ -97,8 +111,8 @@ Plan = Generator[Send | Pause | HangUp, Answer | Lost | None, T]
 class Terms:
     """How calls to one host are made.
 
-    deadline   seconds for a call, with all its retries and pauses
-    attempt    seconds after which an answer is late; None: as the call's `Pace` says
+    deadline: seconds for a call, with all its retries and pauses
+    attempt: seconds after which an answer is late; None: as the call's `Pace` says
     """
 
     url: str
@@ -120,10 +134,12 @@ def call(
 ) -> Plan[T]:
     """Plan a call that answers a `kind`.
 
-    what     names the call in messages: "step 3 of episode 0 in session …"
-    pace     of calls like this one
-    stale    says why a result is none of this call's (an answer that was sent twice, say), or None
-    applied  True when a refusal as out of order says that the server has applied this very call
+    what: names the call in messages: "step 3 of episode 0 in session …"
+    pace: of calls like this one
+    stale: says why a result is none of this call's (an answer that was sent twice, say),
+        or None
+    applied: True when a refusal as out of order says that the server has applied this
+        very call
     """
     where = f"{terms.url}: {what}"
     until = awake() + terms.deadline
@@ -140,7 +156,8 @@ def call(
         left = until - awake()
         if left <= 0:
             raise RemoteTimeout(
-                f"{where}: no answer within {terms.deadline:g} s (deadline), in {tries} tr{'y' if tries == 1 else 'ies'}; last: {why}. "
+                f"{where}: no answer within {terms.deadline:g} s (deadline), in {tries} "
+                f"tr{'y' if tries == 1 else 'ies'}; last: {why}. "
                 "See whether the server is up and quick enough (tidemill doctor env URL), or raise deadline"
             )
         if (seconds := terms.breaker.wait()) > 0:
@@ -149,7 +166,9 @@ def call(
         told, tries = False, tries + 1
         late = (terms.attempt or pace.late(terms.deadline)) if again == "late" else math.inf
         try:
-            said = yield Send(request.method, request.path, request.body, request.content_type, left, late, repeat)
+            said = yield Send(
+                request.method, request.path, request.body, request.content_type, left, late, repeat
+            )
             told = True
         finally:
             if not told:
@@ -162,7 +181,10 @@ def call(
                 result: T = decode(said.body, said.content_type, kind)
             except (msgspec.DecodeError, RecursionError) as error:
                 yield HANG_UP
-                raise ProtocolFault(f"{where}: what was answered is not of the protocol: {misread(said.body, said.content_type, error)}") from None
+                raise ProtocolFault(
+                    f"{where}: what was answered is not of the protocol: "
+                    f"{misread(said.body, said.content_type, error)}"
+                ) from None
             reason = stale(result)
             if reason is None:
                 return result
@@ -172,7 +194,8 @@ def call(
             why = _refused(terms, where, said, applied)
             problem = _problem(said)
             pause = said.retry_after
-            # Who says "too many", or is still at the call before, is well, and paces by himself who asks: others may need the retries.
+            # Who says "too many", or is still at the call before, is well, and paces by
+            # himself who asks: others may need the retries.
             cost = int(said.status != 429 and (problem is None or problem.error != "busy"))
             doubt = doubt or problem is None
         else:
@@ -181,21 +204,26 @@ def call(
                 pace.took(left)
                 terms.breaker.gave_up()
                 raise RemoteTimeout(
-                    f"{where}: no answer within {terms.deadline:g} s (deadline), though it was waited for all the while"
+                    f"{where}: no answer within {terms.deadline:g} s (deadline), though it was waited for "
+                    "all the while"
                     + (f", and it was sent again after {late:.3g} s (attempt)" if repeats else "")
-                    + ". The server is slower than that, or hangs: raise deadline (--env-arg deadline=SECONDS) above what calls take "
+                    + ". The server is slower than that, or hangs: raise deadline (--env-arg "
+                    "deadline=SECONDS) above what calls take "
                     "(tidemill doctor env URL), or see why the server does not answer"
                 )
             terms.breaker.failed()
             doubt, why = doubt or said.sent, said.cause
         if doubt and again == "never":
             raise ReplyLost(
-                f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it would apply it again, so that "
-                'the episode is given up; a server that remembers its last reply, or checks step numbers, loses nothing ("repeats", docs/rest.md)'
+                f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it "
+                "would apply it again, so that "
+                "the episode is given up; a server that remembers its last reply, or checks step numbers, "
+                'loses nothing ("repeats", docs/rest.md)'
             )
         if not terms.budget.spend(cost):
             raise RemoteUnavailable(
-                f"{where}: failed in {tries} tr{'y' if tries == 1 else 'ies'} ({why}), and the host's retry budget is used up; "
+                f"{where}: failed in {tries} tr{'y' if tries == 1 else 'ies'} ({why}), and the host's retry "
+                "budget is used up; "
                 "see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
@@ -213,7 +241,11 @@ def _problem(said: Answer) -> Problem | None:
 def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem], bool]) -> str:
     """Return why a refusal is worth another try, and raise otherwise."""
     problem = _problem(said)
-    why = f"{said.status} {problem.error}: {problem.message}" if problem is not None else f"{said.status} {brief(said.body[:80])}"
+    why = (
+        f"{said.status} {problem.error}: {problem.message}"
+        if problem is not None
+        else f"{said.status} {brief(said.body[:80])}"
+    )
     if said.status == 504:  # of a proxy that has not waited as long as we do
         terms.breaker.gave_up()
         return f"{why}: what stands before the server gives calls up after a time of its own; raise that"
@@ -224,11 +256,17 @@ def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem]
     if said.status in (429, 502, 503):
         return why
     if problem is None:
-        raise RemoteFault(f"{where}: answered {why}, which is not of the protocol; see that url names an environment server (docs/rest.md)")
+        raise RemoteFault(
+            f"{where}: answered {why}, which is not of the protocol; see that url names an environment "
+            "server (docs/rest.md)"
+        )
     if problem.error == "unknown_session":
         raise SessionLost(f"{where}: {problem.message}")
     if problem.error == "out_of_order" and applied(problem):
-        raise ReplyLost(f"{where}: was applied, and its reply is lost: the server does not keep replies, so that the episode is given up")
+        raise ReplyLost(
+            f"{where}: was applied, and its reply is lost: the server does not keep replies, so that the "
+            "episode is given up"
+        )
     cure = {
         "unauthorized": "set token, or TIDEMILL_TOKEN, to what the server was started with",
         "too_large": "let the server take larger bodies (--max-body-bytes)",
@@ -246,7 +284,9 @@ def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds
         retry_after = min(3600.0, max(0.0, float(found.get(b"retry-after", "0"))))
     except ValueError:  # a date
         retry_after = 0.0
-    return Answer(status, content_type if content_type in ENCODINGS else "application/json", retry_after, body, seconds)
+    return Answer(
+        status, content_type if content_type in ENCODINGS else "application/json", retry_after, body, seconds
+    )
 
 
 class Blocking(Protocol):

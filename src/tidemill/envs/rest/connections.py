@@ -1,8 +1,10 @@
-"""One connection of one session to its server, blocking or on an event loop, by httpcore: httpx's own network layer.
+"""One connection of one session to its server, blocking or on an event loop, by httpcore:
+httpx's own network layer.
 
-A connection each, instead of a pool that all share: there are never more than sessions, none waits for another's, and the pool's search, which takes
-longer the more connections it holds, is over one. httpx's own timeouts hold for each read, so that a server that sends a byte now and then could
-hold a call for ever; here a request has one deadline.
+A connection each, instead of a pool that all share: there are never more than sessions,
+none waits for another's, and the pool's search, which takes longer the more connections
+it holds, is over one. httpx's own timeouts hold for each read, so that a server that
+sends a byte now and then could hold a call for ever; here a request has one deadline.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ from tidemill.envs.rest.wire import LARGEST
 
 
 class Address:
-    """Where a server is reached, and how requests to it look: prepared once, since httpcore looks at each URL and each header again."""
+    """Where a server is reached, and how requests to it look: prepared once, since
+    httpcore looks at each URL and each header again."""
 
     def __init__(self, url: str, headers: list[tuple[bytes, bytes]], context: ssl.SSLContext | None) -> None:
         """`headers` are those of every request; `context` is for https."""
@@ -37,10 +40,18 @@ class Address:
 
     def request(self, wanted: Send, seconds: float) -> httpcore.Request:
         """Return the request, whose single reads and writes may take `seconds`."""
-        url = self._urls.get(wanted.path) or self._urls.setdefault(wanted.path, httpcore.URL(self.url + wanted.path))
-        headers = [*self._headers, (b"content-type", wanted.content_type.encode()), (b"content-length", str(len(wanted.body)).encode())]
+        url = self._urls.get(wanted.path) or self._urls.setdefault(
+            wanted.path, httpcore.URL(self.url + wanted.path)
+        )
+        headers = [
+            *self._headers,
+            (b"content-type", wanted.content_type.encode()),
+            (b"content-length", str(len(wanted.body)).encode()),
+        ]
         timeout = {"read": seconds, "write": seconds}
-        return httpcore.Request(wanted.method.encode(), url, headers=headers, content=wanted.body, extensions={"timeout": timeout})
+        return httpcore.Request(
+            wanted.method.encode(), url, headers=headers, content=wanted.body, extensions={"timeout": timeout}
+        )
 
 
 CONNECT_SECONDS = 10.0  # for a connection to be made: nothing is under way before
@@ -60,7 +71,8 @@ class _Deadline:
 
 
 class _Stream(httpcore.NetworkStream):
-    """Sends headers and body in one piece, when the answer is to be read: half the system calls, on both sides."""
+    """Sends headers and body in one piece, when the answer is to be read: half the system
+    calls, on both sides."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
         self._stream, self._deadline = stream, deadline
@@ -73,7 +85,9 @@ class _Stream(httpcore.NetworkStream):
             self._stream.write(whole, deadline.left(timeout))
         if deadline.at_late is not None:
             try:
-                return self._stream.read(max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - awake())))
+                return self._stream.read(
+                    max_bytes, min(deadline.left(timeout), max(0.001, deadline.late - awake()))
+                )
             except httpcore.ReadTimeout:
                 at_late, deadline.at_late = deadline.at_late, None
                 if deadline.late < deadline.until:
@@ -105,7 +119,8 @@ class Connection:
         self._interrupted = threading.Event()
 
     def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
-        """Send a request and return what came of it. Call `at_late` when it is late. Raises `RemoteFault` when it was interrupted."""
+        """Send a request and return what came of it. Call `at_late` when it is late.
+        Raises `RemoteFault` when it was interrupted."""
         since = awake()
         deadline = self._deadline
         deadline.until, deadline.late, deadline.at_late = since + wanted.seconds, since + wanted.late, at_late
@@ -151,14 +166,18 @@ class Connection:
     def break_off(self) -> None:
         """Have the request under way come to nothing."""
         self._deadline.until = 0.0
-        if (stream := self._stream) is not None and (connected := stream.get_extra_info("socket")) is not None:
+        if (stream := self._stream) is not None and (
+            connected := stream.get_extra_info("socket")
+        ) is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
 
     def _connect(self) -> httpcore.HTTP11Connection:
         self.hang_up()
         address = self.address
-        stream = httpcore.SyncBackend().connect_tcp(address.host, address.port, self._deadline.left(CONNECT_SECONDS))
+        stream = httpcore.SyncBackend().connect_tcp(
+            address.host, address.port, self._deadline.left(CONNECT_SECONDS)
+        )
         if address.context is not None:
             stream = stream.start_tls(address.context, address.host, self._deadline.left(CONNECT_SECONDS))
         self._stream = _Stream(stream, self._deadline)
@@ -178,7 +197,8 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     @property
     def spent(self) -> bool:
-        """True when the server has closed the connection, or sent what nobody asked for."""
+        """True when the server has closed the connection, or sent what nobody asked
+        for."""
         return self._ended or bool(self._came)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -201,7 +221,8 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._written += buffer
 
     def give_up(self, error: Exception) -> None:
-        """Have the read under way, and each that follows, raise: also while something comes all the time."""
+        """Have the read under way, and each that follows, raise: also while something
+        comes all the time."""
         self._ended, self._error = True, error
         self._came.clear()
         self._wake()
@@ -216,9 +237,13 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self.close()
 
     def get_extra_info(self, info: str) -> Any:
-        return self._transport.get_extra_info("socket") if info == "socket" and self._transport is not None else None
+        return (
+            self._transport.get_extra_info("socket")
+            if info == "socket" and self._transport is not None
+            else None
+        )
 
-    # ---- what the event loop calls -------------------------------------------------------------------------------------------------------
+    # ---- what the event loop calls -----------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -250,7 +275,8 @@ class _Unlocked:
 
 
 class _OneTask(httpcore.AsyncHTTP11Connection):
-    """A connection of one task, which needs no lock against others: each time that one is taken costs a round of the loop, free as it is."""
+    """A connection of one task, which needs no lock against others: each time that one is
+    taken costs a round of the loop, free as it is."""
 
     def __init__(self, origin: httpcore.Origin, stream: httpcore.AsyncNetworkStream) -> None:
         super().__init__(origin, stream, keepalive_expiry=None)
@@ -319,12 +345,15 @@ class AsyncConnection:
         self.drop()
         address = self.address
         async with asyncio.timeout(min(seconds, CONNECT_SECONDS)):
-            _, self._stream = await asyncio.get_running_loop().create_connection(_AsyncStream, address.host, address.port, ssl=address.context)
+            _, self._stream = await asyncio.get_running_loop().create_connection(
+                _AsyncStream, address.host, address.port, ssl=address.context
+            )
         self._connection = _OneTask(address.origin, self._stream)
         return self._connection
 
     def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the request given up when its time is over. One alarm serves many requests: it is set again when it rings before their time."""
+        """Have the request given up when its time is over. One alarm serves many
+        requests: it is set again when it rings before their time."""
         at = min(self._until, self._late)
         if self._alarm is None or self._alarm.when() > at:
             if self._alarm is not None:
@@ -344,7 +373,14 @@ class AsyncConnection:
             self._set_alarm(loop)
 
 
-_NETWORK = (TimeoutError, OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, httpcore.ConnectionNotAvailable)
+_NETWORK = (
+    TimeoutError,
+    OSError,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    httpcore.ConnectionNotAvailable,
+)
 
 
 OVER = "its time is over"

@@ -1,4 +1,5 @@
-"""Looks an environment server over before a run depends on it: what `tidemill doctor env URL` prints."""
+"""Looks an environment server over before a run depends on it: what
+`tidemill doctor env URL` prints."""
 
 import math
 import threading
@@ -19,9 +20,11 @@ from tidemill.envs.rest.session import RemoteEnv, Step
 
 
 def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Finding]:
-    """Yield what was found, a check at a time; the last one proposes settings. No finding is of level "fail" when the server can be trained on.
+    """Yield what was found, a check at a time; the last one proposes settings. No finding
+    is of level "fail" when the server can be trained on.
 
-    It plays with random actions for about `seconds`, in `most` sessions at a time at most.
+    It plays with random actions for about `seconds`, in `most` sessions at a time at
+    most.
     """
     try:
         host = config.host()
@@ -30,7 +33,12 @@ def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Fin
         return
     about = host.description
     idle = f"closed when idle for {about.idle_seconds:g} s" if about.idle_seconds else "never closed as idle"
-    yield Finding("server", "ok", f"{about.environment}, protocol {about.version}; {about.max_sessions or 'any number of'} sessions, {idle}")
+    yield Finding(
+        "server",
+        "ok",
+        f"{about.environment}, protocol {about.version}; {about.max_sessions or 'any number of'} sessions, "
+        f"{idle}",
+    )
     try:
         replies = _replies(host)
         yield replies
@@ -44,7 +52,10 @@ def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Fin
     except TidemillError as error:
         cure = "see the server's own log; what was found above holds"
         if isinstance(error, RemoteTimeout):
-            cure = f"if it is only slow, look again with --deadline {10 * config.deadline:g}, and train with --env-arg deadline=SECONDS; else {cure}"
+            cure = (
+                f"if it is only slow, look again with --deadline {10 * config.deadline:g}, and train with "
+                f"--env-arg deadline=SECONDS; else {cure}"
+            )
         yield Finding("calls", "fail", str(error), cure)
 
 
@@ -58,7 +69,9 @@ def _replies(host: Host) -> Finding:
         return Finding("replies", "fail", str(error), "see docs/rest.md")
     finally:
         env.close()
-    return Finding("replies", "ok", "a reset and a step were answered with all that they must have, as the spaces say")
+    return Finding(
+        "replies", "ok", "a reset and a step were answered with all that they must have, as the spaces say"
+    )
 
 
 def _actions(host: Host, seed: int) -> Iterator[Any]:
@@ -70,7 +83,8 @@ def _actions(host: Host, seed: int) -> Iterator[Any]:
 
 
 def _repeats(host: Host, seconds: float) -> Finding:
-    """Send resets and steps twice, one after the other and, where the server may see that, both at a time: each must count once."""
+    """Send resets and steps twice, one after the other and, where the server may see
+    that, both at a time: each must count once."""
     promised = host.description.repeats
     env, actions, until = RemoteEnv(host), _actions(host, 0), monotonic() + seconds
     try:
@@ -89,7 +103,9 @@ def _repeats(host: Host, seconds: float) -> Finding:
         while promised == "remembered" and rounds < 20 and (not rounds or monotonic() < until):
             rounds, action = rounds + 1, next(actions)
             told = _both(env, lambda each, action=action: each.step(action))  # type: ignore[misc]
-            if wrong := _differ(told, f"step {env.session.step}", "wait for the first call to end, and answer both alike"):
+            if wrong := _differ(
+                told, f"step {env.session.step}", "wait for the first call to end, and answer both alike"
+            ):
                 return wrong
             if (told[0][2] or told[0][3]) and (wrong := _reset_twice(env, promised)):
                 return wrong
@@ -100,7 +116,8 @@ def _repeats(host: Host, seconds: float) -> Finding:
 
 
 def _reset_twice(env: RemoteEnv, promised: str) -> Finding | None:
-    """Send resets twice, at the same time where the server may see that, then one after the other. None when they were answered as they must be."""
+    """Send resets twice, at the same time where the server may see that, then one after
+    the other. None when they were answered as they must be."""
     try:
         if promised == "remembered":
             told = _both(env, lambda each: each.reset())
@@ -109,9 +126,19 @@ def _reset_twice(env: RemoteEnv, promised: str) -> Finding | None:
         with _twin(env) as twin:
             first, again = env.reset(), twin.reset()
     except RemoteFault as error:
-        return Finding("repeats", "warn", f"a reset that was sent twice was refused: {error}", "answer it as before while no step was taken")
+        return Finding(
+            "repeats",
+            "warn",
+            f"a reset that was sent twice was refused: {error}",
+            "answer it as before while no step was taken",
+        )
     if promised == "remembered" and not _equal(first[0], again[0]):
-        return Finding("repeats", "fail", "a reset that was sent twice was answered otherwise the second time", "remember each session's last reply")
+        return Finding(
+            "repeats",
+            "fail",
+            "a reset that was sent twice was answered otherwise the second time",
+            "remember each session's last reply",
+        )
     return None
 
 
@@ -128,7 +155,8 @@ def _twin(env: RemoteEnv) -> Iterator[RemoteEnv]:
 
 
 def _both(env: RemoteEnv, do: Callable[[RemoteEnv], Any]) -> list[Any]:
-    """Do the same as two clients of one session at the same time; return what both were told, or the fault that either raised."""
+    """Do the same as two clients of one session at the same time; return what both were
+    told, or the fault that either raised."""
     told: list[Any] = [None, None]
 
     def act(number: int, each: RemoteEnv) -> None:
@@ -147,9 +175,19 @@ def _both(env: RemoteEnv, do: Callable[[RemoteEnv], Any]) -> list[Any]:
 
 def _differ(told: list[Any], what: str, cure: str) -> Finding | None:
     if error := next((each for each in told if isinstance(each, RemoteFault)), None):
-        return Finding("repeats", "fail", f"{what} that was sent again while the first was under way was not answered the same: {error}", cure)
+        return Finding(
+            "repeats",
+            "fail",
+            f"{what} that was sent again while the first was under way was not answered the same: {error}",
+            cure,
+        )
     if not _equal(*(each[:-1] for each in told)):  # all but info
-        return Finding("repeats", "fail", f"{what} that was sent again while the first was under way was answered otherwise", cure)
+        return Finding(
+            "repeats",
+            "fail",
+            f"{what} that was sent again while the first was under way was answered otherwise",
+            cure,
+        )
     return None
 
 
@@ -157,22 +195,40 @@ def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]
     try:
         again = env.repeat()
         if promised == "refused":
-            return Finding("repeats", "fail", "the server says that it refuses a step sent twice, and answered it", 'mend its "repeats"')
+            return Finding(
+                "repeats",
+                "fail",
+                "the server says that it refuses a step sent twice, and answered it",
+                'mend its "repeats"',
+            )
         if not _equal(first, again):
             return Finding(
-                "repeats", "fail", "a step that was sent twice was answered otherwise the second time", "remember each session's last reply"
+                "repeats",
+                "fail",
+                "a step that was sent twice was answered otherwise the second time",
+                "remember each session's last reply",
             )
         if not (first[2] or first[3]):
             env.step(next(actions))  # fails if the server counted two
         return Finding(
             "repeats",
             "ok",
-            "resets and steps that were sent twice, also at the same time, were done once, and answered the same: lost replies cost nothing",
+            "resets and steps that were sent twice, also at the same time, were done once, and answered the "
+            "same: lost replies cost nothing",
         )
     except RemoteFault as error:
         if promised == "refused":
-            return Finding("repeats", "ok", "a step that was sent twice was refused the second time: a lost reply costs its episode")
-        return Finding("repeats", "fail", f"a step that was sent twice was not answered the same: {error}", "remember each session's last reply")
+            return Finding(
+                "repeats",
+                "ok",
+                "a step that was sent twice was refused the second time: a lost reply costs its episode",
+            )
+        return Finding(
+            "repeats",
+            "fail",
+            f"a step that was sent twice was not answered the same: {error}",
+            "remember each session's last reply",
+        )
 
 
 def _determinism(host: Host, seconds: float) -> Finding:
@@ -196,7 +252,9 @@ def _determinism(host: Host, seconds: float) -> Finding:
                 )
             if (ticks and monotonic() > until) or ticks >= 300:
                 break
-        return Finding("determinism", "ok", f"the same seed and actions gave the same {ticks} steps in two sessions")
+        return Finding(
+            "determinism", "ok", f"the same seed and actions gave the same {ticks} steps in two sessions"
+        )
     finally:
         for env in envs:
             env.close()
@@ -238,14 +296,16 @@ class _Latency:
         self.finding = Finding(
             "latency",
             "ok" if not tried else "warn",
-            f"step {_ms(self.steps[0])} (95 %: {_ms(self.steps[1])}, 99 %: {_ms(self.steps[2])}), reset {_ms(float(np.median(resets)))}, "
+            f"step {_ms(self.steps[0])} (95 %: {_ms(self.steps[1])}, 99 %: {_ms(self.steps[2])}), reset "
+            f"{_ms(float(np.median(resets)))}, "
             f"slowest call {_ms(self.slowest)}; {tried} of {len(steps) + len(resets)} calls were tried again",
             "see why calls fail: the network, or the server's limits" if tried else "",
         )
 
 
 def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> Iterator[Finding]:
-    """Play in 1, 2, 4, … sessions at a time, and in as many as the server takes, until that makes it no quicker."""
+    """Play in 1, 2, 4, … sessions at a time, and in as many as the server takes, until
+    that makes it no quicker."""
     limit = host.description.max_sessions
     last = min(most, limit or most)
     counts = [1 << power for power in range(last.bit_length()) if 1 << power < last] + [last]
@@ -274,7 +334,10 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
         *_, gone, _ = _rate(host, 1, 0.0)
         if gone:
             yield Finding(
-                "at a time", "fail", f"the server answers no more, not even one session: {gone}", "see the server's own log, and start it anew"
+                "at a time",
+                "fail",
+                f"the server answers no more, not even one session: {gone}",
+                "see the server's own log, and start it anew",
             )
             return
         limit = max(rates)
@@ -293,15 +356,21 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
 
 
 def _slots(best: int, limit: int, most: int) -> str:
-    """Say how many slots: an evaluation (`evaluation_steps`) plays in a session besides, which is one of `limit`, if there is one (0: none)."""
+    """Say how many slots: an evaluation (`evaluation_steps`) plays in a session besides,
+    which is one of `limit`, if there is one (0: none)."""
     said = f"{best} slot{'s' if best > 1 else ''}"
     if best == limit:
-        return f"{said}, or {best - 1} with evaluation_steps" if best > 1 else f"{said}, and no evaluation_steps: there is no session for them"
+        return (
+            f"{said}, or {best - 1} with evaluation_steps"
+            if best > 1
+            else f"{said}, and no evaluation_steps: there is no session for them"
+        )
     return f"{said} (more may help still: try --most {4 * most})" if best == most else said
 
 
 def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str, int]:
-    """Return steps per second in `count` sessions at a time, the slowest call, what failed, and how many sessions nothing failed in."""
+    """Return steps per second in `count` sessions at a time, the slowest call, what
+    failed, and how many sessions nothing failed in."""
     envs, until = [RemoteEnv(host) for _ in range(count)], monotonic() + seconds
     steps, slowest, causes = [0] * count, [0.0] * count, [""] * count
     began = perf_counter()

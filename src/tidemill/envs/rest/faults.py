@@ -1,4 +1,5 @@
-"""What a reference server does wrong on purpose, so that clients can be tried against it."""
+"""What a reference server does wrong on purpose, so that clients can be tried against
+it."""
 
 import math
 import random
@@ -9,10 +10,21 @@ from dataclasses import dataclass, fields
 from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError, did_you_mean
 
-KINDS = ("too_many", "unavailable", "request_lost", "reply_lost", "reply_torn", "reply_repeated", "stall", "session_lost")
-"""Shares of calls, by what happens to them. Before anything is applied: ``too_many`` answers 429, ``unavailable`` 503, ``request_lost`` closes the
-connection, ``session_lost`` forgets the session. After it: ``reply_lost`` closes the connection without an answer, ``reply_torn`` in the middle of
-it, ``reply_repeated`` sends it twice, ``stall`` sends it `stall_seconds` later."""
+KINDS = (
+    "too_many",
+    "unavailable",
+    "request_lost",
+    "reply_lost",
+    "reply_torn",
+    "reply_repeated",
+    "stall",
+    "session_lost",
+)
+"""Shares of calls, by what happens to them. Before anything is applied: ``too_many``
+answers 429, ``unavailable`` 503, ``request_lost`` closes the connection, ``session_lost``
+forgets the session. After it: ``reply_lost`` closes the connection without an answer,
+``reply_torn`` in the middle of it, ``reply_repeated`` sends it twice, ``stall`` sends it
+`stall_seconds` later."""
 
 LONGEST = 1e6
 """Seconds of anything."""
@@ -20,15 +32,18 @@ LONGEST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Faults(Config):
-    """What goes wrong, how often. All shares are of the calls of reset and step, from 0 to 1, and exclude one another.
+    """What goes wrong, how often. All shares are of the calls of reset and step, from 0
+    to 1, and exclude one another.
 
-    latency          seconds that each call takes longer: "0.05", "uniform:LOW:HIGH", or "lognormal:MEDIAN:SIGMA"; "" for none
-    too_many … session_lost   see `KINDS`
-    retry_after      seconds that 429 and 503 ask clients to wait; 0: they do not say
-    stall_seconds    how long a stalled reply is held back
-    restart_every    seconds between restarts of the whole server, in which it forgets all sessions; 0: none
-    restart_seconds  how long a restart takes, in which connections are refused
-    seed             of all that is drawn
+    latency: seconds that each call takes longer: "0.05", "uniform:LOW:HIGH", or
+        "lognormal:MEDIAN:SIGMA"; "" for none
+    too_many … session_lost: see `KINDS`
+    retry_after: seconds that 429 and 503 ask clients to wait; 0: they do not say
+    stall_seconds: how long a stalled reply is held back
+    restart_every: seconds between restarts of the whole server, in which it forgets all
+        sessions; 0: none
+    restart_seconds: how long a restart takes, in which connections are refused
+    seed: of all that is drawn
     """
 
     latency: str = ""
@@ -41,11 +56,17 @@ class Faults(Config):
     stall: float = 0.0
     session_lost: float = 0.0
     retry_after: float = acting(
-        0.0, lambda faults: faults.too_many + faults.unavailable > 0, "without too_many or unavailable: nobody is asked to wait"
+        0.0,
+        lambda faults: faults.too_many + faults.unavailable > 0,
+        "without too_many or unavailable: nobody is asked to wait",
     )
-    stall_seconds: float = acting(5.0, lambda faults: faults.stall > 0, "without stall: no reply is held back")
+    stall_seconds: float = acting(
+        5.0, lambda faults: faults.stall > 0, "without stall: no reply is held back"
+    )
     restart_every: float = 0.0
-    restart_seconds: float = acting(0.5, lambda faults: faults.restart_every > 0, "without restart_every: the server never restarts")
+    restart_seconds: float = acting(
+        0.5, lambda faults: faults.restart_every > 0, "without restart_every: the server never restarts"
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,9 +74,14 @@ class Faults(Config):
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, float) and not 0 <= value <= LONGEST:
-                raise ConfigError(f"fault {each.name} = {value} must be 0 or more, and no more than {LONGEST:g}")
+                raise ConfigError(
+                    f"fault {each.name} = {value} must be 0 or more, and no more than {LONGEST:g}"
+                )
         if (total := sum(getattr(self, kind) for kind in KINDS)) > 1:
-            raise ConfigError(f"the shares of faults add up to {total:g}; they exclude one another, so that they can be 1 together at most")
+            raise ConfigError(
+                f"the shares of faults add up to {total:g}; they exclude one another, so that they can be 1 "
+                "together at most"
+            )
         _latency(self.latency)
 
     @classmethod
@@ -65,7 +91,9 @@ class Faults(Config):
         given: dict[str, str | float | int] = {}
         for name, text in words.items():
             if name not in known:
-                raise ConfigError(f'--fault {name}={text}: there is no fault "{name}"; {did_you_mean(name, known)}')
+                raise ConfigError(
+                    f'--fault {name}={text}: there is no fault "{name}"; {did_you_mean(name, known)}'
+                )
             try:
                 given[name] = text if name == "latency" else int(text) if name == "seed" else float(text)
             except ValueError:
@@ -82,20 +110,25 @@ def _latency(text: str) -> tuple[str, list[float]]:
         values = []
     wanted = {"constant": 1, "uniform": 2, "lognormal": 2}.get(kind)
     if wanted != len(values) or any(not 0 <= value <= LONGEST for value in values):
-        raise ConfigError(f'latency = "{text}" is no distribution of seconds; write "0.05", "uniform:0.01:0.1" or "lognormal:0.05:0.5"')
+        raise ConfigError(
+            f'latency = "{text}" is no distribution of seconds; write "0.05", "uniform:0.01:0.1" or '
+            '"lognormal:0.05:0.5"'
+        )
     return kind, values
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one call: one of `KINDS`, or "" for nothing, and how many seconds the call takes longer."""
+    """What happens to one call: one of `KINDS`, or "" for nothing, and how many seconds
+    the call takes longer."""
 
     kind: str = ""
     seconds: float = 0.0
 
 
 class Dice:
-    """Draws what happens to each call. Calls of it are counted by kind in `drawn`. Used by many threads."""
+    """Draws what happens to each call. Calls of it are counted by kind in `drawn`. Used
+    by many threads."""
 
     def __init__(self, faults: Faults) -> None:
         """Draw from the seed that `faults` has."""

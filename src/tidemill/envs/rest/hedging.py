@@ -1,7 +1,9 @@
-"""A session's way to its server: one connection, and a second one while an answer is late, on which the same request is sent once more.
+"""A session's way to its server: one connection, and a second one while an answer is
+late, on which the same request is sent once more.
 
-The first is waited for all the same, and whichever settles the call counts (hedged requests: Dean and Barroso, The Tail at Scale, 2013). The other
-connection is closed; what the server does for it is its answer to a repeat (docs/rest.md).
+The first is waited for all the same, and whichever settles the call counts (hedged
+requests: Dean and Barroso, The Tail at Scale, 2013). The other connection is closed; what
+the server does for it is its answer to a repeat (docs/rest.md).
 """
 
 import asyncio
@@ -25,7 +27,8 @@ class Hedged:
         self._repeat: _Repeat | None = None
 
     def send(self, wanted: Send) -> Answer | Lost:
-        """Send a request, again where it is late, and return what came of it. Raises `RemoteFault` when it was interrupted."""
+        """Send a request, again where it is late, and return what came of it. Raises
+        `RemoteFault` when it was interrupted."""
         if wanted.late >= wanted.seconds:
             return self._connection.send(wanted)
         self._wanted, self._until = wanted, awake() + wanted.seconds
@@ -65,7 +68,8 @@ class Hedged:
 
 
 class _Repeat:
-    """A request that a thread sends on a connection of its own. Where that settles the call it breaks the first one off."""
+    """A request that a thread sends on a connection of its own. Where that settles the
+    call it breaks the first one off."""
 
     def __init__(self, first: Connection, wanted: Send) -> None:
         self.connection = Connection(first.address)
@@ -148,5 +152,11 @@ class AsyncHedged:
 
     def _look_at(self, task: asyncio.Task[Answer | Lost]) -> None:
         """Break the first request off where the other has settled the call."""
-        if not task.cancelled() and task.exception() is None and task.result().settles and self._repeat is not None and self._repeat[1] is task:
+        if (
+            not task.cancelled()
+            and task.exception() is None
+            and task.result().settles
+            and self._repeat is not None
+            and self._repeat[1] is task
+        ):
             self._connection.break_off()

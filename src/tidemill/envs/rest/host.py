@@ -1,4 +1,5 @@
-"""What all sessions of one server share within a process: what it said of itself, how calls to it are made, and that waiting sessions stay open."""
+"""What all sessions of one server share within a process: what it said of itself, how
+calls to it are made, and that waiting sessions stay open."""
 
 import itertools
 import secrets
@@ -18,9 +19,13 @@ from tidemill.envs.rest.restraints import Breaker, Budget, Pace
 from tidemill.envs.rest.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
 START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
-UNANSWERED = 5  # so many sessions in a row are told to be over without an answer before the others' are not waited for
+# so many sessions in a row are told to be over without an answer before the others' are
+# not waited for
+UNANSWERED = 5
 MOST_UNTOLD = 1000  # sessions that ended while their server was not there
-SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0  # seconds between two calls that keep sessions open, whatever a server says of its patience
+# seconds between two calls that keep sessions open, whatever a server says of its
+# patience
+SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Settings:
 class Known:
     """What this process has learnt of a server, also while nobody has a session there.
 
-    answered  it said what it is
-    proven    a step was answered as the protocol asks
-    untold    sessions that ended, of which it could not be told
+    answered: it said what it is
+    proven: a step was answered as the protocol asks
+    untold: sessions that ended, of which it could not be told
     """
 
     answered: bool = False
@@ -49,7 +54,8 @@ class Known:
 
 
 class Host:
-    """One environment server. Made at the start, when it must be up and say what it is; raises `ConfigError` otherwise."""
+    """One environment server. Made at the start, when it must be up and say what it is;
+    raises `ConfigError` otherwise."""
 
     def __init__(self, settings: Settings) -> None:
         """Ask the server for its description."""
@@ -73,9 +79,13 @@ class Host:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._heard: dict[str, float] = {}  # sessions: when each was last heard of
-        self._done: threading.Event | None = None  # set when there are no sessions any more, for whoever keeps them open; None: nobody does
+        # set when there are no sessions any more, for whoever keeps them open; None:
+        # nobody does
+        self._done: threading.Event | None = None
         self.description = self._ask()
-        self.content_type = "application/msgpack" if "msgpack" in self.description.encodings else "application/json"
+        self.content_type = (
+            "application/msgpack" if "msgpack" in self.description.encodings else "application/json"
+        )
         self.spaces: Spaces = self.description.spaces(self.url)
         self.observations = Values(self.spaces.observation, "observation")
         self.actions = Values(self.spaces.action, "action")
@@ -85,13 +95,17 @@ class Host:
         return Connection(self.address)
 
     def session_name(self) -> str:
-        """Return a name that no other session has: of this process, and its number in it."""
+        """Return a name that no other session has: of this process, and its number in
+        it."""
         return f"{self._run}.{next(self._numbers)}"
 
     def describe(self) -> Plan[Description]:
-        """Plan asking the server what it is, again. Raises `RemoteFault` when it is no longer what it was."""
+        """Plan asking the server what it is, again. Raises `RemoteFault` when it is no
+        longer what it was."""
         request = Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0)
-        now = yield from call(self.terms, "what it is", request, Description, "late", self.paces["environment"])
+        now = yield from call(
+            self.terms, "what it is", request, Description, "late", self.paces["environment"]
+        )
         try:
             spaces = now.spaces(self.url)
         except ConfigError as error:
@@ -99,20 +113,27 @@ class Host:
         was = self.description
         if (now.protocol, now.version, spaces) != (was.protocol, was.version, self.spaces):
             raise RemoteFault(
-                f"{self.url}: the server changed while this ran: environment {now.environment!r} with {spaces} under {now.protocol} {now.version} is "
-                f"not what it was, {was.environment!r} with {self.spaces}. Start the server as it was, or begin a new run"
+                f"{self.url}: the server changed while this ran: environment {now.environment!r} with "
+                f"{spaces} under {now.protocol} {now.version} is "
+                f"not what it was, {was.environment!r} with {self.spaces}. Start the server as it was, or "
+                "begin a new run"
             )
         return now
 
     def heard(self, session: str) -> None:
-        """The session was just heard of: keep it from being closed as idle, if the server does that."""
+        """The session was just heard of: keep it from being closed as idle, if the server
+        does that."""
         with self._lock:
             if session not in self._heard:
                 self.budget.hold(len(self._heard) + 1)
             self._heard[session] = monotonic()
             if self._done is None and self.description.idle_seconds > 0:
                 self._done = threading.Event()
-                args = weakref.ref(self), self._done, min(max(self.description.idle_seconds / 4, SHORTEST_KEEP), LONGEST_KEEP)
+                args = (
+                    weakref.ref(self),
+                    self._done,
+                    min(max(self.description.idle_seconds / 4, SHORTEST_KEEP), LONGEST_KEEP),
+                )
                 threading.Thread(target=_keep, args=args, name="rest keeper", daemon=True).start()
 
     def forget(self, session: str) -> None:
@@ -124,13 +145,15 @@ class Host:
                 self._done = None
 
     def take_untold(self) -> list[str]:
-        """Return the sessions that the server is still to be told have ended: whoever takes them does so."""
+        """Return the sessions that the server is still to be told have ended: whoever
+        takes them does so."""
         with self._lock:
             untold, self.known.untold = self.known.untold, []
         return untold
 
     def leave_untold(self, sessions: tuple[str, ...]) -> None:
-        """It could not be told of these: the next one to open or end a session tries again."""
+        """It could not be told of these: the next one to open or end a session tries
+        again."""
         with self._lock:
             self.known.untold = [*self.known.untold, *sessions][-MOST_UNTOLD:]
 
@@ -141,16 +164,32 @@ class Host:
             waiting = tuple(name for name, heard in self._heard.items() if heard < since)
         if waiting:
             body = encode(SessionsCall(sessions=waiting), self.content_type)
-            connection.send(Send("POST", f"{PREFIX}/keep", body, self.content_type, min(5.0, self.description.idle_seconds / 4)))
+            connection.send(
+                Send(
+                    "POST",
+                    f"{PREFIX}/keep",
+                    body,
+                    self.content_type,
+                    min(5.0, self.description.idle_seconds / 4),
+                )
+            )
 
     def _ask(self) -> Description:
-        """Return the server's description. Raises `ConfigError` that says what the URL is instead."""
+        """Return the server's description. Raises `ConfigError` that says what the URL is
+        instead."""
         connection, until = self.connection(), monotonic() + min(START_SECONDS, self.settings.deadline)
         try:
             while True:
-                said = connection.send(Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline))
-                # One that answered before is starting anew; one that never did is named at once.
-                busy = said.status in (429, 502, 503, 504) if isinstance(said, Answer) else said.sent or self.known.answered
+                said = connection.send(
+                    Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline)
+                )
+                # One that answered before is starting anew; one that never did is named
+                # at once.
+                busy = (
+                    said.status in (429, 502, 503, 504)
+                    if isinstance(said, Answer)
+                    else said.sent or self.known.answered
+                )
                 if not busy or monotonic() > until:
                     break
                 threading.Event().wait(0.2)
@@ -158,12 +197,14 @@ class Host:
             connection.hang_up()
         if isinstance(said, Lost) and said.late:
             raise ConfigError(
-                f'url = "{self.url}": somebody listens there, and did not say what it is within {self.settings.deadline:g} s (deadline); see whether '
+                f'url = "{self.url}": somebody listens there, and did not say what it is within '
+                f"{self.settings.deadline:g} s (deadline); see whether "
                 "the server hangs, or raise deadline (--env-arg deadline=SECONDS)"
             )
         if isinstance(said, Lost):
             raise ConfigError(
-                f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill serve-env ENV_ID), or mend the url'
+                f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill '
+                "serve-env ENV_ID), or mend the url"
             )
         described = _read_description(self.url, said)
         self.known.answered = True
@@ -172,25 +213,33 @@ class Host:
 
 def _read_description(url: str, said: Answer) -> Description:
     if said.status in (401, 403):
-        raise ConfigError(f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, to what it was started with')
+        raise ConfigError(
+            f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, '
+            "to what it was started with"
+        )
     try:
         plain = msgspec.json.decode(said.body) if said.status == 200 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         plain = None
     if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
         raise ConfigError(
-            f'url = "{url}": what answers is no environment server (status {said.status} at {PREFIX}/environment); '
-            "name the server's address without any path of its calls, or see docs/rest.md for what it has to answer"
+            f'url = "{url}": what answers is no environment server (status {said.status} at '
+            f"{PREFIX}/environment); "
+            "name the server's address without any path of its calls, or see docs/rest.md for what it has to "
+            "answer"
         )
     if plain.get("version") != VERSION:
         raise ConfigError(
-            f'url = "{url}": the server speaks version {plain.get("version")!r} of {PROTOCOL}, this Tidemill version {VERSION}; '
+            f'url = "{url}": the server speaks version {plain.get("version")!r} of {PROTOCOL}, this Tidemill '
+            f"version {VERSION}; "
             "use a server of that version"
         )
     try:
         return msgspec.convert(plain, Description)
     except msgspec.ValidationError as error:
-        raise ConfigError(f'url = "{url}": the server does not say what it is as docs/rest.md asks: {error}') from None
+        raise ConfigError(
+            f'url = "{url}": the server does not say what it is as docs/rest.md asks: {error}'
+        ) from None
 
 
 def _keep(host: "weakref.ref[Host]", done: threading.Event, every: float) -> None:

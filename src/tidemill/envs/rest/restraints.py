@@ -1,4 +1,5 @@
-"""What holds back calls to one host, shared by all its sessions in a process: a breaker, a budget of retries, and how long calls of a kind take."""
+"""What holds back calls to one host, shared by all its sessions in a process: a breaker,
+a budget of retries, and how long calls of a kind take."""
 
 import random
 import threading
@@ -10,11 +11,12 @@ SHORTEST = 1.0  # seconds: an answer is not late before
 
 
 class Breaker:
-    """Of one host. After `limit` failures in a row nothing is sent for a while but one trial at a time; whatever answers closes it again. Used by
-    many threads."""
+    """Of one host. After `limit` failures in a row nothing is sent for a while but one
+    trial at a time; whatever answers closes it again. Used by many threads."""
 
     def __init__(self, limit: int = 5, first: float = 0.1, longest: float = 5.0) -> None:
-        """A trial is made `first` seconds after it opened; each that fails doubles that, up to `longest`."""
+        """A trial is made `first` seconds after it opened; each that fails doubles that,
+        up to `longest`."""
         self._limit, self._first, self._longest = limit, first, longest
         self._lock = threading.Lock()
         self._failures = 0
@@ -24,7 +26,8 @@ class Breaker:
         """How often it opened."""
 
     def wait(self) -> float:
-        """Return 0 when a request may be sent now, which `succeeded`, `failed` or `gave_up` must follow, or seconds until it is worth asking."""
+        """Return 0 when a request may be sent now, which `succeeded`, `failed` or
+        `gave_up` must follow, or seconds until it is worth asking."""
         with self._lock:
             if self._failures < self._limit:
                 return 0.0
@@ -50,13 +53,15 @@ class Breaker:
                 self._next = awake() + pause * random.uniform(0.5, 1.0)
 
     def gave_up(self) -> None:
-        """The request was broken off by whoever sent it, or took longer than its time: that says nothing of the host."""
+        """The request was broken off by whoever sent it, or took longer than its time:
+        that says nothing of the host."""
         with self._lock:
             self._trying = False
 
 
 class Budget:
-    """Retries as a share of calls: each call earns `share` of one, up to `most`, with which it begins. Used by many threads."""
+    """Retries as a share of calls: each call earns `share` of one, up to `most`, with
+    which it begins. Used by many threads."""
 
     def __init__(self, share: float, most: float) -> None:
         self._share, self._most, self._left = share, most, most
@@ -65,7 +70,8 @@ class Budget:
         """Retries so far."""
 
     def hold(self, sessions: int) -> None:
-        """So many sessions are open: each may need a retry at the same time, when the network fails for a moment."""
+        """So many sessions are open: each may need a retry at the same time, when the
+        network fails for a moment."""
         with self._lock:
             self._left += max(0.0, sessions - self._most)
             self._most = max(self._most, sessions)
@@ -76,8 +82,8 @@ class Budget:
             self._left = min(self._most, self._left + self._share)
 
     def spend(self, cost: int = 1, spare: bool = False) -> bool:
-        """Take a retry that costs so much; False when that is not left. One that may be `spare`d is taken from the upper half only: the other is for
-        calls that fail."""
+        """Take a retry that costs so much; False when that is not left. One that may be
+        `spare`d is taken from the upper half only: the other is for calls that fail."""
         with self._lock:
             if self._left - (self._most / 2 if spare else 0) < cost:
                 return False
@@ -87,7 +93,8 @@ class Budget:
 
 
 class Pace:
-    """How long calls of one kind take, and so when an answer is late. Used by many threads: what one of them loses the next tells again."""
+    """How long calls of one kind take, and so when an answer is late. Used by many
+    threads: what one of them loses the next tells again."""
 
     def __init__(self) -> None:
         self.slowest = 0.0
@@ -98,5 +105,6 @@ class Pace:
         self.slowest = max(seconds, FADE * self.slowest)
 
     def late(self, deadline: float) -> float:
-        """Return after how many seconds an answer is late: twice those of the slowest call; where there was none yet, half the deadline."""
+        """Return after how many seconds an answer is late: twice those of the slowest
+        call; where there was none yet, half the deadline."""
         return max(SHORTEST, 2 * self.slowest) if self.slowest else deadline / 2

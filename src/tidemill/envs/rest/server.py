@@ -1,6 +1,8 @@
-"""The reference server: any Gymnasium environment over HTTP, as docs/rest.md says. What `tidemill serve-env` runs.
+"""The reference server: any Gymnasium environment over HTTP, as docs/rest.md says. What
+`tidemill serve-env` runs.
 
-A thread per connection: an environment that computes or waits holds up nobody else. HTTP is parsed by h11, which is strict about what ends a message.
+A thread per connection: an environment that computes or waits holds up nobody else. HTTP
+is parsed by h11, which is strict about what ends a message.
 """
 
 import math
@@ -24,7 +26,9 @@ from tidemill.envs.rest.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, 
 HEADER_BYTES = 16 * 1024
 FIRST_SECONDS = 10.0  # a connection's first request, which shows the token, is received within so long
 REQUEST_SECONDS = 30.0  # a later one, from its first byte on, and any answer
-WAITING_SECONDS = 600.0  # a connection on which nothing was asked for so long is closed, where sessions are never idle
+# a connection on which nothing was asked for so long is closed, where sessions are never
+# idle
+WAITING_SECONDS = 600.0
 
 _NOTHING = Fault()
 
@@ -47,7 +51,8 @@ class _Line(Caller):
         self.known = False
         """A request of it was let in, with the token if there is one."""
         self.idle_since = time.monotonic()
-        """Since when nothing was asked of a known one, infinite while something is; when an unknown one was opened."""
+        """Since when nothing was asked of a known one, infinite while something is; when
+        an unknown one was opened."""
         self.hung_up = False
         """It was closed from this side."""
 
@@ -71,19 +76,29 @@ class _Line(Caller):
 class Server:
     """Serves `sessions` from threads of its own, from `start` to `close`.
 
-    token             what ``Authorization: Bearer …`` must say; None: nothing is asked for, which only a loopback address allows
-    max_body_bytes    larger bodies are refused with 413
-    faults            what goes wrong on purpose: a `Dice`, or anything with its `draw(path)`
+    token: what ``Authorization: Bearer …`` must say; None: nothing is asked for, which
+        only a loopback address allows
+    max_body_bytes: larger bodies are refused with 413
+    faults: what goes wrong on purpose: a `Dice`, or anything with its `draw(path)`
     """
 
     def __init__(
-        self, sessions: Sessions, host: str = "127.0.0.1", port: int = 0, token: str | None = None, max_body_bytes: int = 1 << 20, faults: Any = None
+        self,
+        sessions: Sessions,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        max_body_bytes: int = 1 << 20,
+        faults: Any = None,
     ) -> None:
         if token is None and not _is_loopback(host):
             raise ConfigError(
-                f"host = {host} can be reached by others, so that a token is needed: give --token, or set TIDEMILL_TOKEN; or listen on 127.0.0.1"
+                f"host = {host} can be reached by others, so that a token is needed: give --token, or set "
+                "TIDEMILL_TOKEN; or listen on 127.0.0.1"
             )
-        if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token):
+        if token is not None and (
+            len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token
+        ):
             raise ConfigError("the token must have at least 8 printable ASCII characters and no spaces")
         if max_body_bytes < 1024:
             raise ConfigError(f"max_body_bytes = {max_body_bytes} must be at least 1024")
@@ -115,7 +130,9 @@ class Server:
         threading.Thread(target=self._look_after, name="serve-env idle sessions", daemon=True).start()
         plan = getattr(self.faults, "faults", None)
         if isinstance(plan, Faults) and plan.restart_every:
-            threading.Thread(target=self._restarts, args=(plan,), name="serve-env restarts", daemon=True).start()
+            threading.Thread(
+                target=self._restarts, args=(plan,), name="serve-env restarts", daemon=True
+            ).start()
         return self
 
     def wait(self) -> None:
@@ -130,7 +147,8 @@ class Server:
         self.sessions.forget()
 
     def restart(self, seconds: float = 0.0) -> None:
-        """Forget all sessions and connections, and refuse connections for a while, as a server that is started anew does."""
+        """Forget all sessions and connections, and refuse connections for a while, as a
+        server that is started anew does."""
         self._hang_up()
         self.sessions.forget()
         self._closed.wait(seconds)
@@ -143,7 +161,8 @@ class Server:
             listener = socket.create_server((self._host, self._port), family=family, backlog=1024)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on {self._host} port {self._port}: {error.strerror or error}; choose another --host or --port"
+                f"cannot listen on {self._host} port {self._port}: {error.strerror or error}; choose another "
+                "--host or --port"
             ) from None
         self._port = listener.getsockname()[1]
         with self._lock:
@@ -176,11 +195,14 @@ class Server:
                     connection.close()
                     continue
                 self._lines.add(line)
-            threading.Thread(target=self._serve, args=(line,), name="serve-env connection", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(line,), name="serve-env connection", daemon=True
+            ).start()
 
     def _make_room(self) -> bool:
-        """Make room for one connection more, and return whether there is: one that has asked for nothing yet gives way, else one on which nothing was
-        asked for longest. Only for who holds the lock."""
+        """Make room for one connection more, and return whether there is: one that has
+        asked for nothing yet gives way, else one on which nothing was asked for longest.
+        Only for who holds the lock."""
         if len(self._lines) < 2 * self.sessions.limit + 16:
             return True
         idle = [line for line in self._lines if line.idle_since < math.inf]
@@ -205,7 +227,8 @@ class Server:
             self.restart(plan.restart_seconds)
 
     def _serve(self, line: _Line) -> None:
-        """Answer the requests of one connection, one after the other, until either side ends it."""
+        """Answer the requests of one connection, one after the other, until either side
+        ends it."""
         state = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
         try:
             line.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -223,7 +246,8 @@ class Server:
             line.socket.close()
 
     def _exchange(self, state: h11.Connection, line: _Line, wait: float) -> bool:
-        """Receive a request, for which to wait so many seconds, and answer it. True when another one may follow."""
+        """Receive a request, for which to wait so many seconds, and answer it. True when
+        another one may follow."""
         fault = _NOTHING
         try:
             request = self._receive(state, line, wait)
@@ -236,10 +260,15 @@ class Server:
             if refused.status == 0:  # a connection that is closed on purpose
                 return False
             self.sessions.count_refused()
-            encoding, answer, status, retry_after = "application/json", refused.problem, refused.status, refused.retry_after
+            encoding = "application/json"
+            answer = refused.problem
+            status = refused.status
+            retry_after = refused.retry_after
         except h11.RemoteProtocolError as error:
             self.sessions.count_refused()
-            encoding, answer, retry_after = "application/json", refusal(400, "bad_request", f"that is no HTTP: {error}").problem, 0.0
+            encoding = "application/json"
+            answer = refusal(400, "bad_request", f"that is no HTTP: {error}").problem
+            retry_after = 0.0
             status = error.error_status_hint
         if state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
@@ -264,8 +293,9 @@ class Server:
         return more
 
     def _receive(self, state: h11.Connection, line: _Line, wait: float) -> _Request | None:
-        """Return the next request, None when there can be none. Raises `Refused` for one without the token, or too large, and `OSError` when the
-        client has gone or was too slow."""
+        """Return the next request, None when there can be none. Raises `Refused` for one
+        without the token, or too large, and `OSError` when the client has gone or was too
+        slow."""
         request: h11.Request | None = None
         body, now = bytearray(), time.monotonic()
         line.until = now + wait
@@ -275,13 +305,17 @@ class Server:
             event = state.next_event()
             if event is h11.NEED_DATA:
                 if state.they_are_waiting_for_100_continue:
-                    line.socket.sendall(state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                    line.socket.sendall(
+                        state.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+                    )
                 state.receive_data(line.receive())
             elif isinstance(event, h11.Request):
                 request = event
                 said = dict(event.headers).get(b"authorization", b"")
                 if self._authorization is not None and not secrets.compare_digest(said, self._authorization):
-                    raise refusal(401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN")
+                    raise refusal(
+                        401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN"
+                    )
                 line.known, line.idle_since = True, math.inf
                 if int(dict(event.headers).get(b"content-length", b"0")) > self._max_body:
                     raise self._too_large()
@@ -303,15 +337,24 @@ class Server:
         if request.path in (f"{PREFIX}/environment", f"{PREFIX}/counts"):
             if request.method != "GET":
                 raise refusal(405, "bad_method", f"{request.path} is read with GET")
-            answer = self.sessions.describe(self._max_body) if request.path.endswith("environment") else self.sessions.counts()
+            answer = (
+                self.sessions.describe(self._max_body)
+                if request.path.endswith("environment")
+                else self.sessions.counts()
+            )
             return "application/json", answer, _NOTHING
         if request.path not in self._posts:
             raise refusal(
-                404, "unknown_path", f"there is no {request.path}; known: GET {PREFIX}/environment, {PREFIX}/counts, POST {', '.join(self._posts)}"
+                404,
+                "unknown_path",
+                f"there is no {request.path}; known: GET {PREFIX}/environment, {PREFIX}/counts, POST "
+                f"{', '.join(self._posts)}",
             )
         if request.method != "POST":
             raise refusal(405, "bad_method", f"{request.path} is called with POST")
-        encoding = request.headers.get(b"content-type", b"").decode("latin1").partition(";")[0].strip().lower()
+        encoding = (
+            request.headers.get(b"content-type", b"").decode("latin1").partition(";")[0].strip().lower()
+        )
         if encoding not in ENCODINGS:
             raise refusal(415, "bad_type", f"content-type {encoding!r} is none of {', '.join(ENCODINGS)}")
         kind, act = self._posts[request.path]

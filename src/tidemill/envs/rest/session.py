@@ -1,4 +1,5 @@
-"""One session as its client sees it, and the two objects that play it: blocking, and with `async def`."""
+"""One session as its client sees it, and the two objects that play it: blocking, and with
+`async def`."""
 
 import math
 from types import SimpleNamespace
@@ -11,18 +12,29 @@ from tidemill.core.seeding import derive_seed
 from tidemill.envs.rest.calls import Again, Answer, Lost, Plan, Send, call, drive, drive_async
 from tidemill.envs.rest.hedging import AsyncHedged, Hedged
 from tidemill.envs.rest.host import UNANSWERED, Host
-from tidemill.envs.rest.wire import PREFIX, Problem, Repeats, ResetCall, Result, SessionsCall, StepCall, encode
+from tidemill.envs.rest.wire import (
+    PREFIX,
+    Problem,
+    Repeats,
+    ResetCall,
+    Result,
+    SessionsCall,
+    StepCall,
+    encode,
+)
 from tidemill.envs.spaces import to_gymnasium
 
 CLOSE_SECONDS = 0.5  # each: `UNANSWERED` of them end within the seconds that an actor has to close
 HURRIED_SECONDS = 0.05  # each of the others: enough to say so
-AGAIN: dict[Repeats, Again] = {"remembered": "late", "refused": "lost", "applied": "never"}  # when a step may be sent again
+# when a step may be sent again
+AGAIN: dict[Repeats, Again] = {"remembered": "late", "refused": "lost", "applied": "never"}
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class Session:
-    """Counts episodes and steps, and plans the calls. A failure breaks the session: it can only be closed, and the next reset opens another."""
+    """Counts episodes and steps, and plans the calls. A failure breaks the session: it
+    can only be closed, and the next reset opens another."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -34,7 +46,8 @@ class Session:
         self._last: StepCall | None = None
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Plan[tuple[Any, dict[str, Any]]]:
-        """Plan the beginning of an episode. Without a seed a new session takes one that was derived from the last."""
+        """Plan the beginning of an episode. Without a seed a new session takes one that
+        was derived from the last."""
         if self.broken and self.name:
             yield from self.close()
         if not self.name:
@@ -52,7 +65,9 @@ class Session:
         again: Again = "late" if self.host.description.repeats == "remembered" else "lost"
         result = yield from self._call("reset", f"reset to episode {self.episode}", asked, again)
         if result.terminated is True or result.truncated is True:
-            raise self._wrong("reset", "the answer says that the episode is over, which none is at its beginning")
+            raise self._wrong(
+                "reset", "the answer says that the episode is over, which none is at its beginning"
+            )
         observation = self._observation(result)
         self.broken = False
         return observation, result.info
@@ -60,29 +75,40 @@ class Session:
     def take_step(self, action: Any) -> Plan[Step]:
         """Plan one step."""
         if self.broken or not self.name:
-            raise RemoteFault(f"{self.host.url}: a step before reset; the session's last call failed, or none was made")
+            raise RemoteFault(
+                f"{self.host.url}: a step before reset; the session's last call failed, or none was made"
+            )
         self.broken = True
         self.step += 1
-        self._last = StepCall(session=self.name, episode=self.episode, step=self.step, action=self.host.actions.write(action))
-        result = yield from self._call("step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats])
+        self._last = StepCall(
+            session=self.name, episode=self.episode, step=self.step, action=self.host.actions.write(action)
+        )
+        result = yield from self._call(
+            "step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats]
+        )
         step = self._told(result)
         self.host.known.proven, self.broken = True, False
         return step
 
     def _told(self, result: Result) -> Step:
-        """Return a step's answer as Gymnasium's. Raises `ProtocolFault` for what is missing or wrong in it."""
+        """Return a step's answer as Gymnasium's. Raises `ProtocolFault` for what is
+        missing or wrong in it."""
         reward, terminated, truncated = result.reward, result.terminated, result.truncated
         if reward is UNSET or terminated is UNSET or truncated is UNSET:
             raise self._wrong(
                 f"step {self.step}",
-                f"the answer has no {' and no '.join(result.missing)}. The answer to a step must have reward (a number), terminated and truncated "
-                "(true or false each): let the server write all three, also where nothing is earned and nothing ends (docs/rest.md)",
+                f"the answer has no {' and no '.join(result.missing)}. The answer to a step must have reward "
+                "(a number), terminated and truncated "
+                "(true or false each): let the server write all three, also where nothing is earned and "
+                "nothing ends (docs/rest.md)",
             )
         if reward is None or not math.isfinite(reward):
             raise self._wrong(
                 f"step {self.step}",
-                f"reward is not finite but {reward}: NaN or infinite (null in JSON), or none at all. Tidemill trains on finite "
-                "numbers only; find where the environment divides by zero or overflows, or write 0 where nothing is earned",
+                f"reward is not finite but {reward}: NaN or infinite (null in JSON), or none at all. "
+                "Tidemill trains on finite "
+                "numbers only; find where the environment divides by zero or overflows, or write 0 where "
+                "nothing is earned",
             )
         return self._observation(result), reward, terminated, truncated, result.info
 
@@ -96,14 +122,16 @@ class Session:
         return step
 
     def close(self) -> Plan[None]:
-        """Plan the end of the session. Where the server is not there, it is told with the next session that is opened or ends."""
+        """Plan the end of the session. Where the server is not there, it is told with the
+        next session that is opened or ends."""
         name, self.name, self.broken = self.name, "", False
         if name:
             self.host.forget(name)
             yield from self._tell_ended(name)
 
     def _tell_ended(self, *names: str) -> Plan[None]:
-        """Plan telling the server of sessions that ended: of `names`, and of those of which it could not be told."""
+        """Plan telling the server of sessions that ended: of `names`, and of those of
+        which it could not be told."""
         host, breaker = self.host, self.host.breaker
         ended = (*host.take_untold(), *names)
         if not ended:
@@ -133,7 +161,9 @@ class Session:
         request = Send("POST", f"{PREFIX}/{path}", encode(asked, host.content_type), host.content_type, 0.0)
         what = f"{what} ({self._key()})"
         try:
-            result: Result = yield from call(host.terms, what, request, Result, again, host.paces[path], self._stale, self._applied)
+            result: Result = yield from call(
+                host.terms, what, request, Result, again, host.paces[path], self._stale, self._applied
+            )
         except ProtocolFault as error:
             error.first = not host.known.proven
             raise
@@ -155,7 +185,8 @@ class Session:
         except EnvironmentFault as error:
             raise self._wrong(
                 f"step {self.step}",
-                f"{error}. The server must answer what its spaces say: mend its environment, or start it anew with one environment only",
+                f"{error}. The server must answer what its spaces say: mend its environment, or start it "
+                "anew with one environment only",
             ) from None
 
     def _key(self) -> str:
@@ -174,24 +205,33 @@ class _Played:
 
     def __init__(self, host: Host) -> None:
         self.session = Session(host)
-        self.observation_space, self.action_space = to_gymnasium(host.spaces.observation), to_gymnasium(host.spaces.action)
-        self.spec = SimpleNamespace(id=host.description.environment, max_episode_steps=host.description.max_episode_steps)
+        self.observation_space, self.action_space = (
+            to_gymnasium(host.spaces.observation),
+            to_gymnasium(host.spaces.action),
+        )
+        self.spec = SimpleNamespace(
+            id=host.description.environment, max_episode_steps=host.description.max_episode_steps
+        )
 
 
 class RemoteEnv(_Played):
-    """A session as a Gymnasium environment: reset and step block, at most for `deadline`. For one thread at a time; `interrupt` is for any."""
+    """A session as a Gymnasium environment: reset and step block, at most for `deadline`.
+    For one thread at a time; `interrupt` is for any."""
 
     def __init__(self, host: Host) -> None:
         """Nothing is sent before the first reset."""
         super().__init__(host)
         self._connection = Hedged(host.address)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
         return drive(self.session.reset(seed, options), self._connection)
 
     def step(self, action: Any) -> Step:
-        """Take a step. Raises `RemoteFault`, after which only reset and close may be called."""
+        """Take a step. Raises `RemoteFault`, after which only reset and close may be
+        called."""
         return drive(self.session.take_step(action), self._connection)
 
     def repeat(self) -> Step:
@@ -218,12 +258,15 @@ class AsyncRemoteEnv(_Played):
         super().__init__(host)
         self._connection = AsyncHedged(host.address)
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
         return await drive_async(self.session.reset(seed, options), self._connection)
 
     async def step(self, action: Any) -> Step:
-        """Take a step. Raises `RemoteFault`, after which only reset and close may be called."""
+        """Take a step. Raises `RemoteFault`, after which only reset and close may be
+        called."""
         return await drive_async(self.session.take_step(action), self._connection)
 
     async def close(self) -> None:

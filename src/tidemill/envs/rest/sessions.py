@@ -1,4 +1,5 @@
-"""The sessions of a reference server: what reset, step and close do, whichever way the calls came."""
+"""The sessions of a reference server: what reset, step and close do, whichever way the
+calls came."""
 
 import math
 import secrets
@@ -31,7 +32,9 @@ from tidemill.envs.rest.wire import (
 from tidemill.envs.spaces import from_gymnasium
 
 BUSY_SECONDS = 60.0  # how long a call waits for the one before it in the same session
-CALLERS = 2  # of a session, besides the newest one: a call may come on two connections, and others keep the session open
+# of a session, besides the newest one: a call may come on two connections, and others
+# keep the session open
+CALLERS = 2
 FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they are forgotten
 
 
@@ -43,7 +46,9 @@ class Refused(Exception):
         self.status, self.problem, self.retry_after = status, problem, retry_after
 
 
-def refusal(status: int, error: str, message: str, episode: int | None = None, step: int | None = None) -> Refused:
+def refusal(
+    status: int, error: str, message: str, episode: int | None = None, step: int | None = None
+) -> Refused:
     """Return a `Refused` in words."""
     return Refused(status, Problem(error=error, message=message, episode=episode, step=step))
 
@@ -52,13 +57,16 @@ class Caller:
     """Who calls: a connection, say."""
 
     gone = False
-    """It has hung up: it cannot call any more, and the same client only as another caller."""
+    """It has hung up: it cannot call any more, and the same client only as another
+    caller."""
 
 
 class _Session:
     def __init__(self, caller: Caller) -> None:
         self.lock = threading.Lock()
-        self.callers = [caller]  # the last ones that named it: a client may have sent a call twice, and send the next one on either connection
+        # the last ones that named it: a client may have sent a call twice, and send the
+        # next one on either connection
+        self.callers = [caller]
         self.env: Any = None
         self.episode, self.step = -1, 0
         self.over = self.closed = False
@@ -86,28 +94,49 @@ class _Session:
 
 
 class Sessions:
-    """Up to `limit` sessions, each an environment of its own that `make` returned. Called from many threads; calls of one session take turns.
+    """Up to `limit` sessions, each an environment of its own that `make` returned. Called
+    from many threads; calls of one session take turns.
 
-    idle_seconds   a session that is not heard of for so long is closed; 0: never
-    left_seconds   while all sessions are taken, one whose callers are gone, and that was not heard of for so long, gives way to a new one
+    idle_seconds: a session that is not heard of for so long is closed; 0: never
+    left_seconds: while all sessions are taken, one whose callers are gone, and that was
+        not heard of for so long, gives way to a new one
     """
 
-    def __init__(self, make: Callable[[], Any], name: str, limit: int = 64, idle_seconds: float = 300.0, left_seconds: float = 10.0) -> None:
-        """Make one environment to learn its spaces, and close it. Raises `ConfigError`."""
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        name: str,
+        limit: int = 64,
+        idle_seconds: float = 300.0,
+        left_seconds: float = 10.0,
+    ) -> None:
+        """Make one environment to learn its spaces, and close it. Raises
+        `ConfigError`."""
         if limit < 1:
             raise ConfigError(f"max_sessions = {limit} must be at least 1")
         if not 0 <= idle_seconds < math.inf:
-            raise ConfigError(f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more")
+            raise ConfigError(
+                f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more"
+            )
         if not 0 <= left_seconds < math.inf:
-            raise ConfigError(f"left_seconds = {left_seconds:g} must be 0 (sessions that were left give way at once) or more")
-        self._make, self.name, self.limit, self.idle_seconds, self._left_seconds = make, name, limit, idle_seconds, left_seconds
+            raise ConfigError(
+                f"left_seconds = {left_seconds:g} must be 0 (sessions that were left give way at once) or "
+                "more"
+            )
+        self._make = make
+        self.name = name
+        self.limit = limit
+        self.idle_seconds = idle_seconds
+        self._left_seconds = left_seconds
         env = make()
         self.spaces = Spaces(
-            from_gymnasium(env.observation_space, f"{name}: observation_space"), from_gymnasium(env.action_space, f"{name}: action_space")
+            from_gymnasium(env.observation_space, f"{name}: observation_space"),
+            from_gymnasium(env.action_space, f"{name}: action_space"),
         )
         self._max_episode_steps = getattr(env.spec, "max_episode_steps", None) or 0
         env.close()
-        self._observations, self._actions = Values(self.spaces.observation, "observation"), Values(self.spaces.action, "action")
+        self._observations = Values(self.spaces.observation, "observation")
+        self._actions = Values(self.spaces.action, "action")
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
         self._counts = Counts(sessions=0, opened=0, resets=0, applied=0, repeated=0, refused=0)
@@ -163,7 +192,11 @@ class Sessions:
     def step(self, call: StepCall, caller: Caller) -> Result:
         """Apply a step, once. Raises `Refused`."""
         with self._taken(call.session, caller, opens=False) as session:
-            if (call.episode, call.step) == (session.episode, session.step) and call.step > 0 and session.reply is not None:
+            if (
+                (call.episode, call.step) == (session.episode, session.step)
+                and call.step > 0
+                and session.reply is not None
+            ):
                 return self._again(session.reply)
             if (call.episode, call.step) != (session.episode, session.step + 1) or session.over:
                 raise _out_of_order(call.session, session, f"step {call.step} of episode {call.episode}")
@@ -177,12 +210,20 @@ class Sessions:
                 check_number(reward, "reward", self.name)
                 check_flag(terminated, "terminated", self.name)
                 check_flag(truncated, "truncated", self.name)
-                return self._observations.write(observation), _plain(info), float(reward), bool(terminated), bool(truncated)
+                return (
+                    self._observations.write(observation),
+                    _plain(info),
+                    float(reward),
+                    bool(terminated),
+                    bool(truncated),
+                )
 
             observation, info, reward, terminated, truncated = self._run(call.session, session, stepped)
             session.step += 1
             session.over = terminated or truncated
-            return self._reply(call.session, session, observation, info, "applied", reward, terminated, truncated)
+            return self._reply(
+                call.session, session, observation, info, "applied", reward, terminated, truncated
+            )
 
     def close(self, call: SessionsCall, caller: Caller) -> Kept:
         """End sessions. Raises `Refused` when one is busy for too long."""
@@ -202,12 +243,17 @@ class Sessions:
             return
         since = time.monotonic() - self.idle_seconds
         with self._lock:
-            idle = [name for name, session in self._open.items() if session.used < since and not session.lock.locked()]
+            idle = [
+                name
+                for name, session in self._open.items()
+                if session.used < since and not session.lock.locked()
+            ]
         for name in idle:
             self._end(name)
 
     def forget(self, name: str | None = None) -> None:
-        """Lose a session, or all, as a server that starts anew does. What is busy for long is closed when it is done."""
+        """Lose a session, or all, as a server that starts anew does. What is busy for
+        long is closed when it is done."""
         with self._lock:
             names = [name] if name is not None else list(self._open)
             if name is None:
@@ -228,7 +274,8 @@ class Sessions:
                     raise refusal(
                         404,
                         "unknown_session",
-                        f"there is no session {name!r}; it was closed, or was left and gave way to another, or the server started anew. "
+                        f"there is no session {name!r}; it was closed, or was left and gave way to another, "
+                        "or the server started anew. "
                         "Reset a new one to episode 0",
                     )
                 left = self._make_room()
@@ -250,28 +297,41 @@ class Sessions:
             session.lock.release()
 
     def _make_room(self) -> _Session | None:
-        """Make room for one session more. Return the one that gave way, which is to be shut. Raises `Refused`. Only for who holds the lock."""
+        """Make room for one session more. Return the one that gave way, which is to be
+        shut. Raises `Refused`. Only for who holds the lock."""
         if len(self._open) < self.limit:
             return None
         since = time.monotonic() - self._left_seconds
-        left = [(one.used, name) for name, one in self._open.items() if one.left and one.used <= since and not one.lock.locked()]
+        left = [
+            (one.used, name)
+            for name, one in self._open.items()
+            if one.left and one.used <= since and not one.lock.locked()
+        ]
         if not left:
             why = (
-                f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a higher limit (--max-sessions); those of "
+                f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a "
+                "higher limit (--max-sessions); those of "
                 f"clients that hung up give way {self._left_seconds:g} s after their last call"
             )
             raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
         return self._open.pop(min(left)[1])
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
-        """Call the environment. One that raises, or answers what cannot be sent, is done with, and so is its session."""
+        """Call the environment. One that raises, or answers what cannot be sent, is done
+        with, and so is its session."""
         try:
             return call()
-        except BaseException as error:  # SystemExit, too: it would end the connection's thread, and the call would be sent, and applied, again
+        except BaseException as error:
+            # SystemExit, too: it would end the connection's thread, and the call would be
+            # sent, and applied, again
             with self._lock:
                 self._open.pop(name, None)
             session.closed = True
-            session.raised = refusal(500, "environment_raised", f"the environment raised {type(error).__name__}: {_sendable(str(error))}")
+            session.raised = refusal(
+                500,
+                "environment_raised",
+                f"the environment raised {type(error).__name__}: {_sendable(str(error))}",
+            )
             raise session.raised from error
 
     def _reply(
@@ -310,11 +370,17 @@ class Sessions:
         if session is None:
             return False
         if not self._shut(session, seconds):
-            raise refusal(503, "busy", f"session {name!r} is still at a call; it is forgotten, and its environment closed when that ends")
+            raise refusal(
+                503,
+                "busy",
+                f"session {name!r} is still at a call; it is forgotten, and its environment closed when that "
+                "ends",
+            )
         return True
 
     def _shut(self, session: _Session, seconds: float = 0.0) -> bool:
-        """Shut a session that is not in the table any more. False when it is still at a call after so long: then it is shut when that ends."""
+        """Shut a session that is not in the table any more. False when it is still at a
+        call after so long: then it is shut when that ends."""
         session.closed = True
         if not session.lock.acquire(timeout=seconds):
             return False
@@ -326,7 +392,8 @@ class Sessions:
 
 
 def _plain(info: Any, depth: int = 3) -> dict[str, Any]:
-    """Return what of an environment's info is sent: numbers and texts, numpy's among them, as Python's own; and maps of such, to that depth."""
+    """Return what of an environment's info is sent: numbers and texts, numpy's among
+    them, as Python's own; and maps of such, to that depth."""
     said: dict[str, Any] = {}
     for key, value in (info or {}).items():
         plain = value.item() if isinstance(value, np.generic) else value
@@ -351,5 +418,13 @@ def _sendable(text: str) -> str:
 
 
 def _out_of_order(name: str, session: _Session, asked: str) -> Refused:
-    state = f"at step {session.step} of episode {session.episode}" + (", which is over" if session.over else "")
-    return refusal(409, "out_of_order", f"{asked} cannot be next: session {brief(name)} is {state}", session.episode, session.step)
+    state = f"at step {session.step} of episode {session.episode}" + (
+        ", which is over" if session.over else ""
+    )
+    return refusal(
+        409,
+        "out_of_order",
+        f"{asked} cannot be next: session {brief(name)} is {state}",
+        session.episode,
+        session.step,
+    )
