@@ -24,6 +24,7 @@ from tidemill import (
     PolicyWorkers,
     QNetwork,
     Replay,
+    Slots,
     SquashedGaussian,
     Trainer,
 )
@@ -107,6 +108,22 @@ def sac() -> Experiment:
     system has them."""
     trainer = Trainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1, math_threads=2)
     return _off_policy("sac", Gymnasium(id="HalfCheetah-v5"), SquashedGaussian(), trainer)
+
+
+def slots() -> Experiment:
+    """CartPole-v1 in 32 slots, each in a thread of its own, DQN with an update for every
+    fourth step."""
+    trainer = Trainer(algorithm=DQN(double=False), buffer=_replay(), batch_size=64, ratio="1/4")
+    environment = Slots(environment=Gymnasium(id="CartPole-v1", threads=1))
+    made = _off_policy(
+        "slots", Gymnasium(id="CartPole-v1"), QNetwork(hidden=(64, 64), duelling=False), trainer
+    )
+    actors = Actors(
+        environment=environment, lanes=1, ring=32, one_core=True, agents=(AgentSpec(mode="stepwise"),)
+    )
+    return made.replace(
+        name="slots", workers={**made.workers, "actor": actors}, together=("actor", "trainer")
+    )
 
 
 def _replay() -> Replay:
