@@ -34,8 +34,9 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
 
-def stepping(ppo: PPO, network: Network, compiled: bool) -> Callable[[Columns], None]:
-    """Return a function that does one minibatch with torch's autograd."""
+def stepping(ppo: PPO, network: Network, backend: str) -> Callable[[Columns], None]:
+    """Return a function that does one minibatch with torch's autograd, compiled by
+    `backend` unless that is empty."""
 
     def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
         head, value = network(part["input"])
@@ -44,13 +45,19 @@ def stepping(ppo: PPO, network: Network, compiled: bool) -> Callable[[Columns], 
     loss = loss_of(ppo, evaluate)
     return torch_step(
         ppo,
-        torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss,
+        torch.compile(loss, fullgraph=True, dynamic=False, backend=backend) if backend else loss,
         list(network.parameters()),
     )
 
 
 def measure(
-    observation: Box, config: ActorCritic, actions: int, minibatch: int, count: int, rounds: int
+    observation: Box,
+    config: ActorCritic,
+    actions: int,
+    minibatch: int,
+    count: int,
+    rounds: int,
+    backend: str,
 ) -> dict[str, float]:
     """Return µs a row and epoch by way, of epochs of `count` minibatches."""
     ppo = PPO(minibatch_size=minibatch)
@@ -68,8 +75,8 @@ def measure(
         "target": torch.randn(rows),
     }
     ways = {
-        way: train_part(minibatch, columns, stepping(ppo, network, way == "compiled"))
-        for way in ("autograd", "compiled")
+        way: train_part(minibatch, columns, stepping(ppo, network, by))
+        for way, by in (("autograd", ""), ("compiled", backend))
     }
     if not encoder.images:
         plain = plain_of(network, config, ppo)
@@ -102,6 +109,9 @@ def main() -> None:
         default=[256],
         help="minibatches of Mnih et al.'s convolutions in bfloat16",
     )
+    parser.add_argument(
+        "--backend", default="inductor", help="of torch.compile: aot_eager traces, and compiles nothing"
+    )
     given = parser.parse_args()
     limit_threads(1)
     torch.manual_seed(0)
@@ -115,7 +125,7 @@ def main() -> None:
         # nothing is taken from an earlier run, and nothing stays
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         for name, observation, config, actions, minibatch, count in works:
-            found = measure(observation, config, actions, minibatch, count, given.rounds)
+            found = measure(observation, config, actions, minibatch, count, given.rounds, given.backend)
             print(
                 f"{name}, minibatch {minibatch}: "
                 f"{', '.join(f'{way} {value:.2f}' for way, value in found.items())}",
