@@ -24,7 +24,7 @@ import psutil
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
-from tidemill.bridge.files import Watch, shared_folder
+from tidemill.bridge.protocol.files import Watch, shared_folder
 from tidemill.bridge.worlds import reach
 from tidemill.run.metrics import read_metrics
 

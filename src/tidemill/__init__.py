@@ -33,8 +33,9 @@ from tidemill.api.curriculum import Stage
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
-from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import TidemillError
+from tidemill.core.moved import find_moved_modules
 from tidemill.core.query import Query
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.atari import Atari
@@ -142,6 +143,9 @@ _FRONT = {
     "resume": "tidemill.run.session",
     "train": "tidemill.run.session",
 }
+
+
+find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

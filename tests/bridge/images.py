@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tidemill.bridge.image import group_bytes, write_group, write_int
-from tidemill.bridge.requests import Requests
-from tidemill.bridge.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from tidemill.bridge.tables import LAYOUTS
+from tidemill.bridge.protocol.image import group_bytes, write_group, write_int
+from tidemill.bridge.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tidemill.bridge.protocol.tables import LAYOUTS
+from tidemill.bridge.world_side.requests import Requests
 
 
 def spec_of(observations, continuous=0, branches=(), agents=10):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
-from tidemill.bridge.channels import (
+from tidemill.bridge.protocol.channels import (
     Channels,
     EngineSettings,
     EnvironmentParameters,
@@ -22,9 +22,9 @@ from tidemill.bridge.channels import (
     SideChannel,
     Statistics,
 )
-from tidemill.bridge.samplers import Uniform
-from tidemill.bridge.simulator import Simulator
-from tidemill.bridge.specs import ActionTuple
+from tidemill.bridge.protocol.samplers import Uniform
+from tidemill.bridge.protocol.specs import ActionTuple
+from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.core.errors import PeerLost, SimulatorError
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"

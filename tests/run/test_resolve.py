@@ -1,6 +1,6 @@
 import pytest
 
-from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium

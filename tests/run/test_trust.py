@@ -35,7 +35,7 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.bridge.environment import SimulatorEnvironment as Simulators
+from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as Simulators
 from tidemill.core.config import encode
 from tidemill.core.errors import RunError, SimulatorError, Untrusted
 from tidemill.core.packed import pack

@@ -1,9 +1,7 @@
 """The simulator bridge: engines in any language join over shared memory
 (docs/simulators.md)."""
 
-from tidemill.bridge.bridge import Bridge
-from tidemill.bridge.simulator import Simulator
-from tidemill.bridge.specs import (
+from tidemill.bridge.protocol.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
@@ -13,7 +11,9 @@ from tidemill.bridge.specs import (
     TerminalStep,
     TerminalSteps,
 )
-from tidemill.bridge.world import ActionEvent, Request, World
+from tidemill.bridge.trainer_side.simulator import Simulator
+from tidemill.bridge.world_side.bridge import Bridge
+from tidemill.bridge.world_side.world import ActionEvent, Request, World
 
 __all__ = [
     "ActionEvent",

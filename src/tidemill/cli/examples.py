@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import tidemill
-from tidemill.bridge.sources import copy_files
+from tidemill.bridge.world_side.sources import copy_files
 from tidemill.cli.friendly import friendly
 
 _PACKAGE = Path(tidemill.__file__).parent

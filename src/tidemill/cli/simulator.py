@@ -27,7 +27,7 @@ def sources(
 ) -> None:
     """Copy the simulator's side of the bridge here: the C header, the Unity package (C#),
     and example worlds."""
-    from tidemill.bridge.sources import copy_sources
+    from tidemill.bridge.world_side.sources import copy_sources
 
     for path in copy_sources(folder):
         print(path)
@@ -43,7 +43,7 @@ def look_inside(
 ) -> None:
     """Print what a memory file holds, as JSON. It is only read, also while a simulator
     runs."""
-    from tidemill.bridge.dump import dump, text_of
+    from tidemill.bridge.kit.dump import dump, text_of
 
     print(text_of(dump(file, header)))
 
@@ -79,9 +79,9 @@ def check(
 ) -> None:
     """Play a simulator through everything that the bridge asks of it, and tell what it
     does, point by point."""
-    from tidemill.bridge.channels import framing_of
-    from tidemill.bridge.check import check_simulator
-    from tidemill.bridge.play import Program
+    from tidemill.bridge.kit.check import check_simulator
+    from tidemill.bridge.kit.play import Program
+    from tidemill.bridge.protocol.channels import framing_of
 
     points = check_simulator(
         Program(path, tuple(arguments or ()), layout, deadline), seconds, framing_of(framing), only or ()
@@ -117,8 +117,8 @@ def record(
 ) -> None:
     """Play a simulator at random and write all that goes to and fro into a file, which
     `replay` plays again."""
-    from tidemill.bridge.play import Program
-    from tidemill.bridge.record import record as play
+    from tidemill.bridge.kit.play import Program
+    from tidemill.bridge.kit.record import record as play
 
     print(
         f"{out}: {play(Program(path, tuple(arguments or ()), layout, deadline), out, steps, seed, force)} "
@@ -151,10 +151,10 @@ def replay(
 ) -> None:
     """Play a recording to a trainer, in the place of the simulator; or, with --against,
     into a simulator to see whether it answers alike."""
-    from tidemill.bridge.compare import compare
-    from tidemill.bridge.play import Program
-    from tidemill.bridge.record import replay as play
-    from tidemill.bridge.recording import Recording
+    from tidemill.bridge.kit.compare import compare
+    from tidemill.bridge.kit.play import Program
+    from tidemill.bridge.kit.record import replay as play
+    from tidemill.bridge.kit.recording import Recording
 
     if against is None:
         played = play(file, memory_path)

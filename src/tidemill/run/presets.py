@@ -12,7 +12,7 @@ from tidemill.algorithms.sac import SAC
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.policy import PolicyConfig
-from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo

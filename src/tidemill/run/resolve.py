@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.bridge.environment import SimulatorEnvironment
+from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute

@@ -43,7 +43,7 @@ extern "C" {
 #endif
 
 /* BEGIN GENERATED */
-/* by `python -m tidemill.bridge.generate` from src/tidemill/bridge/tables.py */
+/* by `python -m tidemill.bridge.protocol.generate` from src/tidemill/bridge/protocol/tables.py */
 #define TM_TURN_TRAINER 0
 #define TM_TURN_SIMULATOR 1
 #define TM_COMMAND_STEP 0

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill.bridge.channels import EnvironmentParameters, Statistics
-from tidemill.bridge.specs import ActionTuple, Floats, Ints
-from tidemill.bridge.world import Request, World
+from tidemill.bridge.protocol.channels import EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.specs import ActionTuple, Floats, Ints
+from tidemill.bridge.world_side.world import Request, World
 from tidemill.bridge.worlds.game import SLOTS, Game, play
 
 CELLS = 7

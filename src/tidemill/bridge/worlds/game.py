@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.bridge import Bridge
-from tidemill.bridge.channels import Channels, EnvironmentParameters, Statistics
-from tidemill.bridge.world import World
+from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics
+from tidemill.bridge.world_side.bridge import Bridge
+from tidemill.bridge.world_side.world import World
 from tidemill.core.errors import TidemillError
 
 Ints = NDArray[np.int64]

@@ -9,9 +9,9 @@ tidemill train simulator:…/bridge/worlds/reach.py
 
 import numpy as np
 
-from tidemill.bridge.channels import EnvironmentParameters, Statistics
-from tidemill.bridge.specs import ActionTuple, Floats, Ints
-from tidemill.bridge.world import World
+from tidemill.bridge.protocol.channels import EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.specs import ActionTuple, Floats, Ints
+from tidemill.bridge.world_side.world import World
 from tidemill.bridge.worlds.game import SLOTS, Game, Randoms, play
 
 NEAR = 0.1

@@ -1,4 +1,4 @@
-// Made by `python -m tidemill.bridge.generate` from src/tidemill/bridge/tables.py. Do not edit.
+// Made by `python -m tidemill.bridge.protocol.generate` from src/tidemill/bridge/protocol/tables.py. Do not edit.
 namespace Tidemill
 {
     internal static class Layout

@@ -1,0 +1,1 @@
+"""Tools for authors of simulators: conformance checks, recordings, a look into memory."""

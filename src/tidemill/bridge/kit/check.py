@@ -1,0 +1,36 @@
+"""The conformance kit: plays a simulator, whoever made it, and says point by point
+whether it does its part of the bridge."""
+
+from collections.abc import Sequence
+
+from tidemill.bridge.kit.play import Program
+from tidemill.bridge.kit.points import POINTS, Found, Over, Point
+from tidemill.bridge.kit.scenes import SCENES
+from tidemill.bridge.protocol.channels import Framing
+from tidemill.core.errors import ConfigError, did_you_mean
+
+
+def check_simulator(
+    program: Program, seconds: float = 5.0, framing: Framing = "uuid", only: Sequence[str] = ()
+) -> list[Point]:
+    """Play a simulator and return all points, or those named in `only`.
+
+    seconds: of plain play, in which late groups, ends, masks and so on are waited for;
+        what does not happen then is "not seen"
+    framing: of the side channels' messages
+    """
+    for name in only:
+        if name not in POINTS:
+            raise ConfigError(f'there is no point "{name}", {did_you_mean(name, POINTS)}')
+    if not seconds > 0:
+        raise ConfigError(f"seconds = {seconds} must be above 0")
+    found = Found()
+    for scene, points in SCENES.items():
+        if only and not set(points) & set(only):
+            continue
+        try:
+            scene(program, found, seconds, framing)
+        except Over:
+            if found.point("start").verdict == "fail":
+                break
+    return [found.point(name) for name in POINTS if not only or name in only]

@@ -1,0 +1,291 @@
+"""Recording an exchange, and playing it back in the place of the simulator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tidemill.bridge.kit.play import Program, draw_actions
+from tidemill.bridge.kit.recording import Actions, Exchange, Recording, Writer, group_spec, rows_of
+from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, RawChannels, TerminalSteps
+from tidemill.bridge.protocol.tables import QUERY, RESET, STEP
+from tidemill.bridge.trainer_side.process import command_of
+from tidemill.bridge.trainer_side.simulator import Simulator
+from tidemill.bridge.trainer_side.steps import complete
+from tidemill.bridge.world_side.bridge import Bridge
+from tidemill.bridge.world_side.requests import Requests, read_actions
+from tidemill.core.errors import PeerLost, SimulatorError
+
+
+class _Tap:
+    """Side channels of which a copy is kept of what went through since the last
+    `take`."""
+
+    def __init__(self, channels: RawChannels | None) -> None:
+        self._channels = channels
+        self._sent = self._came = b""
+
+    def outgoing(self) -> bytes:
+        self._sent = b"" if self._channels is None else self._channels.outgoing()
+        return self._sent
+
+    def incoming(self, data: bytes) -> None:
+        self._came = data
+        if self._channels is not None:
+            self._channels.incoming(data)
+
+    def take(self) -> tuple[bytes, bytes]:
+        found, self._sent, self._came = (self._sent, self._came), b"", b""
+        return found
+
+
+class RecordedSimulator(Simulator):
+    """A `Simulator` whose exchanges are recorded; the file `out` appears when it is
+    closed, or the simulator is gone.
+
+    Rows with numbers that are not finite are not recorded: they are an error here as they
+    are there.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        arguments: Sequence[str] = (),
+        *,
+        out: str | Path,
+        replace: bool = False,
+        layout: str = "0",
+        **more: Any,
+    ) -> None:
+        self._tap = _Tap(more.pop("channels", None))
+        self._actions: dict[str, ActionTuple] = {}
+        self._said = STEP
+        self._seen: set[str] = set()
+        program = arguments[0] if arguments and str(arguments[0]).endswith((".py", ".exe")) else path
+        self._writer = Writer(Path(out), layout, Path(program).name if program else "", replace)
+        try:
+            super().__init__(path, arguments, layout=layout, channels=self._tap, **more)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def set_actions(self, name: str, action: ActionTuple) -> None:
+        """See `Simulator.set_actions`."""
+        super().set_actions(name, action)
+        state = self._state(name)
+        self._actions[name] = complete(state.group, len(self.get_steps(name)[0]), action)
+
+    def set_action_for_agent(self, name: str, agent_id: int, action: ActionTuple) -> None:
+        """See `Simulator.set_action_for_agent`."""
+        super().set_action_for_agent(name, agent_id, action)
+        decisions = self.get_steps(name)[0]
+        row = decisions.agent_id_to_index[agent_id]
+        whole = self._actions.setdefault(name, self.behavior_specs[name].action_spec.zeros(len(decisions)))
+        for target, given in ((whole.continuous, action.continuous), (whole.discrete, action.discrete)):
+            if target is not None and given is not None:
+                target[row] = given
+
+    def begin(self, command: int = STEP) -> None:
+        """See `Simulator.begin`."""
+        super().begin(command)
+        self._said = command
+
+    def finish(self) -> None:
+        """See `Simulator.finish`."""
+        super().finish()
+        sent, came = self._tap.take()
+        actions, specs = {}, self.behavior_specs
+        if self._said == STEP:
+            actions = {name: _packed(action) for name, action in self._actions.items()}
+        if self._said != QUERY:
+            self._actions = {}
+        new = tuple(group_spec(name, spec) for name, spec in specs.items() if name not in self._seen)
+        self._seen |= specs.keys()
+        steps = {} if self._said == QUERY else {name: self.get_steps(name) for name in specs}
+        rows = {
+            name: (rows_of(decisions), rows_of(terminals)) for name, (decisions, terminals) in steps.items()
+        }
+        self._writer.add(Exchange(self._said, sent, actions, came, new, rows))
+
+    def close(self, *arguments: Any) -> None:
+        """See `Simulator.close`."""
+        super().close(*arguments)
+        self._writer.close()
+
+
+def _packed(action: ActionTuple) -> Actions:
+    parts = (action.continuous, action.discrete)
+    return Actions(*(b"" if part is None else part.tobytes() for part in parts))
+
+
+def record(program: Program, out: Path, steps: int = 1000, seed: int = 0, replace: bool = False) -> int:
+    """Play a simulator with allowed actions drawn at random, record so many steps after a
+    reset, and return how many exchanges there were.
+
+    A simulator that breaks off is an error, but what came before is recorded.
+    """
+    path, first = command_of(program.path)
+    rng = np.random.default_rng(seed)
+    simulator = RecordedSimulator(
+        path,
+        (*first, *program.arguments),
+        out=out,
+        replace=replace,
+        layout=program.layout,
+        start_seconds=program.deadline,
+        deadline=program.deadline,
+    )
+    with simulator:
+        simulator.reset()
+        for _ in range(steps):
+            for name, spec in simulator.behavior_specs.items():
+                simulator.set_actions(
+                    name, draw_actions(simulator.get_steps(name)[0], spec.action_spec.continuous_size, rng)
+                )
+            simulator.step()
+    return simulator.exchanges
+
+
+@dataclass
+class Played:
+    """How a recording was played back.
+
+    exchanges, recorded: how many were played, of how many
+    differing: steps whose actions were others than the recorded ones
+    reason: why it ended
+    """
+
+    exchanges: int
+    recorded: int
+    differing: int
+    reason: str
+
+
+class Given:
+    """Side channels that hand out what they are given, and hear nothing."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def outgoing(self) -> bytes:
+        data, self.data = self.data, b""
+        return data
+
+    def incoming(self, data: bytes) -> None:
+        pass
+
+
+class Replay(Bridge):
+    """A recording in the place of the simulator: the recorded answers, whatever the
+    trainer does. Any layout will do.
+
+    A reset goes on at the next recorded one, after the last at the first. The bridge is
+    closed where the recording ends, or the recorded trainer reset and this one steps on.
+    """
+
+    def __init__(self, recording: Recording, memory_path: str | Path | None = None) -> None:
+        super().__init__(memory_path)
+        if self._memory is None:
+            raise SimulatorError(
+                "no trainer waits for this recording; let one start `tidemill simulator replay FILE` in the "
+                "place of the simulator"
+            )
+        self._recording = recording
+        self._numbers = [number for number, command in enumerate(recording.commands) if command != QUERY]
+        self._commands = [recording.commands[number] for number in self._numbers]
+        self._resets = [place for place, command in enumerate(self._commands) if command == RESET]
+        self.played = Played(0, len(self._numbers), 0, "")
+
+    def play(self) -> Played:
+        """Play until the trainer closes, or nothing is left."""
+        memory = self._memory
+        assert memory is not None
+        try:
+            command, at = self._receive(memory), -1
+            while (following := self._after(at, command)) is not None:
+                at = following
+                asked = self._show(self._recording[self._numbers[at]])
+                memory.hand_over(STEP)
+                command = self._receive(memory)
+                if command == STEP:
+                    self._compare(at, asked)
+            if command == RESET:
+                self.played.reason = "the trainer reset, and nothing in the recording answers that"
+            elif at + 1 == len(self._numbers):
+                self.played.reason = "the recording is over"
+            else:
+                self.played.reason = "the recorded trainer reset here, and this one stepped"
+            print(f"{self._recording.path}: {self.played.reason}", flush=True)  # the trainer quotes it
+        except PeerLost as error:
+            self._lose(str(error))
+            self.played.reason = self.reason
+        finally:
+            self.close()
+        return self.played
+
+    def _after(self, at: int, command: int | None) -> int | None:
+        """Return the place of the exchange that answers a command after the one at
+        `at`."""
+        if command == RESET:
+            return next(
+                (place for place in self._resets if place > at), self._resets[0] if self._resets else None
+            )
+        return at + 1 if at + 1 < len(self._commands) and (self._commands[at + 1] == STEP or at < 0) else None
+
+    def _show(self, exchange: Exchange) -> dict[str, DecisionSteps]:
+        """Write an exchange's rows; return who asks."""
+        memory, recording = self._memory, self._recording
+        assert memory is not None
+        asked = {}
+        # in their order
+        memory.put(
+            exchange.came,
+            [(name, recording.specs[name]) for name in exchange.steps if name not in memory.named],
+        )
+        for group in memory.groups:
+            decisions, terminals = recording.steps(exchange, group.name)
+            _filled(group.name, recording, decisions, terminals).write(memory.layout, memory.data, group)
+            asked[group.name] = decisions
+        self.played.exchanges += 1
+        return asked
+
+    def _compare(self, at: int, asked: dict[str, DecisionSteps]) -> None:
+        """Count a step whose actions are others than those recorded."""
+        memory = self._memory
+        if memory is None or at + 1 == len(self._numbers):
+            return
+        following = self._recording[self._numbers[at + 1]]
+        for group in memory.groups:
+            n = len(asked[group.name])
+            continuous, discrete = read_actions(memory.data, group, n)
+            expected = self._recording.actions(following, group.name, n)
+            assert expected.continuous is not None and expected.discrete is not None
+            if not np.array_equal(continuous, expected.continuous) or not np.array_equal(
+                discrete, expected.discrete
+            ):
+                self.played.differing += 1
+                return
+
+
+def _filled(name: str, recording: Recording, decisions: DecisionSteps, terminals: TerminalSteps) -> Requests:
+    """Return a group's rows."""
+    requests = Requests(name, recording.specs[name])
+    for steps, rows in ((decisions, requests.asks), (terminals, requests.ends)):
+        taken = requests.take_many(steps.agent_id, rows)
+        rows.reward[taken] = steps.reward
+        for target, values in zip(rows.obs, steps.obs, strict=True):
+            target[taken] = values
+        if isinstance(steps, TerminalSteps):
+            rows.cut[taken] = steps.interrupted
+        elif steps.forbidden is not None:
+            rows.masks[taken] = steps.forbidden
+    return requests
+
+
+def replay(file: Path, memory_path: str | None = None) -> Played:
+    """Play a recording in the place of a simulator; RecordingError where it cannot be
+    read, or not be played in the trainer's layout."""
+    with Recording(file) as recording:
+        return Replay(recording, memory_path).play()

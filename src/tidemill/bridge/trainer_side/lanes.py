@@ -1,0 +1,553 @@
+"""Simulators as a Tidemill environment: a lane is a simulator, a group of its agents is
+seats, a tick is an exchange with all of them at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from numpy import count_nonzero
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.bridge.protocol.channels import (
+    Channels,
+    EngineSettings,
+    EnvironmentParameters,
+    Framing,
+    SideChannel,
+    Statistics,
+)
+from tidemill.bridge.protocol.messages import ChannelError
+from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Sampler, Uniform
+from tidemill.bridge.protocol.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
+from tidemill.bridge.protocol.tables import RESET, STEP
+from tidemill.bridge.trainer_side.seats import Index, Seats
+from tidemill.bridge.trainer_side.simulator import Simulator
+from tidemill.bridge.trainer_side.spaces import Form, Group, describe, form_of
+from tidemill.bridge.trainer_side.waiter import Waiter
+from tidemill.core.clock import awake
+from tidemill.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    ImageError,
+    SimulatorError,
+    TidemillError,
+)
+from tidemill.core.schema import Arrays
+from tidemill.core.tally import Tally, Told, summary
+
+# seconds that `ready` waits for an answer before a thread does: most come sooner, and a
+# wait by thread costs more than they do
+PATIENCE = 0.002
+CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
+# exchanges in a row in which no agent of a lane asks for a decision, at the begin of its
+# episodes
+MOST_EMPTY = 10_000
+MOST_KNOWN = 64  # arrays of seats whose rows are kept
+SEEDS = 1 << 24  # a seed travels as a float32
+
+Start = Callable[[int, Channels], Simulator]
+"""Given the lane and its side channels, starts a simulator."""
+
+
+class Place:
+    """Where the seats of one group of agents (as the simulator has them) lie in one group
+    of the tick (as agent specs have them).
+
+    tick: which tick
+    width: seats of a lane in that tick
+    position: int [seats]: where each seat lies among them; -1: in another tick
+    whole: all seats lie in this tick
+    """
+
+    def __init__(self, tick: int, width: int, position: Index) -> None:
+        self.tick, self.width, self.position = tick, width, position
+        self.whole = bool((position >= 0).all())
+
+    def rows(self, lane: int, seats: Index) -> tuple[Any, Any]:
+        """Return (which of `seats` lie here, the rows of these), as indices."""
+        position = self.position[seats]
+        which: Any = slice(None)
+        if not self.whole:
+            which = (position >= 0).nonzero()[0]
+            position = position[which]
+        rows = position + lane * self.width
+        steps = len(rows) - 1
+        if steps >= 0 and rows[-1] - rows[0] == steps and count_nonzero(rows[1:] - rows[:-1] == 1) == steps:
+            return which, slice(int(rows[0]), int(rows[-1]) + 1)
+        return which, rows
+
+
+Rows = list[tuple[Place, Any, Any]]
+"""For each place: which of some seats lie there, and their rows, as indices."""
+
+
+class Crowd:
+    """One group of agents in one lane: their seats, and where their rows go."""
+
+    def __init__(self, name: str, form: Form, seats: int, places: Sequence[Place], lane: int) -> None:
+        self.name, self.form, self.places, self.lane = name, form, places, lane
+        self.seats = Seats(name, seats)
+        self.asking: Index = np.zeros(0, np.intp)  # the seats of those that asked last, in their order
+        self._rows: Rows = []
+        # by the array of seats: what was found, while `Seats` gives the same again
+        self._known: dict[int, tuple[Index, Rows]] = {}
+
+    def _rows_of(self, seats: Index) -> Rows:
+        known = self._known.get(id(seats))
+        if known is None:
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(seats)] = (
+                seats,
+                [(place, *place.rows(self.lane, seats)) for place in self.places],
+            )
+        return known[1]
+
+    def act(self, actions: Sequence[Arrays], simulator: Simulator) -> None:
+        """Set the actions of those that asked."""
+        if not len(self.asking):
+            return
+        out: ActionTuple = self.form.empty(len(self.asking))
+        for place, which, rows in self._rows:
+            self.form.act(actions[place.tick], rows, which, out)
+        simulator.set_actions(self.name, out)
+
+    def observe(
+        self, decisions: DecisionSteps, terminals: TerminalSteps, ticks: Sequence[Tick], same_step: bool
+    ) -> None:
+        """Write what came."""
+        ended: Index = np.zeros(0, np.intp)
+        if len(terminals):
+            ended, known = self.seats.of(terminals.agent_id), None
+            if count_nonzero(ended < 0):  # they asked for no decision before they ended
+                known = (ended >= 0).nonzero()[0]
+                ended = ended[known]
+            if len(set(ended.tolist())) < len(ended):
+                agents, times = np.unique(
+                    terminals.agent_id if known is None else terminals.agent_id[known], return_counts=True
+                )
+                raise EnvironmentFault(
+                    f'group "{self.name}": agent {agents[times > 1][0]} ends two episodes in one exchange; '
+                    "exchange in between"
+                )
+            for place, which, rows in self._rows_of(ended):
+                tick, those = ticks[place.tick], which if known is None else known[which]
+                interrupted = terminals.interrupted[those]
+                tick.done[rows] = ~interrupted
+                tick.truncated[rows] = interrupted
+                tick.reward[rows] = terminals.reward[those]
+                tick.present[rows] = True
+                self.form.observe(terminals, those, tick.observation, rows)
+            self.seats.free(ended)
+        seats, new = self.seats.seat(decisions.agent_id, ended)
+        if seats is not self.asking:
+            self.asking, self._rows = seats, self._rows_of(seats)
+        fresh = count_nonzero(new)
+        if fresh and len(ended) and len(again := ended[self.seats.taken[ended]]):
+            self._restart(again, ticks, same_step)
+        for place, which, rows in self._rows:
+            tick = ticks[place.tick]
+            tick.present[rows] = True
+            tick.reward[rows] = (
+                np.where(new[which], tick.reward[rows], decisions.reward[which])
+                if fresh
+                else decisions.reward[which]
+            )
+            self.form.observe(decisions, which, tick.observation, rows)
+
+    def _restart(self, seats: Index, ticks: Sequence[Tick], same_step: bool) -> None:
+        """These seats ended an episode in this exchange and have another one already."""
+        if not same_step:
+            raise EnvironmentFault(
+                f'group "{self.name}": {len(seats)} agents ended an episode and others took their seats in '
+                "one exchange, although same_step = False "
+                "says that this never happens; leave it out"
+            )
+        for place, _, rows in self._rows_of(seats):
+            tick = ticks[place.tick]
+            tick.restarted[rows] = True
+            for name, final in tick.final.items():
+                final[rows] = tick.observation[name][rows]
+
+    def cut(self, ticks: Sequence[Tick]) -> None:
+        """The simulator is gone: episodes that are open are cut."""
+        for place, _, rows in self._rows_of(self.clear()):
+            ticks[place.tick].truncated[rows] = True
+
+    def clear(self) -> Index:
+        """Nobody has a seat any more. Returns the seats that were taken."""
+        self.asking, self._rows = np.zeros(0, np.intp), []
+        return self.seats.clear()
+
+
+class Lane:
+    """One simulator, and what is between it and the environment.
+
+    number: which lane it is; `name` is what messages call it
+    gone: it died in this tick, when episodes were open, and another one is being started
+    resetting: the exchange under way begins episodes
+    empty: exchanges in a row in which nobody asked for a decision
+    known: how many groups it had when they were last looked at
+    said: the statistics that came with its last answer
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        start: Start,
+        channels: Sequence[SideChannel],
+        framing: Framing,
+        restarts: int,
+    ) -> None:
+        self.number, self.name, self._start, self._restarts = number, name, start, restarts
+        self.engine = EngineSettings()
+        self.parameters = EnvironmentParameters()
+        self.statistics = Statistics()
+        self._own, self._framing = channels, framing
+        self.tally, self.said = Tally(), dict[str, Told]()
+        self.crowds: list[Crowd] = []
+        self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
+        self._simulator: Simulator | None = None
+        self._starting: Future[Simulator] | None = None
+        self._closed = False
+
+    @property
+    def simulator(self) -> Simulator:
+        """The simulator, when it is not being started."""
+        assert self._simulator is not None
+        return self._simulator
+
+    def start(self) -> Simulator:
+        """Start the simulator, and wait until it is there. What was set of engine and
+        parameters is told to it with the first exchange."""
+        channels = Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing)
+        self._simulator = self._start(self.number, channels)
+        return self._simulator
+
+    def wait(self, seconds: float) -> bool:
+        """True when `finish` returns without waiting."""
+        if self._starting is not None:
+            with suppress(TimeoutError, Exception):
+                self._starting.result(seconds)
+            return self._starting.done()
+        return self.simulator.wait(seconds)
+
+    def begin(self, command: int) -> None:
+        """Hand over the turn. One that is being started is going to be reset, whatever
+        the command."""
+        if self._starting is None:
+            try:
+                self.simulator.begin(command)
+            except (SimulatorError, DeadlineError) as error:
+                self.revive(error)
+
+    def finish(self) -> bool:
+        """Take the answer. False when the simulator died, and another one is being
+        started."""
+        try:
+            if self._starting is not None:
+                starting, self._starting = self._starting, None
+                self._simulator = starting.result()
+            self.simulator.finish()
+            self.said = self.statistics.tally.take()
+            self.tally.merge(self.said)
+            return True
+        except (SimulatorError, DeadlineError) as error:
+            self.revive(error)
+            return False
+
+    def revive(self, error: TidemillError) -> None:
+        """Start another simulator, in a thread, for the one that is gone; or raise."""
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = None
+        if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
+            raise EnvironmentFault(f"{self.name}: {error}") from error
+        self._restarts -= 1
+        self.known, self.said = 0, {}
+        self.tally.add("simulator/restarts", 1.0, "sum")
+        self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
+        self.resetting = True
+        self.engine.repeat()
+        self.parameters.repeat()
+        self._starting = Future()
+        Thread(
+            target=self._start_again, args=(self._starting,), name=f"start of {self.name}", daemon=True
+        ).start()
+
+    def _start_again(self, starting: "Future[Simulator]") -> None:
+        try:
+            simulator = self._start(
+                self.number,
+                Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing),
+            )
+            if self._closed:
+                simulator.close()
+            else:
+                simulator.begin(RESET)
+                simulator.wait()
+            starting.set_result(simulator)
+        except BaseException as error:
+            starting.set_exception(error)
+
+    def close(self) -> None:
+        """End the simulator."""
+        self._closed = True
+        if self._simulator is not None:
+            self._simulator.close(CLOSE_SECONDS)
+        elif self._starting is not None and self._starting.done() and self._starting.exception() is None:
+            self._starting.result().close(CLOSE_SECONDS)
+
+
+class SimulatorLanes(Environment):
+    """See the module's text. A lane whose agents have all finished is not reset by us:
+    its simulator begins episodes when it likes.
+
+    An agent that asks for a decision is present; one that has begun an episode and asks
+    for none is absent. What ends together with the exchange that begins the next episode
+    in its seat is `restarted`.
+    """
+
+    resets_any = False
+    independent = True
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        specs: Mapping[str, BehaviorSpec],
+        declared: Sequence[str],
+        seats: Mapping[str, int],
+        same_step: bool,
+    ):
+        self.lanes, self.same_step, self.max_episode_steps = len(lanes), same_step, 0
+        self._lanes, self._specs, self._declared = list(lanes), dict(specs), set(declared)
+        self._forms = {name: form_of(spec) for name, spec in specs.items()}
+        self._seats = {name: seats.get(name, spec.max_agents) for name, spec in specs.items()}
+        self.agents = tuple(
+            AgentInfo(f"{name}_{seat}", self._forms[name].spaces)
+            for name in specs
+            for seat in range(self._seats[name])
+        )
+        self.groups = {name: self._seats[name] for name in specs}
+        """Groups by name, with their seats."""
+        self._pending: list[Lane] = []
+        self._started = False
+        self._waiter = Waiter("simulators")
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        self._widths = [len(group) for group in groups]
+        home = np.full((2, len(self.agents)), -1, np.intp)  # which group, and where in it
+        for number, group in enumerate(groups):
+            for position, agent in enumerate(group):
+                if self.agents[agent].spaces != self.agents[group[0]].spaces:
+                    raise ConfigError(
+                        f'agents "{self.agents[group[0]].name}" and "{self.agents[agent].name}" have '
+                        "different spaces"
+                    )
+                home[:, agent] = number, position
+        for lane in self._lanes:
+            first, lane.crowds = 0, []
+            for name, count in self._seats.items():
+                which, position = home[:, first : first + count]
+                places = [
+                    Place(n, len(groups[n]), np.where(which == n, position, -1))
+                    for n in np.unique(which[which >= 0]).tolist()
+                ]
+                lane.crowds.append(Crowd(name, self._forms[name], count, places, lane.number))
+                first += count
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        for lane, anew in zip(self._lanes, reset.tolist(), strict=True):
+            begins = (
+                not self._started
+                or lane.gone
+                or (anew and any(crowd.seats.taken.any() for crowd in lane.crowds))
+            )
+            lane.gone, lane.resetting, lane.empty = False, begins or anew, 0
+            if begins:
+                for crowd in lane.crowds:
+                    crowd.clear()
+            else:
+                for crowd in lane.crowds:
+                    crowd.act(actions, lane.simulator)
+            lane.begin(RESET if begins else STEP)
+        self._started = True
+        self._pending = list(self._lanes)
+
+    def ready(self) -> bool:
+        if not self._waiter.idle:
+            return False
+        while self._pending:
+            lane = self._pending[0]
+            if not lane.wait(PATIENCE):
+                self._waiter.begin([lane.wait for lane in self._pending])
+                return False
+            if self._take(lane):
+                self._pending.pop(0)
+        return True
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        while not self.ready():
+            self._waiter.join()
+        for tick in ticks:
+            for flags in (tick.done, tick.truncated, tick.present, tick.restarted):
+                flags.fill(False)
+            tick.reward.fill(0)
+        for lane in self._lanes:
+            for crowd in lane.crowds:
+                if lane.gone:
+                    crowd.cut(ticks)
+                elif crowd.name in lane.simulator.behavior_specs:
+                    try:
+                        decisions, terminals = lane.simulator.get_steps(crowd.name)
+                        crowd.observe(decisions, terminals, ticks, self.same_step)
+                    except EnvironmentFault as error:
+                        raise EnvironmentFault(f"{lane.name}: {error}") from None
+
+    def _take(self, lane: Lane) -> bool:
+        """Take the answer of a lane. False when it needs another exchange before there is
+        something to tell."""
+        if lane.gone:
+            return True
+        if not lane.finish():
+            return lane.gone
+        self._compare(lane)
+        if not lane.resetting or any(
+            len(lane.simulator.get_steps(name)[0]) for name in lane.simulator.behavior_specs
+        ):
+            return True
+        lane.empty += 1
+        if lane.empty >= MOST_EMPTY:
+            raise EnvironmentFault(
+                f"{lane.name}: no agent asked for a decision in {MOST_EMPTY:,} exchanges; let one begin an "
+                "episode"
+            )
+        lane.begin(STEP)
+        return False
+
+    def _compare(self, lane: Lane) -> None:
+        """Look at groups that have appeared."""
+        specs = lane.simulator.behavior_specs
+        if len(specs) == lane.known:
+            return
+        for name, spec in specs.items():
+            known = self._specs.get(name)
+            if known is None:
+                raise EnvironmentFault(
+                    f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot '
+                    "change under way; "
+                    f"declare it: groups=({describe([(name, spec)])},), and give it an agent spec"
+                )
+            # layout 0.3.2 tells more, which is no part of a declaration
+            if Group.of(name, known) != Group.of(name, spec):
+                raise EnvironmentFault(
+                    f'{lane.name}: group "{name}" is {describe([(name, spec)])}, but '
+                    f"{describe([(name, known)])} was "
+                    + (
+                        "declared"
+                        if name in self._declared
+                        else "what another simulator has, or it had at the start"
+                    )
+                )
+        lane.known = len(specs)
+
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        """Return the statistics that the seats' simulators told in the exchange that
+        ended these episodes."""
+        return [summary(self._lanes[seat // self._widths[group]].said) for seat in seats]
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        for lane in self._lanes:
+            for name, value in options.items():
+                lane.parameters.set(name, parameter(name, value))
+
+    def restart(self) -> None:
+        """Have the next `send` reset every simulator."""
+        self._started = False
+
+    def seed(self, seed: int) -> None:
+        """Tell lane i ``seed + i``, which takes effect with its next reset."""
+        for lane in self._lanes:
+            lane.parameters.set("seed", (seed + lane.number) % SEEDS)
+
+    def statistics(self) -> dict[str, Told]:
+        tally = Tally()
+        for lane in self._lanes:
+            tally.merge(lane.tally.take())
+        return tally.take()
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self._waiter.wake = wake
+
+    def close(self) -> None:
+        self._waiter.close()
+        close_all(self._lanes)
+
+
+def parameter(name: str, value: Any) -> float | Sampler:
+    """Return an environment parameter from plain data: a number, or one of {"uniform":
+    [low, high]}, {"gaussian": [mean, deviation]} and {"multi_range": [[low, high], …]}.
+    """
+    try:
+        match value:
+            case bool() | str():
+                pass
+            case int() | float():
+                return float(value)
+            case {"uniform": [low, high], **rest} if not rest:
+                return Uniform(float(low), float(high))
+            case {"gaussian": [mean, deviation], **rest} if not rest:
+                return Gaussian(float(mean), float(deviation))
+            case {"multi_range": ranges, **rest} if not rest:
+                return MultiRange(tuple((float(low), float(high)) for low, high in ranges))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f'parameter "{name}" = {value!r} must be a number, or a sampler: {{"uniform": [low, high]}}, '
+        f'{{"gaussian": [mean, deviation]}} or '
+        '{"multi_range": [[low, high], …]}'
+    )
+
+
+def start_all(lanes: Sequence[Lane], seconds: float, declared: bool) -> Mapping[str, BehaviorSpec]:
+    """Start the simulators at once, and step each until it has a group (not where some
+    were `declared`). Return the groups."""
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        found = list(pool.map(lambda lane: _start(lane, seconds, declared), lanes))
+    for lane, specs in zip(lanes, found, strict=True):
+        if specs != found[0]:
+            raise ConfigError(
+                f"{lane.name} has other groups than {lanes[0].name}: {describe([*specs.items()])} and "
+                f"{describe([*found[0].items()])}"
+            )
+    return found[0]
+
+
+def _start(lane: Lane, seconds: float, declared: bool) -> dict[str, BehaviorSpec]:
+    deadline = awake() + seconds
+    try:
+        simulator = lane.start()
+        simulator.reset()
+        while not simulator.behavior_specs and not declared:
+            if awake() > deadline:
+                raise DeadlineError(
+                    f"no group of agents appeared within {seconds:g} s (start_seconds); let it register its "
+                    "worlds, or declare them by groups=(…)"
+                )
+            simulator.step()
+    except (SimulatorError, DeadlineError) as error:
+        raise EnvironmentFault(f"{lane.name}: {error}") from error
+    return dict(simulator.behavior_specs)
+
+
+def close_all(lanes: Sequence[Lane]) -> None:
+    """Close all simulators at once."""
+    if lanes:
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            list(pool.map(Lane.close, lanes))

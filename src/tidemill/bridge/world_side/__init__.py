@@ -1,0 +1,1 @@
+"""The simulator's end of the bridge in Python, and the sources of those in C and C#."""

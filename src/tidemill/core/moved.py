@@ -1,0 +1,48 @@
+"""Modules that have moved, for those who import them by the names of before: the old name
+still imports the module, and a DeprecationWarning tells the new one."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# The old name of each module that a page or an example named, and its new name.
+MOVED = {
+    "tidemill.bridge.channels": "tidemill.bridge.protocol.channels",
+    "tidemill.bridge.environment": "tidemill.bridge.trainer_side.environment",
+    "tidemill.bridge.files": "tidemill.bridge.protocol.files",
+    "tidemill.bridge.generate": "tidemill.bridge.protocol.generate",
+    "tidemill.bridge.gymnasium": "tidemill.bridge.trainer_side.gymnasium",
+    "tidemill.bridge.pettingzoo": "tidemill.bridge.trainer_side.pettingzoo",
+    "tidemill.bridge.record": "tidemill.bridge.kit.record",
+    "tidemill.bridge.simulator": "tidemill.bridge.trainer_side.simulator",
+    "tidemill.bridge.sources": "tidemill.bridge.world_side.sources",
+    "tidemill.bridge.spaces": "tidemill.bridge.trainer_side.spaces",
+    "tidemill.bridge.specs": "tidemill.bridge.protocol.specs",
+    "tidemill.bridge.world": "tidemill.bridge.world_side.world",
+}
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """The finder that is asked last: it answers the old names in `MOVED`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what loads a moved module, and None for all other names."""
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module of the new name in the place of the old one."""
+        old, new = module.__name__, MOVED[module.__name__]
+        warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = import_module(new)
+
+
+def find_moved_modules() -> None:
+    """Let the old names be imported in this process."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())

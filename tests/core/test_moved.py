@@ -1,0 +1,31 @@
+"""Modules that have moved are found by their old names, and say the new ones."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import tidemill  # noqa: F401  the finder comes with the package
+from tidemill.core.moved import MOVED
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_imports_the_module_of_the_new_name(old: str) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"{old} is called {MOVED[old]} now"):
+        assert import_module(old) is import_module(MOVED[old])
+    assert import_module(MOVED[old]).__name__ == MOVED[old]
+
+
+def test_an_unknown_module_is_still_unknown() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"tidemill\.bridge\.nothing"):
+        import_module("tidemill.bridge.nothing")
+
+
+def test_the_warning_names_the_line_that_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tidemill.bridge.channels import Channels; print(Channels.__module__)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "tidemill.bridge.protocol.channels\n"
