@@ -34,7 +34,7 @@ from tidemill.replay.replay import Replay
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.buffers import Buffers
-from tidemill.workers.frames import stack_frames
+from tidemill.workers.environments import stack_frames
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer
 

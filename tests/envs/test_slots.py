@@ -17,9 +17,9 @@ from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.making import close_all
 from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
-from tidemill.workers.frames import close_all
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))
 PLACES = ("send", "ready", "recv")
@@ -198,7 +198,7 @@ def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr("tidemill.workers.frames.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
+    monkeypatch.setattr("tidemill.envs.making.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
     slot, stuck = hung()
     coming_back = threading.Timer(seconds, stuck.freed.set)
     coming_back.start()

@@ -17,11 +17,11 @@ from tests.replay.arrivals import Play
 from tidemill.api.spaces import Box
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.schema import Field
+from tidemill.envs.frame_stack import stacked
 from tidemill.replay.priorities import BlockSums
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay.store import frames_of
-from tidemill.workers.frames import stacked
 
 BEFALLS = st.sampled_from(["step"] * 6 + ["done", "cut", "lost", "away"])
 KINDS = [Replay, PrioritisedReplay]

@@ -28,6 +28,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
 from tidemill.envs.scripted import reward_of
+from tidemill.envs.step_limit import StepLimit
 from tidemill.run.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
 from tidemill.run.folder import RunFolder
 
@@ -71,10 +72,12 @@ def played(
     split: bool = False,
 ) -> list[Played]:
     environment = config.build(len(shares), 5)
+    if max_steps:
+        environment = StepLimit(environment, max_steps)
     specs = (AgentSpec(match="red.*"), AgentSpec()) if split else (AgentSpec(),)
     policies: Any = [kind(agent.spaces) for agent in environment.agents[: len(specs)]]
     try:
-        return _play(Player(environment, specs, policies, True, max_steps), np.array(shares), quiet=True)
+        return _play(Player(environment, specs, policies, True), np.array(shares), quiet=True)
     finally:
         environment.close()
 

@@ -59,7 +59,7 @@ from tidemill.nets.trainable import TrainablePolicy
 from tidemill.run.probe import end_session, end_with
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import INLINE, match_agents
-from tidemill.workers.frames import seen_by
+from tidemill.workers.environments import seen_by
 from tidemill.workers.policy import PolicyWorkers
 
 POOL = 1021  # random actions drawn beforehand; a prime, so that lanes do not repeat theirs

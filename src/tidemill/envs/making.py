@@ -4,7 +4,7 @@ Threads make them while others go on."""
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -99,6 +99,24 @@ class Making:
         wake()
         del made, make, wake, closed  # which may hold it
         gone.wait()
+
+
+# for what hangs to come back and be closed: with `CLOSE_SECONDS` less than the controller
+# gives an actor
+LEAVE_SECONDS = 1.5
+
+
+def close_all(environments: Sequence[Environment]) -> None:
+    """Close all of them: what hangs is waited for once, and not once for each, that which
+    hung earlier in a slot, too. What comes back later is closed then, if its process
+    still is."""
+    for environment in environments:
+        environment.begin_close()
+    for environment in environments:
+        environment.close()
+    until = monotonic() + LEAVE_SECONDS
+    for environment in environments:
+        environment.wait_closed(max(0.0, until - monotonic()))
 
 
 def make_all(make: Callable[[int], Environment], numbers: Iterable[int]) -> Iterator[Environment]:

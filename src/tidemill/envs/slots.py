@@ -26,6 +26,7 @@ from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, P
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
 from tidemill.envs.making import Making
+from tidemill.envs.wrapper import Wrapper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,24 +122,19 @@ class Slots(EnvironmentConfig):
         return made
 
 
-class SlotEnvironment(Environment):
+class SlotEnvironment(Wrapper):
     """What `Slots` describes."""
 
-    lanes = 1
-    voids = True
+    _inner: Environment | None  # type: ignore[assignment]  # None while it is made anew
+    resting = False
+    rests = 0
+    shared = False
 
     def __init__(self, config: Slots, seed: int, render: bool) -> None:
+        super().__init__(config.environment.build(1, seed, render))
         self._config, self._seed, self._render = config, seed, render
-        self._inner: Environment | None = config.environment.build(1, seed, render)
-        self.agents = self._inner.agents
-        self.info = self._inner.info
-        self.max_episode_steps = self._inner.max_episode_steps
-        self.same_step = self._inner.same_step
-        self.most_lanes = self._inner.most_lanes
-        self.needs_maker = self._inner.needs_maker
-        self.resets_any, self.timed = self._inner.resets_any, config.max_episode_seconds is not None
+        self.voids, self.timed = True, config.max_episode_seconds is not None
         self.faults: list[str] = []
-        self.resting = False
         self._wake: Callable[[], None] = lambda: None
         self._groups: Sequence[Sequence[int]] = ()
         self._ticks: list[Tick] = []
@@ -274,11 +270,7 @@ class SlotEnvironment(Environment):
         return all(lost.wait_closed(max(0.0, until - awake())) for lost in self._lost)
 
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        return (
-            super().said(group, seats)
-            if self._inner is None or self._void
-            else self._inner.said(group, seats)
-        )
+        return [None] * len(seats) if self._inner is None or self._void else self._inner.said(group, seats)
 
     def statistics(self) -> dict[str, Told]:
         return {} if self._inner is None else self._inner.statistics()

@@ -51,7 +51,7 @@ def frames_of(name: str, field: Field, count: int) -> Frames | None:
     shape = field.shape
     if count == 1 or name.endswith(f".{MASK}") or np.dtype(field.dtype).kind not in "fu":
         return None
-    if field.dtype == "uint8" and len(shape) == 3:  # an image of more channels: see `tidemill.workers.frames`
+    if field.dtype == "uint8" and len(shape) == 3:  # an image of more channels: see `envs.frame_stack`
         first = shape[0] % count == 0 and shape[0] // count <= shape[2]
         last = shape[2] % count == 0 and shape[0] > shape[2] // count
         if first and last:  # the one of fewer channels; rows are looked at when they come

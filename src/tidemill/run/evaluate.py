@@ -30,7 +30,7 @@ from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
-from tidemill.workers.frames import build_environment
+from tidemill.workers.environments import build_environment
 from tidemill.workers.said import Listener, Numbers, means
 
 LANES = 10
@@ -58,7 +58,6 @@ class Player:
 
     policies: one per agent spec
     deterministic: ask every policy for its mode; False leaves it to each spec
-    max_episode_steps: a lane is cut after so many steps, 0 for no limit
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Player:
         specs: Sequence[AgentSpec],
         policies: Sequence[LoadedPolicy],
         deterministic: bool,
-        max_episode_steps: int = 0,
     ) -> None:
         groups = match_agents(environment.agents, specs)
         for spec, group, policy in zip(specs, groups, policies, strict=True):
@@ -78,7 +76,7 @@ class Player:
                     "trained on; "
                     f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
                 )
-        self._environment, self._max_steps = environment, max_episode_steps
+        self._environment = environment
         self._bell, self._listener = LocalBell(), Listener()
         environment.bind(groups)
         environment.on_ready(self._bell.ring)
@@ -94,7 +92,6 @@ class Player:
             for policy, group, spec in zip(policies, groups, specs, strict=True)
         ]
         self._reset = np.ones(lanes, np.bool_)
-        self._lane_steps = np.zeros(lanes, np.int64)
         self.episodes = np.zeros(lanes, np.int64)
         """Finished episodes of each lane: of the environment or, where they are
         independent, of each spec's agents that have begun any, as many as have ended of
@@ -117,9 +114,6 @@ class Player:
             self._bell.wait(0.1)
         environment.recv(self._ticks)
         self.steps += int(np.count_nonzero(~reset))
-        if self._max_steps:
-            self._lane_steps = np.where(reset, 0, self._lane_steps + 1)
-            self._cut(self._lane_steps >= self._max_steps)
         played = []
         for number, (seats, tick) in enumerate(zip(self._seats, self._ticks, strict=True)):
             finished = seats.end(tick)
@@ -144,16 +138,7 @@ class Player:
             shown = self._begun > 0
             self.episodes = np.where(shown, ended, np.iinfo(np.int64).max).min(axis=0) * shown.any(axis=0)
         self._reset = np.logical_and.reduce([seats.over() for seats in self._seats])
-        if environment.same_step:
-            self._lane_steps[over] = 0
         return played
-
-    def _cut(self, lanes: NDArray[np.bool_]) -> None:
-        for seats, tick in zip(self._seats, self._ticks, strict=True):
-            tick.truncated |= np.repeat(lanes, seats.agents) & ~tick.done & ~seats.finished
-            if not self._environment.same_step:
-                # nobody begins in the tick that cuts its lane
-                tick.present &= ~(np.repeat(lanes & ~self._reset, seats.agents) & seats.finished)
 
 
 class _Seats:
@@ -335,7 +320,7 @@ def evaluate(
         )
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
-        player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
+        player = Player(environment, actors.agents, policies, deterministic)
         played = _play(player, shares, quiet)
     finally:
         environment.close()

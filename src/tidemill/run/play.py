@@ -21,7 +21,7 @@ from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
 from tidemill.run.load import Weights
 from tidemill.run.trust import Trust
-from tidemill.workers.frames import build_environment
+from tidemill.workers.environments import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
 FPS = 30  # of environments that do not say how fast they are to be watched
@@ -107,7 +107,7 @@ def play(
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "play"))
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
-        player = Player(environment, actors.agents, policies, deterministic, actors.max_episode_steps)
+        player = Player(environment, actors.agents, policies, deterministic)
         player.tick()
         fps = fps or environment.render_fps or FPS
         with _Writer(ffmpeg, path, fps) as writer, _progress(max_seconds, quiet) as show:

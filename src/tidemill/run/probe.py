@@ -46,7 +46,7 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.run.layout import COLD, Costs, waits
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
-from tidemill.workers.frames import seen_by
+from tidemill.workers.environments import seen_by
 from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up

@@ -22,7 +22,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.rings import Together
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.making import make_all
+from tidemill.envs.making import close_all, make_all
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -33,8 +33,8 @@ from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Agent, Episode
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import Terms, make_blocks, sizes
+from tidemill.workers.environments import build_environment
 from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
-from tidemill.workers.frames import build_environment, close_all
 from tidemill.workers.gang import Gang
 from tidemill.workers.health import Health
 from tidemill.workers.lockstep import (
@@ -62,7 +62,7 @@ PULL_TICKS = 128
 ENDLESS_TICKS = 10_000
 
 
-def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -> None:
+def _check(config: Actors, spaces: Sequence[Spaces]) -> None:
     """Raise `ConfigError` for what only the environment tells is impossible."""
     played: dict[str, tuple[AgentSpec, Spaces]] = {}
     for spec, own in zip(config.agents, spaces, strict=True):
@@ -73,12 +73,6 @@ def _check(config: Actors, environment: Environment, spaces: Sequence[Spaces]) -
                 "agents have different spaces; "
                 "give each kind a policy"
             )
-    if config.max_episode_steps and not environment.resets_any:
-        raise ConfigError(
-            f"max_episode_steps = {config.max_episode_steps}: this environment resets finished lanes by "
-            "itself and no others, so that we cannot cut "
-            "its episodes; set the limit in the environment"
-        )
 
 
 class _Player(NamedTuple):
@@ -115,7 +109,7 @@ class ActorWorker(Worker):
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
-        _check(config, first, spaces)
+        _check(config, spaces)
         check_stepwise(context, config, first)
         needs = check_rows(context, config, first)
         self._clients: dict[_Player, InferenceClient] = {}
@@ -150,7 +144,7 @@ class ActorWorker(Worker):
             for player in self._pulled(at_resets and not first.independent)
             if player not in own_ones
         ]
-        self._endless = not limit_of_steps(config, AgentSpec(), first)
+        self._endless = not first.max_episode_steps
         self.ring = EnvRing(targets)
         if in_turn:
             self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
@@ -231,16 +225,14 @@ class ActorWorker(Worker):
         for environment in environments:
             environment.bind([[0]])
         row, samples = row_schema(context, spec, spaces, first.info), sample_producer(context, spec.streams)
-        need = sizes(spec, seats, limit_of_steps(config, spec, first), first.same_step, config.slots)
+        need = sizes(spec, seats, limit_of_steps(spec, first), first.same_step, config.slots)
         samples.offer(sample_schema(spec, row, 0), need.rows, need.columns, need.slots)
         agent = StepwiseAgent(
             row, seats, spec.deterministic, self._clients[_Player.of(spec, 0)], samples, first.voids
         )
         self._agents.append((0, agent))
         tick = Tick.allocate(spaces.observation, seats, first.info, False)
-        gang = Gang(
-            environments, agent, tick, config.max_episode_steps, self.clock, credits_of(context, spec)
-        )
+        gang = Gang(environments, agent, tick, self.clock, credits_of(context, spec))
         for number, environment in enumerate(environments):
             environment.on_ready(gang.waker(number, context.endpoints.bell.ring))
         return gang
@@ -276,7 +268,7 @@ class ActorWorker(Worker):
         for number, (spec, group, own) in enumerate(zip(config.agents, groups, spaces, strict=True)):
             seats, same_step = config.lanes * len(group), environment.same_step
             row = row_schema(context, spec, own, environment.info)
-            need = sizes(spec, seats, limit_of_steps(config, spec, environment), same_step, config.slots)
+            need = sizes(spec, seats, limit_of_steps(spec, environment), same_step, config.slots)
             samples = sample_producer(context, spec.streams, target)
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
@@ -303,12 +295,11 @@ class ActorWorker(Worker):
                 environment,
                 in_turn,
                 ticks,
-                config.max_episode_steps,
                 self.clock,
                 lambda text: self.report(Notice(text)),
             )
         kind = LockstepTarget if any(isinstance(agent, LockstepAgent) for agent in agents) else EnvTarget
-        return kind(environment, agents, ticks, config.max_episode_steps, self.clock)
+        return kind(environment, agents, ticks, self.clock)
 
     def start(self) -> None:
         self._refresh(self._clients.values())

@@ -61,7 +61,7 @@ class AgentSpec(Config):
     deterministic: ask for the mode of the policy's distribution; rows are kept in full or
         concise mode only, or not at all
     frame_stack: the policy sees, and rows hold, so many of the newest observations (see
-        `tidemill.workers.frames`); 1: the newest
+        `tidemill.envs.frame_stack`); 1: the newest
     """
 
     match: str = ".*"

@@ -9,7 +9,7 @@ from tidemill.core.memory import Need, available, check_memory, give_back, held
 from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, Actors, match_agents
 from tidemill.workers.blocks import sizes
-from tidemill.workers.frames import build_environment
+from tidemill.workers.environments import build_environment
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.trainer_config import Trainer
 
@@ -31,9 +31,7 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
         schema = sample_schema(
             spec, row_schema(context, spec, spaces, environment.info), len(environment.agents) - len(group)
         )
-        need = sizes(
-            spec, seats, limit_of_steps(config, spec, environment), environment.same_step, config.slots
-        )
+        need = sizes(spec, seats, limit_of_steps(spec, environment), environment.same_step, config.slots)
         row = sum(field.nbytes for field in schema.values())
         per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)
         kept = 2 + (spec.frame_stack > 1)  # rows in a request, and the newest frames

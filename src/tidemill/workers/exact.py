@@ -105,11 +105,10 @@ class ExactTarget(EnvTarget):
         environment: Environment,
         agents: Sequence[ExactAgent],
         ticks: Sequence[Tick],
-        max_steps: int,
         clock: Clock,
         tell: Callable[[str], None],
     ) -> None:
-        super().__init__(environment, agents, ticks, max_steps, clock)
+        super().__init__(environment, agents, ticks, clock)
         (self.agent,) = agents
         self._tell = tell
         self._again: _Again | None = None
@@ -188,7 +187,6 @@ class ExactTarget(EnvTarget):
             return True
         self.agent.go_on(episode, again.total)
         self._reset[:] = False
-        self._lane_steps[:] = episode.steps
         self.decided = episode.chosen is not None
         return True
 

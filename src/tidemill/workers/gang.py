@@ -41,8 +41,6 @@ class Gang:
     """See the module's text. Environment i has the seats of `agent` from i · lanes on. A
     turn is `receive`, `begin`, the flush of requests, `send`.
 
-    max_steps: the step limit of an episode in env steps, 0 for none: the lane is cut
-        (truncated) when it is reached
     credits: what steps need; None: nobody limits them
     """
 
@@ -51,7 +49,6 @@ class Gang:
         environments: Sequence[Environment],
         agent: StepwiseAgent,
         tick: Tick,
-        max_steps: int,
         clock: Clock,
         credits: Credits | None = None,
     ) -> None:
@@ -60,7 +57,6 @@ class Gang:
         """What environments say of episodes goes through it."""
         self._agent = agent
         self._tick = tick
-        self._max_steps = max_steps
         self._clock = clock
         self._credits = credits
         self._lanes = lanes = environments[0].lanes
@@ -69,7 +65,6 @@ class Gang:
             _member(env, agent, tick, slice(i * lanes, (i + 1) * lanes)) for i, env in enumerate(environments)
         ]
         self._stage = 0
-        self._lane_steps = np.zeros(len(environments) * lanes, np.int64)
         self._rung: deque[int] = deque()  # by environments, in their threads
         self._away = [False] * len(environments)  # sent and not yet received
         self._back: set[int] = set()  # these have answered
@@ -128,8 +123,6 @@ class Gang:
         every = len(came) == len(agent.finished)
         resets = agent.finished if every else agent.finished[came]
         self.steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
-        if self._max_steps:
-            self._cut(came, resets)
         agent.next_observation(self._tick)
         agent.observe(self._tick, came)
         self.ticks += 1
@@ -158,12 +151,6 @@ class Gang:
         return (
             first if self._lanes == 1 else (first[:, None] * self._lanes + np.arange(self._lanes)).reshape(-1)
         )
-
-    def _cut(self, came: Seats, resets: NDArray[np.bool_]) -> None:
-        self._lane_steps[came] += 1
-        self._lane_steps[came[resets]] = 0
-        over = came[(self._lane_steps[came] >= self._max_steps) & ~resets]
-        self._tick.truncated[over] |= ~self._tick.done[over]
 
     @property
     def waited(self) -> float:

@@ -20,14 +20,14 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.making import make_all
+from tidemill.envs.making import close_all, make_all
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
-from tidemill.workers.frames import build_environment, close_all
+from tidemill.workers.environments import build_environment
 from tidemill.workers.gang import LOOK_AGAIN, Gang
 from tidemill.workers.rows import row_schema
 from tidemill.workers.stepwise import StepwiseAgent, exact
@@ -61,7 +61,7 @@ class _Play:
         self.environment, self._client, self._seed = environment, client, seed
         self._agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
-        self.gang = Gang([environment], self._agent, tick, actors.max_episode_steps, Clock())
+        self.gang = Gang([environment], self._agent, tick, Clock())
         self.ended: list[tuple[float, int]] = []
         """Of each episode that ended the return, and the steps since the one before,
         those of cut episodes between them included."""

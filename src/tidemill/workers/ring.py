@@ -9,24 +9,20 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock
+from tidemill.envs.step_limit import cut
 from tidemill.workers.agent import Agent
 from tidemill.workers.said import Listener, Numbers
 
 
 class EnvTarget:
     """One environment (one lane or many) and the agents in it. A tick is `step` and, once
-    the environment is ready, `observe`.
-
-    max_steps: the step limit of an episode in env steps, 0 for none: the lane is cut
-        (truncated) when it is reached
-    """
+    the environment is ready, `observe`."""
 
     def __init__(
         self,
         environment: Environment,
         agents: Sequence[Agent],
         ticks: Sequence[Tick],
-        max_steps: int,
         clock: Clock,
     ) -> None:
         self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
@@ -34,11 +30,10 @@ class EnvTarget:
             agent.hear = partial(self._hear, group)
         self.listener = Listener()
         """What the environment says of episodes goes through it."""
-        self._clock, self._max_steps = clock, max_steps
+        self._clock = clock
         self._stage = 0
         self._stepping = False  # sent and not yet received
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
-        self._lane_steps = np.zeros(environment.lanes, np.int64)
         self._forced = False  # cut every open episode at the next observation
         self.elsewhere = False
         """The environment was not ready when it was asked: it steps in a thread or a
@@ -115,12 +110,9 @@ class EnvTarget:
             self.steps -= int(np.count_nonzero(self._ticks[0].voided))
         for agent in self._agents if resets and len(self._agents) > 1 else ():
             agent.acting.reshape(lanes, -1)[self._reset] = -1
-        if self._max_steps or self._forced:
-            self._lane_steps += 1
-            self._lane_steps[self._reset] = 0
-            for tick in self._ticks:
-                self._lane_steps[tick.restarted.reshape(lanes, -1).any(1)] = 0
-            self._cut((self._lane_steps >= self._max_steps) | self._forced)
+        if self._forced:
+            every, before = np.ones(lanes, np.bool_), [agent.finished for agent in self._agents]
+            cut(self._ticks, before, every, self._reset, self._environment.same_step)
             self._forced = False
         for agent, tick in zip(self._agents, self._ticks, strict=True):
             agent.observe(tick)
@@ -129,17 +121,6 @@ class EnvTarget:
             for a in self._agents
         ]
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
-
-    def _cut(self, lanes: NDArray[np.bool_]) -> None:
-        if not lanes.any():
-            return
-        running = lanes & ~self._reset
-        for agent, tick in zip(self._agents, self._ticks, strict=True):
-            seats = np.repeat(lanes, len(tick.done) // len(lanes))
-            tick.truncated |= seats & ~tick.done & ~agent.finished
-            if not self._environment.same_step:
-                # nobody begins in the tick that cuts its lane
-                tick.present &= ~(np.repeat(running, len(seats) // len(lanes)) & agent.finished)
 
 
 class EnvRing:

@@ -7,7 +7,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import AgentSpec
 from tidemill.workers.said import FIELD, SAID
 
 
@@ -66,19 +66,18 @@ def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
     return ""
 
 
-def limit_of_steps(config: Actors, spec: AgentSpec, environment: Environment) -> int:
-    """Return the most steps that an episode can have, by our limit and by the
-    environment's own; 0 when neither is known and `spec` needs none.
+def limit_of_steps(spec: AgentSpec, environment: Environment) -> int:
+    """Return the most steps that an episode of `environment` can have, 0 when that is not
+    known and `spec` does not need it.
 
     Raises `ConfigError` when it does: rows are kept until an episode is over, in memory
     that is sized at the start.
     """
-    known = [limit for limit in (config.max_episode_steps, environment.max_episode_steps) if limit]
-    if not known and spec.mode in ("after_done", "full"):
+    if not environment.max_episode_steps and spec.mode in ("after_done", "full"):
         raise ConfigError(
             f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, '
             "and no limit of its steps is known, so "
             "that memory cannot be sized; set Actors.max_episode_steps, or the limit of the environment "
             "where it has one"
         )
-    return min(known, default=0)
+    return environment.max_episode_steps

@@ -8,100 +8,31 @@ of the first (as Gymnasium's FrameStackObservation has it). Discrete and binary 
 ``action_mask``, which says what can be done now, stay as they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
-from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
-from tidemill.core.tally import Told
-from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
+from tidemill.envs.wrapper import Wrapper
 
 NOT_STACKED = "action_mask"
-# for what hangs to come back and be closed: with `CLOSE_SECONDS` less than the controller
-# gives an actor
-LEAVE_SECONDS = 1.5
 
 
-def close_all(environments: Sequence[Environment]) -> None:
-    """Close all of them: what hangs is waited for once, and not once for each, that which
-    hung earlier in a slot, too. What comes back later is closed then, if its process
-    still is."""
-    for environment in environments:
-        environment.begin_close()
-    for environment in environments:
-        environment.close()
-    until = monotonic() + LEAVE_SECONDS
-    for environment in environments:
-        environment.wait_closed(max(0.0, until - monotonic()))
-
-
-def build_environment(actors: Actors, lanes: int, seed: int, render: bool = False) -> Environment:
-    """Return the environment of `actors` with `lanes` lanes, as its agents see it. See
-    `EnvironmentConfig.build`."""
-    environment = actors.environment.build(lanes, seed, render)
-    try:
-        return stack_frames(environment, actors.agents)
-    except ConfigError:
-        environment.close()
-        raise
-
-
-def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Environment:
-    """Return `environment` as its agents see it by their specs. Raises `ConfigError` as
-    `match_agents` does."""
-    if all(spec.frame_stack == 1 for spec in specs):
-        return environment
-    counts = [1] * len(environment.agents)
-    for spec, group in zip(specs, match_agents(environment.agents, specs), strict=True):
-        space = environment.agents[group[0]].spaces.observation
-        if stacked(space, 2) == space:
-            spec.refuse_idle(
-                "frame_stack", "on observations without a Box: Discrete and binary parts are not stacked"
-            )
-        for index in group:
-            counts[index] = spec.frame_stack
-    return Stacking(environment, counts)
-
-
-class Stacking(Environment):
+class FrameStack(Wrapper):
     """See the module's text. `counts` has the number of frames of each agent."""
 
     def __init__(self, inner: Environment, counts: Sequence[int]) -> None:
-        self._inner, self._counts = inner, counts
-        self.lanes = inner.lanes
-        self.same_step = inner.same_step
-        self.resets_any = inner.resets_any
-        self.info = inner.info
-        self.max_episode_steps = inner.max_episode_steps
-        self.independent = inner.independent
-        self.render_fps = inner.render_fps
-        self.most_lanes = inner.most_lanes
-        self.voids = inner.voids
-        self.faults = inner.faults
-        self.needs_maker = inner.needs_maker
-        self.timed = inner.timed
+        super().__init__(inner)
+        self._counts = counts
         self.agents = tuple(
             AgentInfo(agent.name, Spaces(stacked(agent.spaces.observation, count), agent.spaces.action))
             for agent, count in zip(inner.agents, counts, strict=True)
         )
         self._groups: list[_Group | None] = []
         self._bare: list[Tick] = []  # what the environment fills
-
-    @property
-    def resting(self) -> bool:  # type: ignore[override]
-        """See `Environment`."""
-        return self._inner.resting
-
-    @property
-    def rests(self) -> int:  # type: ignore[override]
-        """See `Environment.rests`."""
-        return self._inner.rests
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._inner.bind(groups)
@@ -122,9 +53,6 @@ class Stacking(Environment):
                 group.begins |= np.repeat(reset, len(group.begins) // self.lanes)
         self._inner.send(actions, reset)
 
-    def ready(self) -> bool:
-        return self._inner.ready()
-
     def recv(self, ticks: Sequence[Tick]) -> None:
         given = []
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):
@@ -139,33 +67,6 @@ class Stacking(Environment):
         for group, bare, tick in zip(self._groups, self._bare, ticks, strict=True):
             if group is not None:
                 group.push(bare, tick)
-
-    def begin_close(self) -> None:
-        self._inner.begin_close()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def wait_closed(self, seconds: float) -> bool:
-        return self._inner.wait_closed(seconds)
-
-    def seed(self, seed: int) -> None:
-        self._inner.seed(seed)
-
-    def enter_stage(self, options: Mapping[str, Any]) -> None:
-        self._inner.enter_stage(options)
-
-    def on_ready(self, wake: Callable[[], None]) -> None:
-        self._inner.on_ready(wake)
-
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        return self._inner.said(group, seats)
-
-    def statistics(self) -> dict[str, Told]:
-        return self._inner.statistics()
-
-    def render(self) -> NDArray[np.uint8] | None:
-        return self._inner.render()
 
 
 class _Group:
@@ -233,12 +134,6 @@ class _Stack:
         if self._channels_last:
             frames = np.moveaxis(frames, 1, -2)
         out[seats] = frames.reshape(len(frames), *out.shape[1:])
-
-
-def seen_by(spec: AgentSpec, spaces: Spaces) -> Spaces:
-    """Return the spaces that the policy of `spec` is built for, where the environment's
-    are `spaces`."""
-    return Spaces(stacked(spaces.observation, spec.frame_stack), spaces.action)
 
 
 def stacked(space: Space, count: int) -> Space:

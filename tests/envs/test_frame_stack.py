@@ -19,10 +19,12 @@ from tidemill.core.loops import turn
 from tidemill.core.schema import poison
 from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
+from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.making import close_all
 from tidemill.envs.slots import Slots
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.frames import build_environment, close_all, stacked
+from tidemill.workers.environments import build_environment
 
 LOW, HIGH = (0.0, 1.0, 2.0), (3.0, 4.0, 5.0)
 

@@ -1,0 +1,80 @@
+"""Environments around environments: what a wrapper does not change it hands on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import Environment, Tick
+from tidemill.core.schema import Arrays
+from tidemill.core.tally import Told
+
+CHANGING = ("resting", "rests", "shared")
+"""Attributes of an environment that are another later."""
+FIXED = tuple(name for name in Environment.__annotations__ if name not in CHANGING)
+
+
+class Wrapper(Environment):
+    """An environment that hands everything on to the one that it holds, `inner`. Members
+    override what they change: attributes after this class's `__init__`, which takes all
+    of `inner`'s, and methods."""
+
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+        for name in FIXED:
+            setattr(self, name, getattr(inner, name))
+
+    @property
+    def resting(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return self._inner.resting
+
+    @property
+    def rests(self) -> int:  # type: ignore[override]
+        """See `Environment`."""
+        return self._inner.rests
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return self._inner.shared
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        self._inner.bind(groups)
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        self._inner.send(actions, reset)
+
+    def ready(self) -> bool:
+        return self._inner.ready()
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        self._inner.recv(ticks)
+
+    def begin_close(self) -> None:
+        self._inner.begin_close()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def wait_closed(self, seconds: float) -> bool:
+        return self._inner.wait_closed(seconds)
+
+    def on_ready(self, wake: Callable[[], None]) -> None:
+        self._inner.on_ready(wake)
+
+    def seed(self, seed: int) -> None:
+        self._inner.seed(seed)
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._inner.enter_stage(options)
+
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return self._inner.said(group, seats)
+
+    def statistics(self) -> dict[str, Told]:
+        return self._inner.statistics()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return self._inner.render()

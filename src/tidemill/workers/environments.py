@@ -1,0 +1,46 @@
+"""The environments of an actor, as its agents see them."""
+
+from collections.abc import Sequence
+
+from tidemill.api.environment import Environment
+from tidemill.api.spaces import Spaces
+from tidemill.core.errors import ConfigError
+from tidemill.envs.frame_stack import FrameStack, stacked
+from tidemill.envs.step_limit import StepLimit
+from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
+
+
+def build_environment(actors: Actors, lanes: int, seed: int, render: bool = False) -> Environment:
+    """Return the environment of `actors` with `lanes` lanes, as its agents see it: with
+    their frame stacks and the step limit. See `EnvironmentConfig.build`."""
+    environment = actors.environment.build(lanes, seed, render)
+    try:
+        if actors.max_episode_steps:
+            environment = StepLimit(environment, actors.max_episode_steps)
+        return stack_frames(environment, actors.agents)
+    except ConfigError:
+        environment.close()
+        raise
+
+
+def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Environment:
+    """Return `environment` as its agents see it by their specs. Raises `ConfigError` as
+    `match_agents` does."""
+    if all(spec.frame_stack == 1 for spec in specs):
+        return environment
+    counts = [1] * len(environment.agents)
+    for spec, group in zip(specs, match_agents(environment.agents, specs), strict=True):
+        space = environment.agents[group[0]].spaces.observation
+        if stacked(space, 2) == space:
+            spec.refuse_idle(
+                "frame_stack", "on observations without a Box: Discrete and binary parts are not stacked"
+            )
+        for index in group:
+            counts[index] = spec.frame_stack
+    return FrameStack(environment, counts)
+
+
+def seen_by(spec: AgentSpec, spaces: Spaces) -> Spaces:
+    """Return the spaces that the policy of `spec` is built for, where the environment's
+    are `spaces`."""
+    return Spaces(stacked(spaces.observation, spec.frame_stack), spaces.action)
