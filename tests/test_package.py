@@ -1,7 +1,13 @@
 """The package as a whole."""
 
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
+
+import tidemill
+from tidemill.core.config import decode, encode
 
 
 def test_importing_the_package_and_its_contracts_leaves_torch_out() -> None:
@@ -18,3 +24,50 @@ print([name for name in ("torch", "tensorboard", "matplotlib", "gymnasium") if n
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_importing_the_package_imports_none_of_its_rooms_but_configurations() -> None:
+    code = """
+import sys
+import tidemill
+dir(tidemill)
+ours = {name.split(".")[1] for name in sys.modules if name.startswith("tidemill.")}
+foreign = [name for name in ("asyncio", "http", "ssl", "sqlite3", "numpy") if name in sys.modules]
+print(sorted(ours), foreign)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("['core'] []", "")
+
+
+def test_every_public_name_resolves_and_editors_see_the_same_ones() -> None:
+    tree = ast.parse(Path(tidemill.__file__).read_text())
+    (seen,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = {
+        alias.asname: node.module
+        for node in seen.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imports.keys() == set(tidemill.__all__) <= set(dir(tidemill))
+    for name, module in imports.items():
+        assert getattr(tidemill, name) is getattr(importlib.import_module(module), name)
+
+
+def test_a_configuration_that_nobody_imported_is_decoded_by_its_name() -> None:
+    code = """
+import sys
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.core.config import decode
+assert "tidemill.envs.vector" not in sys.modules
+print(decode(EnvironmentConfig, {"kind": "GymnasiumVector", "id": "CartPole-v1"}))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout[:16], result.stderr) == ("GymnasiumVector(", "")
+
+
+class Stage(tidemill.Stage):
+    """A user's own class of a name that the library has, too."""
+
+
+def test_a_class_of_ones_own_comes_before_the_librarys_of_that_name() -> None:
+    assert type(decode(tidemill.Stage, encode(Stage()))) is Stage

@@ -21,138 +21,142 @@ Importing this imports no torch: a policy's `build` does.
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.algorithms.augmentation import RandomShift
-from tidemill.algorithms.dqn import DQN
-from tidemill.algorithms.impala import Impala
-from tidemill.algorithms.post import GAE, Returns
-from tidemill.algorithms.ppo import PPO
-from tidemill.algorithms.reanalysis import Reanalyse
-from tidemill.algorithms.sac import SAC
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, PostProcessor, Sample
-from tidemill.api.curriculum import Stage
-from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.experiment import Experiment, Limits, WorkerConfig
-from tidemill.api.policy import Policy, PolicyConfig
-from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
-from tidemill.core.errors import TidemillError
+from tidemill.core import config
 from tidemill.core.moved import find_moved_modules
-from tidemill.core.query import Query
-from tidemill.envs.asynchronous import Asynchronous
-from tidemill.envs.atari import Atari
-from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.openenv import OpenEnv
-from tidemill.envs.pettingzoo import PettingZoo
-from tidemill.envs.rest.config import Rest
-from tidemill.envs.scripted import Free, Scripted
-from tidemill.envs.slots import Slots
-from tidemill.envs.vector import GymnasiumVector
-from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.q_network import QNetwork
-from tidemill.nets.recurrent import RecurrentActorCritic
-from tidemill.nets.squashed_gaussian import SquashedGaussian
-from tidemill.replay.prioritised import PrioritisedReplay
-from tidemill.replay.priority_queue import PriorityQueue
-from tidemill.replay.queue import Queue
-from tidemill.replay.replay import Replay
-from tidemill.streams.sources import Drawn, Fixed, Newest
-from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.buffers import Buffers
-from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.policy import PolicyWorkers
-from tidemill.workers.population import Population, populate
-from tidemill.workers.trainer_config import Trainer
 
 if TYPE_CHECKING:
-    from tidemill.run.evaluate import evaluate
-    from tidemill.run.load import load
-    from tidemill.run.runners import AsyncTrainRunner, TrainRunner, read_iterations
-    from tidemill.run.session import resume, train
+    from tidemill.algorithms.augmentation import RandomShift as RandomShift
+    from tidemill.algorithms.dqn import DQN as DQN
+    from tidemill.algorithms.impala import Impala as Impala
+    from tidemill.algorithms.post import GAE as GAE
+    from tidemill.algorithms.post import Returns as Returns
+    from tidemill.algorithms.ppo import PPO as PPO
+    from tidemill.algorithms.reanalysis import Reanalyse as Reanalyse
+    from tidemill.algorithms.sac import SAC as SAC
+    from tidemill.api.algorithm import Algorithm as Algorithm
+    from tidemill.api.algorithm import AlgorithmConfig as AlgorithmConfig
+    from tidemill.api.algorithm import PostProcessor as PostProcessor
+    from tidemill.api.algorithm import Sample as Sample
+    from tidemill.api.curriculum import Stage as Stage
+    from tidemill.api.environment import AgentInfo as AgentInfo
+    from tidemill.api.environment import Environment as Environment
+    from tidemill.api.environment import EnvironmentConfig as EnvironmentConfig
+    from tidemill.api.environment import Tick as Tick
+    from tidemill.api.experiment import Experiment as Experiment
+    from tidemill.api.experiment import Limits as Limits
+    from tidemill.api.experiment import WorkerConfig as WorkerConfig
+    from tidemill.api.policy import Policy as Policy
+    from tidemill.api.policy import PolicyConfig as PolicyConfig
+    from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as SimulatorEnvironment
+    from tidemill.core.errors import TidemillError as TidemillError
+    from tidemill.core.query import Query as Query
+    from tidemill.envs.asynchronous import Asynchronous as Asynchronous
+    from tidemill.envs.atari import Atari as Atari
+    from tidemill.envs.lanes import Gymnasium as Gymnasium
+    from tidemill.envs.openenv import OpenEnv as OpenEnv
+    from tidemill.envs.pettingzoo import PettingZoo as PettingZoo
+    from tidemill.envs.rest.config import Rest as Rest
+    from tidemill.envs.slots import Slots as Slots
+    from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
+    from tidemill.nets.actor_critic import ActorCritic as ActorCritic
+    from tidemill.nets.q_network import QNetwork as QNetwork
+    from tidemill.nets.recurrent import RecurrentActorCritic as RecurrentActorCritic
+    from tidemill.nets.squashed_gaussian import SquashedGaussian as SquashedGaussian
+    from tidemill.nets.torch_network import TorchNetwork as TorchNetwork
+    from tidemill.replay.prioritised import PrioritisedReplay as PrioritisedReplay
+    from tidemill.replay.priority_queue import PriorityQueue as PriorityQueue
+    from tidemill.replay.queue import Queue as Queue
+    from tidemill.replay.replay import Replay as Replay
+    from tidemill.run.evaluate import evaluate as evaluate
+    from tidemill.run.load import load as load
+    from tidemill.run.runners import AsyncTrainRunner as AsyncTrainRunner
+    from tidemill.run.runners import TrainRunner as TrainRunner
+    from tidemill.run.runners import read_iterations as read_iterations
+    from tidemill.run.session import resume as resume
+    from tidemill.run.session import train as train
+    from tidemill.streams.sources import Drawn as Drawn
+    from tidemill.streams.sources import Fixed as Fixed
+    from tidemill.streams.sources import Newest as Newest
+    from tidemill.workers.actor_config import Actors as Actors
+    from tidemill.workers.actor_config import AgentSpec as AgentSpec
+    from tidemill.workers.base import PollResult as PollResult
+    from tidemill.workers.base import Worker as Worker
+    from tidemill.workers.buffers import Buffers as Buffers
+    from tidemill.workers.evaluation import Evaluation as Evaluation
+    from tidemill.workers.policy import PolicyWorkers as PolicyWorkers
+    from tidemill.workers.population import Population as Population
+    from tidemill.workers.population import populate as populate
+    from tidemill.workers.trainer_config import Trainer as Trainer
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DQN",
-    "GAE",
-    "PPO",
-    "SAC",
-    "ActorCritic",
-    "Actors",
-    "AgentInfo",
-    "AgentSpec",
-    "Algorithm",
-    "AlgorithmConfig",
-    "AsyncTrainRunner",
-    "Asynchronous",
-    "Atari",
-    "Buffers",
-    "Drawn",
-    "Environment",
-    "EnvironmentConfig",
-    "Evaluation",
-    "Experiment",
-    "Fixed",
-    "Free",
-    "Gymnasium",
-    "GymnasiumVector",
-    "Impala",
-    "Limits",
-    "Newest",
-    "OpenEnv",
-    "PettingZoo",
-    "Policy",
-    "PolicyConfig",
-    "PolicyWorkers",
-    "Population",
-    "PostProcessor",
-    "PrioritisedReplay",
-    "PriorityQueue",
-    "QNetwork",
-    "Query",
-    "Queue",
-    "RandomShift",
-    "Reanalyse",
-    "RecurrentActorCritic",
-    "Replay",
-    "Rest",
-    "Returns",
-    "Sample",
-    "Scripted",
-    "SimulatorEnvironment",
-    "Slots",
-    "SquashedGaussian",
-    "Stage",
-    "Tick",
-    "TidemillError",
-    "TrainRunner",
-    "Trainer",
-    "WorkerConfig",
-    "evaluate",
-    "load",
-    "populate",
-    "read_iterations",
-    "resume",
-    "train",
-]
-
-_FRONT = {
-    "AsyncTrainRunner": "tidemill.run.runners",
-    "TrainRunner": "tidemill.run.runners",
-    "evaluate": "tidemill.run.evaluate",
-    "load": "tidemill.run.load",
-    "read_iterations": "tidemill.run.runners",
-    "resume": "tidemill.run.session",
-    "train": "tidemill.run.session",
+# Public names by the module that is imported when one of them is first used.
+_NAMES = {
+    "tidemill.algorithms.augmentation": "RandomShift",
+    "tidemill.algorithms.dqn": "DQN",
+    "tidemill.algorithms.impala": "Impala",
+    "tidemill.algorithms.post": "GAE Returns",
+    "tidemill.algorithms.ppo": "PPO",
+    "tidemill.algorithms.reanalysis": "Reanalyse",
+    "tidemill.algorithms.sac": "SAC",
+    "tidemill.api.algorithm": "Algorithm AlgorithmConfig PostProcessor Sample",
+    "tidemill.api.curriculum": "Stage",
+    "tidemill.api.environment": "AgentInfo Environment EnvironmentConfig Tick",
+    "tidemill.api.experiment": "Experiment Limits WorkerConfig",
+    "tidemill.api.policy": "Policy PolicyConfig",
+    "tidemill.bridge.trainer_side.environment": "SimulatorEnvironment",
+    "tidemill.core.errors": "TidemillError",
+    "tidemill.core.query": "Query",
+    "tidemill.envs.asynchronous": "Asynchronous",
+    "tidemill.envs.atari": "Atari",
+    "tidemill.envs.lanes": "Gymnasium",
+    "tidemill.envs.openenv": "OpenEnv",
+    "tidemill.envs.pettingzoo": "PettingZoo",
+    "tidemill.envs.rest.config": "Rest",
+    "tidemill.envs.slots": "Slots",
+    "tidemill.envs.vector": "GymnasiumVector",
+    "tidemill.nets.actor_critic": "ActorCritic",
+    "tidemill.nets.q_network": "QNetwork",
+    "tidemill.nets.recurrent": "RecurrentActorCritic",
+    "tidemill.nets.squashed_gaussian": "SquashedGaussian",
+    "tidemill.nets.torch_network": "TorchNetwork",
+    "tidemill.replay.prioritised": "PrioritisedReplay",
+    "tidemill.replay.priority_queue": "PriorityQueue",
+    "tidemill.replay.queue": "Queue",
+    "tidemill.replay.replay": "Replay",
+    "tidemill.run.evaluate": "evaluate",
+    "tidemill.run.load": "load",
+    "tidemill.run.runners": "AsyncTrainRunner TrainRunner read_iterations",
+    "tidemill.run.session": "resume train",
+    "tidemill.streams.sources": "Drawn Fixed Newest",
+    "tidemill.workers.actor_config": "Actors AgentSpec",
+    "tidemill.workers.base": "PollResult Worker",
+    "tidemill.workers.buffers": "Buffers",
+    "tidemill.workers.evaluation": "Evaluation",
+    "tidemill.workers.policy": "PolicyWorkers",
+    "tidemill.workers.population": "Population populate",
+    "tidemill.workers.trainer_config": "Trainer",
 }
+# Names that are no longer public: environments for tests.
+_OTHERS = {"tidemill.envs.scripted": "Free Scripted"}
+_MODULES = {
+    name: module for table in (_NAMES, _OTHERS) for module, names in table.items() for name in names.split()
+}
+__all__ = sorted(name for names in _NAMES.values() for name in names.split())
 
-
+config.homes.update(_MODULES)
 find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python front when it is first used: worker processes, which import this
-    package too, have no use for it."""
-    if name not in _FRONT:
+    """Import what is public when it is first used."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_FRONT[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -99,13 +100,27 @@ def check_several(setting: str, value: object) -> None:
 
 C = TypeVar("C", bound=Config)
 
+homes: dict[str, str] = {}
+"""The modules of configurations that are imported when one is first named, by kind."""
+
 
 def members(family: type[Config]) -> dict[str, type[Config]]:
-    """Return every known subclass of `family`, itself included, by kind."""
+    """Return every subclass of `family` that is imported, itself included, by kind. A
+    user's own class comes before one of the library."""
     found = {family.__name__: family}
-    for child in family.__subclasses__():
+    for child in sorted(
+        family.__subclasses__(), key=lambda kind: not kind.__module__.startswith("tidemill.")
+    ):
         found.update(members(child))
     return found
+
+
+def member(family: type[Config], kind: str) -> type[Config] | None:
+    """Return the subclass of `family` called `kind`, imported if need be; None if there
+    is none."""
+    if kind in homes and kind not in members(family):
+        import_module(homes[kind])
+    return members(family).get(kind)
 
 
 def encode(value: Any, path: str = "experiment") -> Any:
@@ -146,14 +161,16 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must be a table of settings, not {data!r}")
-    kinds = members(family)
     kind = data.get("kind", family.__name__)
-    if not isinstance(kind, str) or kind not in kinds:
+    cls = member(family, kind) if isinstance(kind, str) else None
+    if cls is None:
+        for module in homes.values():
+            import_module(module)
+        kinds = members(family)
         raise ConfigError(
             f'{path}.kind: no {family.__name__} is called "{kind}"; '
             f"{did_you_mean(str(kind), kinds.keys() - {family.__name__} or kinds)}"
         )
-    cls = kinds[kind]
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for key in data:
@@ -180,7 +197,7 @@ def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]
         return [part for part, _ in parts], [text for _, texts in parts for text in texts]
     if not isinstance(data, dict):
         return data, told
-    cls, kept = members(Config).get(str(data.get("kind")), Config), {}
+    cls, kept = member(Config, str(data.get("kind"))) or Config, {}
     for name, value in data.items():
         if name in cls.retired:
             told += (
@@ -257,7 +274,7 @@ def set_path(config: C, path: str, text: str) -> C:
             key = int(part)
         elif not isinstance(node, dict):
             raise ConfigError(f'--set {path}: {here} is {node!r}, which has no "{part}" inside')
-        elif part in (cls := members(Config).get(str(node.get("kind")), Config)).retired:
+        elif part in (cls := member(Config, str(node.get("kind"))) or Config).retired:
             raise ConfigError(f"--set {path}: {_gone(cls, part)}")
         elif part not in node and not (depth == len(parts) - 1 and _is_open(config, parts[:-1])):
             raise ConfigError(

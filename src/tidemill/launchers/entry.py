@@ -18,7 +18,6 @@ from time import monotonic, sleep
 
 import msgspec
 
-import tidemill  # noqa: F401  registers every configuration
 from tidemill.api.control import State, Status, pack
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.clock import noticing_stops

@@ -28,7 +28,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-import tidemill  # noqa: F401  registers every configuration
 from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.experiment import Experiment
