@@ -39,6 +39,18 @@ print(sorted(ours), foreign)
     assert (result.stdout.strip(), result.stderr) == ("['core'] []", "")
 
 
+def test_a_worker_process_imports_no_simulator_code_no_asyncio_and_no_http() -> None:
+    code = """
+import sys
+import tidemill.launchers.entry
+from tidemill import PPO, ActorCritic, Actors, Gymnasium, Trainer
+foreign = ("asyncio", "http", "ssl", "rich", "typer", "tidemill.bridge", "tidemill.run", "tidemill.envs.rest")
+print([name for name in foreign if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
 def test_every_public_name_resolves_and_editors_see_the_same_ones() -> None:
     tree = ast.parse(Path(tidemill.__file__).read_text())
     (seen,) = (node for node in tree.body if isinstance(node, ast.If))

@@ -10,6 +10,7 @@ import pytest
 
 from tidemill.core import loops
 from tidemill.core.loops import Loop
+from tidemill.core.own_loop import own
 from tidemill.transports.local import LocalBell
 from tidemill.transports.shared import EventBell
 
@@ -19,7 +20,7 @@ def loop():
     taken = Loop.take()
     yield taken
     taken.give_back()
-    assert Loop.own() is None
+    assert own.loop is None
 
 
 @pytest.fixture(params=["local", "event"])
@@ -152,7 +153,7 @@ def test_it_runs_within_a_notebook_s_loop(bell):
         await asyncio.sleep(0)  # in the notebook's again
 
     asyncio.run(cell())
-    assert Loop.own() is None
+    assert own.loop is None
 
 
 def test_another_thread_has_work_done_and_gives_the_loop_back(bell):
@@ -168,7 +169,7 @@ def test_another_thread_has_work_done_and_gives_the_loop_back(bell):
 
     thread = threading.Thread(target=other)
     thread.start()
-    while thread.is_alive() or Loop.own() is not None:
+    while thread.is_alive() or own.loop is not None:
         bell.wait(0.05)
     assert did == [threading.get_ident()]
     with pytest.raises(RuntimeError, match="closed"):
@@ -236,4 +237,4 @@ def test_an_end_waits_for_no_generator_that_does_not_end(monkeypatch):
 
     assert taken.do(first(), 20) == 1
     taken.give_back()
-    assert began and Loop.own() is None and taken.loop.is_closed()
+    assert began and own.loop is None and taken.loop.is_closed()

@@ -32,14 +32,12 @@ ELSEWHERE = {
 }
 """Where configurations have no section of their own on the page of settings: all their
 settings are named there."""
-FOR_TESTS = {"Free", "Scripted"}
 CONFIGS: dict[str, type[Any]] = {
     name: found
     for name in tidemill.__all__
     if isinstance(found := getattr(tidemill, name), type)
     and issubclass(found, Config)
     and dataclasses.fields(found)
-    and name not in FOR_TESTS
 } | {"Limits": Limits, "Stage": Stage}
 
 

@@ -13,6 +13,7 @@ from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.loops import Loop
+from tidemill.core.own_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
 from tidemill.run.interrupts import BrokenOff
@@ -75,7 +76,7 @@ class Plain:
 @pytest.fixture(autouse=True)
 def the_loop_is_gone():
     yield
-    assert Loop.own() is None
+    assert own.loop is None
 
 
 def test_rows_are_those_of_serial_lanes_and_all_wait_in_the_thread_that_plays_them():
@@ -244,6 +245,6 @@ def test_another_thread_closes_what_is_played_here():
     driver.environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
     closing = threading.Thread(target=driver.environment.close)
     closing.start()
-    while closing.is_alive() or Loop.own() is not None:
+    while closing.is_alive() or own.loop is not None:
         bell.wait(0.05)
     assert env.closed == 1

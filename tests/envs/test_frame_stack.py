@@ -15,7 +15,7 @@ from tests.run.watching import wait_until
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
-from tidemill.core.loops import turn
+from tidemill.core.own_loop import turn
 from tidemill.core.schema import poison
 from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import Asynchronous

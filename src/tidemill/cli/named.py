@@ -1,6 +1,5 @@
 """What the words of a command line name: experiments, environments and their settings."""
 
-import asyncio
 from inspect import iscoroutinefunction, isfunction, signature
 from pathlib import Path
 from traceback import extract_tb
@@ -120,7 +119,9 @@ def _close(made: Any) -> None:
     """Close what was made to see what it is."""
     if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
         if iscoroutinefunction(close):
-            asyncio.run(close())
+            from asyncio import run
+
+            run(close())
         else:
             close()
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
+from tidemill.core.own_loop import own
+
 STOOD = 0.001  # seconds
 LONG = 1.0  # seconds: when nobody ran the loop for longer, that is no time for deadlines
 BUSY = 10.0  # seconds that another thread waits besides for the loop's own to run it
@@ -51,15 +53,6 @@ class _Threads(ThreadPoolExecutor):
         return future
 
 
-class _Of(threading.local):
-    """What each thread has."""
-
-    loop: "Loop | None" = None
-
-
-_of = _Of()
-
-
 class Loop:
     """An event loop of the thread that took it, as long as somebody there holds it. Of
     its methods, other threads may call `wake`, `do` and `give_back`."""
@@ -77,15 +70,10 @@ class Loop:
         self.loop.set_default_executor(_Threads())
 
     @staticmethod
-    def own() -> "Loop | None":
-        """Return this thread's loop, if it has one."""
-        return _of.loop
-
-    @staticmethod
     def take() -> "Loop":
         """Return this thread's loop, a new one if there is none. `give_back` must
         follow."""
-        loop = _of.loop = _of.loop or Loop()
+        loop = own.loop = own.loop or Loop()
         loop._holders += 1
         return loop
 
@@ -198,8 +186,8 @@ class Loop:
             raise raised
 
     def _end(self) -> None:
-        if _of.loop is self:  # else its thread is over, and another one has its number
-            _of.loop = None
+        if own.loop is self:  # else its thread is over, and another one has its number
+            own.loop = None
         for descriptor in self._watched:
             self.loop.remove_reader(descriptor)
         for task in asyncio.all_tasks(self.loop):
@@ -229,9 +217,3 @@ def _alone() -> Iterator[None]:
         asyncio._set_running_loop(outer)
         if task is not None:
             asyncio.tasks._enter_task(outer, task)
-
-
-def turn() -> None:
-    """Give this thread's loop a turn, if it has one."""
-    if _of.loop is not None:
-        _of.loop.turn()

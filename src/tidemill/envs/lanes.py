@@ -3,11 +3,10 @@ or each in a thread."""
 
 import copy
 import operator
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy import count_nonzero
@@ -27,7 +26,9 @@ from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
 from tidemill.envs.sharing import Sharing
 from tidemill.envs.spaces import from_gymnasium, nest, paths
-from tidemill.envs.tasks import Tasks
+
+if TYPE_CHECKING:
+    from tidemill.envs.tasks import Tasks
 
 Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 
@@ -159,7 +160,7 @@ class LaneLoop(Environment):
         name: str,
         seed: int,
         threads: int = 0,
-        crew: Crew | Tasks | None = None,
+        crew: "Crew | Tasks | None" = None,
         limit: int = 0,
     ) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps
@@ -237,12 +238,14 @@ class LaneLoop(Environment):
         self._results = results
         try:
             results.extend(map(operator.call, calls, given))  # keeps those before one that raises
-        except (Exception, CancelledError) as error:
+        except BaseException as error:
             self._raise(len(results), error, reset, given)
 
     def _raise(
         self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]
     ) -> NoReturn:
+        from asyncio import CancelledError  # 30 ms that a worker can do without
+
         if isinstance(error, EnvironmentFault) or not isinstance(error, (Exception, CancelledError)):
             raise error
         doing = "resetting" if reset[lane] else f"stepping with action {given[lane]}"

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from tidemill.core.loops import Loop
+from tidemill.core.own_loop import own
 from tidemill.envs.crew import CLOSE_SECONDS, Raised
 
 LOOK_AGAIN = 0.1
@@ -62,7 +63,7 @@ class Tasks:
     def begin_close(self) -> None:
         """Break off what is under way. In another thread than the loop's, that is left to
         `close`."""
-        if not self._closed and self.loop is Loop.own():
+        if not self._closed and self.loop is own.loop:
             self._closed, self._until = True, monotonic() + CLOSE_SECONDS
             for task in self._running():
                 task.cancel()

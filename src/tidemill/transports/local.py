@@ -4,12 +4,16 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Endpoints, Link
-from tidemill.core.loops import Loop
 from tidemill.core.memory import LocalSegment
+from tidemill.core.own_loop import own
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+
+if TYPE_CHECKING:
+    from tidemill.core.loops import Loop
 
 
 class LocalBell(Bell):
@@ -29,7 +33,7 @@ class LocalBell(Bell):
             loop.wake()
 
     def wait(self, seconds: float) -> bool:
-        loop = Loop.own()
+        loop = own.loop
         if loop is None:
             return self._silent.acquire(timeout=max(seconds, 0.0))
         self._loop = loop  # before a last look: who rings later wakes it

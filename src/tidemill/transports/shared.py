@@ -11,8 +11,8 @@ import msgspec
 
 from tidemill.api.transport import Bell, Endpoints, Link
 from tidemill.core.errors import SchemaError
-from tidemill.core.loops import Loop
 from tidemill.core.memory import MemfdSegment
+from tidemill.core.own_loop import own
 from tidemill.core.rings import ring
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
@@ -44,7 +44,7 @@ class EventBell(Bell):
 
     def wait(self, seconds: float) -> bool:
         came = False
-        if (loop := Loop.own()) is not None:
+        if (loop := own.loop) is not None:
             loop.watch(self._also)
             came, seconds = loop.run(seconds), 0.0
         return self.hear(seconds) or came

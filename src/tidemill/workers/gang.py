@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock, awake
-from tidemill.core.loops import turn
+from tidemill.core.own_loop import turn
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
 from tidemill.workers.blocks import Seats

@@ -26,7 +26,7 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
-from tidemill.core.loops import Loop
+from tidemill.core.own_loop import own
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.rest.config import Rest
 from tidemill.envs.rest.connections import Address, _AsyncStream
@@ -646,7 +646,7 @@ def test_the_event_loop_ends_with_its_last_environment():
         drivers = [Driver(environment) for environment in several]
         for driver in drivers:
             driver.tick()
-        assert Loop.own() is not None
+        assert own.loop is not None
         for environment in several:
             environment.close()
-        assert Loop.own() is None and server.sessions.counts().sessions == 0
+        assert own.loop is None and server.sessions.counts().sessions == 0

@@ -1,0 +1,23 @@
+"""The event loop that a thread has, if any. It is made by `core.loops`, which imports
+asyncio; whoever only waits needs none."""
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidemill.core.loops import Loop
+
+
+class _Own(threading.local):
+    """What each thread has."""
+
+    loop: "Loop | None" = None
+
+
+own = _Own()
+
+
+def turn() -> None:
+    """Give this thread's loop a turn, if it has one."""
+    if own.loop is not None:
+        own.loop.turn()
