@@ -65,9 +65,9 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import PolicyConfig
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.source import load_file
-from tidemill.run.retrain import retrain
+from tidemill.store.checkpoint import read_newest
+from tidemill.trained.retrain import retrain
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CARTPOLE, PENDULUM = Gymnasium(id="CartPole-v1"), Gymnasium(id="Pendulum-v1")

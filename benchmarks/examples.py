@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 
 from tidemill.core.source import load_attribute
-from tidemill.run.evaluate import SpecEvaluation, evaluate
-from tidemill.run.plot import plot
-from tidemill.run.provenance import versions
 from tidemill.run.session import train
+from tidemill.run.source_info import versions
+from tidemill.trained.evaluate import SpecEvaluation, evaluate
+from tidemill.trained.plot import plot
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"

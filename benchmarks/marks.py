@@ -15,13 +15,13 @@ import json
 import statistics
 from pathlib import Path
 
-from tidemill.run.evaluate import evaluate
+from tidemill.presets.environment_names import environment_from
+from tidemill.presets.experiments import experiment_for
 from tidemill.run.metrics import read_metrics
-from tidemill.run.plot import plot
-from tidemill.run.presets import experiment_for
-from tidemill.run.provenance import versions
-from tidemill.run.resolve import environment_from
 from tidemill.run.session import train
+from tidemill.run.source_info import versions
+from tidemill.trained.evaluate import evaluate
+from tidemill.trained.plot import plot
 
 MARKS = {  # environment: (mark, seeds)
     "CartPole-v1": (475.0, 5),

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from tidemill import Actors, AgentSpec, Experiment, PolicyWorkers
-from tidemill.run.presets import experiment_for
-from tidemill.run.resolve import environment_from
+from tidemill.presets.environment_names import environment_from
+from tidemill.presets.experiments import experiment_for
 
 
 def served(name: str) -> Experiment:

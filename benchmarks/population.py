@@ -16,10 +16,10 @@ from statistics import median
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.source import load_attribute
-from tidemill.run.evaluate import evaluate
 from tidemill.run.metrics import read_metrics
-from tidemill.run.provenance import versions
 from tidemill.run.session import train
+from tidemill.run.source_info import versions
+from tidemill.trained.evaluate import evaluate
 from tidemill.workers.population import Population
 
 ROOT = Path(__file__).parent.parent

@@ -88,7 +88,7 @@ def slow_learner():
 def main():
     """Print what `bench` says of each."""
     from tidemill.bench.measure import bench
-    from tidemill.run.arrange import arrange
+    from tidemill.layouts.auto_layout import arrange
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from tidemill.api.policy import PolicyConfig as PolicyConfig
     from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as SimulatorEnvironment
     from tidemill.core.errors import TidemillError as TidemillError
-    from tidemill.core.query import Query as Query
     from tidemill.envs.asynchronous import Asynchronous as Asynchronous
     from tidemill.envs.atari import Atari as Atari
     from tidemill.envs.lanes import Gymnasium as Gymnasium
@@ -67,16 +66,17 @@ if TYPE_CHECKING:
     from tidemill.replay.priority_queue import PriorityQueue as PriorityQueue
     from tidemill.replay.queue import Queue as Queue
     from tidemill.replay.replay import Replay as Replay
-    from tidemill.run.evaluate import evaluate as evaluate
-    from tidemill.run.load import load as load
     from tidemill.run.runners import AsyncTrainRunner as AsyncTrainRunner
     from tidemill.run.runners import TrainRunner as TrainRunner
     from tidemill.run.runners import read_iterations as read_iterations
     from tidemill.run.session import resume as resume
     from tidemill.run.session import train as train
+    from tidemill.store.query import Query as Query
     from tidemill.streams.sources import Drawn as Drawn
     from tidemill.streams.sources import Fixed as Fixed
     from tidemill.streams.sources import Newest as Newest
+    from tidemill.trained.evaluate import evaluate as evaluate
+    from tidemill.trained.load import load as load
     from tidemill.workers.actor_config import Actors as Actors
     from tidemill.workers.actor_config import AgentSpec as AgentSpec
     from tidemill.workers.base import PollResult as PollResult
@@ -106,7 +106,6 @@ _NAMES = {
     "tidemill.api.policy": "Policy PolicyConfig",
     "tidemill.bridge.trainer_side.environment": "SimulatorEnvironment",
     "tidemill.core.errors": "TidemillError",
-    "tidemill.core.query": "Query",
     "tidemill.envs.asynchronous": "Asynchronous",
     "tidemill.envs.atari": "Atari",
     "tidemill.envs.lanes": "Gymnasium",
@@ -124,11 +123,12 @@ _NAMES = {
     "tidemill.replay.priority_queue": "PriorityQueue",
     "tidemill.replay.queue": "Queue",
     "tidemill.replay.replay": "Replay",
-    "tidemill.run.evaluate": "evaluate",
-    "tidemill.run.load": "load",
     "tidemill.run.runners": "AsyncTrainRunner TrainRunner read_iterations",
     "tidemill.run.session": "resume train",
+    "tidemill.store.query": "Query",
     "tidemill.streams.sources": "Drawn Fixed Newest",
+    "tidemill.trained.evaluate": "evaluate",
+    "tidemill.trained.load": "load",
     "tidemill.workers.actor_config": "Actors AgentSpec",
     "tidemill.workers.base": "PollResult Worker",
     "tidemill.workers.buffers": "Buffers",

@@ -52,8 +52,8 @@ from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_attribute
+from tidemill.layouts import auto_layout as arrange
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.run import arrange
 from tidemill.run.session import Result
 
 

@@ -19,7 +19,7 @@ from tidemill.cli import measuring
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.source import load_attribute
-from tidemill.run.layout import Costs, Layout, apply, layout_of, why_given
+from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_given
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)

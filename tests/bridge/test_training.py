@@ -13,9 +13,9 @@ from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, Si
 from tidemill.bridge.worlds import corridor, reach
 from tidemill.cli.main import app
 from tidemill.core.source import load_attribute
-from tidemill.run.evaluate import evaluate
-from tidemill.run.presets import experiment_for
-from tidemill.run.resolve import environment_from
+from tidemill.presets.environment_names import environment_from
+from tidemill.presets.experiments import experiment_for
+from tidemill.trained.evaluate import evaluate
 
 SIMULATORS = str(Path(__file__).parent / "simulators.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "simulator.py"

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tidemill.cli.main import app
-from tidemill.core.checkpoint import read_newest
+from tidemill.store.checkpoint import read_newest
 
 FILE = """
 from dataclasses import dataclass

@@ -10,10 +10,10 @@ from threadpoolctl import threadpool_limits
 from tidemill import Actors, Gymnasium
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError
+from tidemill.presets.experiments import experiment_for
 from tidemill.run import session
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
-from tidemill.run.presets import experiment_for
 from tidemill.run.runners import with_slots
 
 

@@ -16,7 +16,7 @@ from tidemill.core.config import set_path
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs import crew
 from tidemill.envs.lanes import Gymnasium, LaneLoop
-from tidemill.run.presets import experiment_for
+from tidemill.presets.experiments import experiment_for
 
 
 def names():

@@ -24,10 +24,10 @@ from tidemill.core.seeding import derive_seed
 from tidemill.envs.check import check_environment
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.turns import TurnLanes
-from tidemill.run.evaluate import evaluate
-from tidemill.run.load import LoadedPolicy
-from tidemill.run.play import play
-from tidemill.run.presets import experiment_for, kinds_of
+from tidemill.presets.experiments import experiment_for, kinds_of
+from tidemill.trained.evaluate import evaluate
+from tidemill.trained.load import LoadedPolicy
+from tidemill.trained.play import play
 
 ZOO = str(Path(zoo.__file__))
 SPREAD = "mpe2.simple_spread_v3"

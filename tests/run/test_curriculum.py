@@ -34,11 +34,11 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.source import load_file
-from tidemill.run import life
+from tidemill.run import run_lifecycle as life
 from tidemill.run.folder import RunFolder
-from tidemill.run.live import make_view, picture
+from tidemill.run.live_view import make_view, picture
 from tidemill.run.metrics import read_metrics
-from tidemill.run.past import Past
+from tidemill.run.resume_point import Past
 from tidemill.run.session import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -11,12 +11,12 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import Gymnasium, Limits
-from tidemill.core.checkpoint import read_checkpoint, read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
-from tidemill.run import presets
+from tidemill.presets import experiments as presets
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.store.checkpoint import read_checkpoint, read_newest
 
 experiments = load_file(EXPERIMENTS, "test")
 

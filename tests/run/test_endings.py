@@ -35,7 +35,6 @@ from tests.run.watching import (
 
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.launcher import Job
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import RunError
 from tidemill.core.source import load_file
 from tidemill.launchers.threads import ThreadsLauncher
@@ -43,6 +42,7 @@ from tidemill.run import interrupts
 from tidemill.run.controller import Controller
 from tidemill.run.folder import RunFolder
 from tidemill.run.session import Result, train
+from tidemill.store.checkpoint import read_newest
 
 pytestmark = [
     pytest.mark.timeout(180),

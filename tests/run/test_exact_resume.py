@@ -32,10 +32,10 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.source import load_file
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.store.checkpoint import read_newest
 from tidemill.workers.limited import LimitedTrainerWorker
 from tidemill.workers.trainer import TrainerWorker
 

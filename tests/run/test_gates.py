@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from tests.run.watching import Run
 
-from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_attribute, load_file
 from tidemill.replay.limiter import Limiter
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import read_iterations
 from tidemill.run.session import train
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 
 FILE = Path(__file__).with_name("watched.py")
 watched = load_file(FILE, "test")

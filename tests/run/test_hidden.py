@@ -25,7 +25,7 @@ from tidemill import (
 )
 from tidemill.bench.tune import Trial, Tuning, source_text
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.run.layout import Costs, layout_of
+from tidemill.layouts.layout import Costs, layout_of
 
 SECRET = "hunter2-of-the-sea"
 ENVIRONMENT = f"""

@@ -25,7 +25,6 @@ from tidemill.api.label import LABEL, read_label, read_spaces, write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.cli.main import app
 from tidemill.core import packed
-from tidemill.core.checkpoint import MANIFEST, read_checkpoint
 from tidemill.core.errors import (
     CheckpointError,
     ConfigError,
@@ -35,8 +34,9 @@ from tidemill.core.errors import (
     TidemillError,
     VersionGone,
 )
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
-from tidemill.run.plot import plot
+from tidemill.store.checkpoint import MANIFEST, read_checkpoint
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.trained.plot import plot
 
 SPACES, POLICY = Spaces(Box((2,), "float32"), Discrete(2)), ActorCritic(hidden=(4,))
 DEEP = "[" * 100_000

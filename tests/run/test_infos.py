@@ -29,12 +29,12 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError
-from tidemill.core.query import Query
 from tidemill.core.source import load_file
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
-from tidemill.run.past import Past
+from tidemill.run.resume_point import Past
 from tidemill.run.session import Result, train
+from tidemill.store.query import Query
 from tidemill.workers.said import LONGEST, MOST, SAID, Listener, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")

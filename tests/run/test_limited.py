@@ -34,7 +34,6 @@ from tidemill.api.control import Notice, State, Status
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
 from tidemill.api.stream import Offered
-from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
@@ -45,8 +44,9 @@ from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Member
-from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.trained.retrain import retrain
 from tidemill.workers.base import Worker
 from tidemill.workers.limited import LimitedTrainerWorker
 

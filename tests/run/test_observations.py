@@ -22,7 +22,7 @@ from tidemill import (
     Trainer,
 )
 from tidemill.envs.check import check_environment
-from tidemill.run.probe import measure
+from tidemill.layouts.probe import measure
 
 STEPS = 10  # of an episode; each pays 1 for the right action
 

@@ -23,11 +23,11 @@ from tidemill import (
     SquashedGaussian,
     Trainer,
 )
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.source import load_attribute
-from tidemill.run.presets import ALGORITHMS, experiment_for
-from tidemill.run.resolve import environment_from
+from tidemill.presets.environment_names import environment_from
+from tidemill.presets.experiments import ALGORITHMS, experiment_for
+from tidemill.store.checkpoint import read_newest
 
 LIMITED = Path(__file__).with_name("limited.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -27,12 +27,12 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
 from tidemill.envs.atari import Atari
 from tidemill.run.folder import EPISODES, RunFolder
-from tidemill.run.life import _told_of_returns
-from tidemill.run.live import _figures
+from tidemill.run.live_view import _figures
 from tidemill.run.metrics import read_metrics
-from tidemill.run.past import Past
 from tidemill.run.progress import Progress
 from tidemill.run.reached import read_kept
+from tidemill.run.resume_point import Past
+from tidemill.run.run_lifecycle import _told_of_returns
 from tidemill.run.session import Result, resume, train
 from tidemill.run.snapshot import Snapshot
 

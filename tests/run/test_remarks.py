@@ -8,7 +8,7 @@ from tests.envs.rest.served import serving
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.openenv import OpenEnv
 from tidemill.envs.rest.config import Rest
-from tidemill.run.presets import dqn, ppo
+from tidemill.presets.experiments import dqn, ppo
 from tidemill.run.remarks import remarks
 from tidemill.run.runners import with_slots
 

@@ -22,13 +22,13 @@ from tidemill import (
     TrainRunner,
 )
 from tidemill.api.algorithm import Sample
-from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file
 from tidemill.replay.limiter import parse_ratio
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import read_iterations, with_slots
 from tidemill.run.session import resume, train
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.workers.ages import Ages
 from tidemill.workers.limited import LimitedTrainerWorker
 

@@ -174,8 +174,8 @@ def test_nothing_begins_a_run_while_a_file_is_loaded(
     monkeypatch.setattr(sys, "path", [*sys.path])
     file = tmp_path / "loads.py"
     dqn = (
-        "from tidemill.run.presets import experiment_for\ndef experiment(): return experiment_for('x', "
-        "tidemill.Gymnasium(id='CartPole-v1'), 'dqn')\n"
+        "from tidemill.presets.experiments import experiment_for\n"
+        "def experiment(): return experiment_for('x', tidemill.Gymnasium(id='CartPole-v1'), 'dqn')\n"
     )
     file.write_text(
         "import tidemill\nfrom tidemill.bench.tune import tune\nfrom tidemill.bench.measure import "

@@ -19,7 +19,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
 from tidemill.core.memory import held
 from tidemill.core.source import load_file
-from tidemill.run.plan import Plan
+from tidemill.layouts.memory_plan import Plan
 from tidemill.run.session import train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")

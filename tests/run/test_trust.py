@@ -40,8 +40,8 @@ from tidemill.core.config import encode
 from tidemill.core.errors import RunError, SimulatorError, Untrusted
 from tidemill.core.packed import pack
 from tidemill.core.source import expect, file_digest, load_file
+from tidemill.presets.experiments import experiment_for
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder
-from tidemill.run.presets import experiment_for
 from tidemill.run.trust import MOST, allow, named
 
 ENVIRONMENT = """

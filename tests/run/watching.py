@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from tidemill.core.checkpoint import read_newest
 from tidemill.run.folder import RunFolder
+from tidemill.store.checkpoint import read_newest
 
 EXPERIMENTS = Path(__file__).with_name("experiments.py")
 MARK = "TIDEMILL_TEST_RUN"

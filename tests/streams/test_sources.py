@@ -23,7 +23,7 @@ from tidemill import (
 )
 from tidemill.algorithms.ppo import PPO
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.query import Query
+from tidemill.store.query import Query
 from tidemill.streams import sources
 from tidemill.streams.sources import ParameterSource
 

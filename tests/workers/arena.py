@@ -13,7 +13,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.schema import poison, schema_of
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.sources import Drawn
 from tidemill.transports.local import local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec

@@ -29,10 +29,10 @@ from tidemill.api.control import (
 )
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import ConfigError
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
+from tidemill.store.checkpoint import read_newest
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import peers as peers_module
 from tidemill.workers import trainer as trainer_module

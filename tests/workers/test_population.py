@@ -34,9 +34,9 @@ from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.source import load_file
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import population
 from tidemill.workers.population import PopulationWorker, choose_donor, explore

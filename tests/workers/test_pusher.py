@@ -14,7 +14,7 @@ from tidemill.api.experiment import Limits
 from tidemill.api.label import read_label
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.packed import unpack
-from tidemill.core.versions import LATEST, PARAMETERS, ParameterDatabase
+from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
 from tidemill.workers import pusher
 
 

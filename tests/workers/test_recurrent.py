@@ -30,7 +30,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Field
-from tidemill.run.evaluate import evaluate
+from tidemill.trained.evaluate import evaluate
 
 CUES = 4
 

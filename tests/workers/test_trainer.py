@@ -17,11 +17,11 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
-from tidemill.core.checkpoint import checkpoints, read_newest
 from tidemill.core.errors import ConfigError
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
+from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.local import local_endpoints
 from tidemill.transports.slots import SlotProducer
 from tidemill.workers.trainer import TrainerWorker

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.query import Query, among
+from tidemill.store.query import Query, among
 
 PROGRESS = ("step", "update", "episodes", "time/seconds")
 """What is known of every run: env steps and updates of training, finished episodes,

@@ -37,9 +37,9 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.query import Query
 from tidemill.core.seeding import derive_seed
-from tidemill.core.versions import RESERVED
+from tidemill.store.parameter_database import RESERVED
+from tidemill.store.query import Query
 
 MOST_THREADS = 1024
 MOST_WORKERS = 10_000
@@ -307,7 +307,7 @@ class Experiment(Config):
 
     def granting(self, stream: str) -> list[Port]:
         """Return the ports by which trainers grant the producers of sample `stream` their
-        steps."""
+        steps; `lockstep`: ticket by ticket."""
         return [
             port
             for _, config in self.members()

@@ -27,8 +27,8 @@ from tidemill.core.source import environment_of_ours, own_path, refuse_while_loa
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
 from tidemill.run.metrics import read_metrics
-from tidemill.run.provenance import versions
 from tidemill.run.session import train
+from tidemill.run.source_info import versions
 from tidemill.workers.actor import Actors
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer_config import Trainer

@@ -53,10 +53,10 @@ from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.core.source import begin_to_work, load_file, travel
 from tidemill.core.threads import limit_threads
+from tidemill.layouts.probe import end_session, end_with
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
-from tidemill.run.probe import end_session, end_with
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import INLINE, match_agents
 from tidemill.workers.environments import seen_by

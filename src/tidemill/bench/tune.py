@@ -26,8 +26,8 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.core.secrets import hide
 from tidemill.core.source import refuse_while_loading
-from tidemill.run.arrange import costs_of, processor
-from tidemill.run.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
+from tidemill.layouts.auto_layout import costs_of, processor
+from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
 from tidemill.workers.trainer_config import Trainer
 
 MOST = 10  # layouts to try

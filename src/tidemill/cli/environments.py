@@ -26,7 +26,7 @@ def check_env(
     """Look an environment over before training on it: spaces, what can be trained,
     values, resets, determinism, speed."""
     from tidemill.envs.check import check_environment
-    from tidemill.run.trainable import training
+    from tidemill.presets.trainable import training
 
     failed = [
         not _passed(check_environment(environment, seed, look=training))

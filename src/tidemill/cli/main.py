@@ -197,7 +197,7 @@ def retrain(
 ) -> None:
     """Train a run again from its journal, and compare the weights with its newest
     checkpoint's."""
-    from tidemill.run.retrain import retrain as again
+    from tidemill.trained.retrain import retrain as again
 
     found = again(run, trust=word(trust))
     weights = "the same weights" if found.same else "other weights"
@@ -261,7 +261,7 @@ def evaluate(
     trust: TrustFlag = False,
 ) -> None:
     """Play episodes with a run's policy and show what it reaches."""
-    from tidemill.run.evaluate import evaluate as play_episodes
+    from tidemill.trained.evaluate import evaluate as play_episodes
 
     found = play_episodes(
         run,
@@ -328,7 +328,7 @@ def play(
     trust: TrustFlag = False,
 ) -> None:
     """Make a video of a run's policy at play."""
-    from tidemill.run.play import play as film
+    from tidemill.trained.play import play as film
 
     made = film(
         run,
@@ -406,7 +406,7 @@ def plot(
     x: Annotated[str, typer.Option(help="step, update, or time/seconds.")] = "step",
 ) -> None:
     """Draw learning curves of one or more runs."""
-    from tidemill.run.plot import plot as draw
+    from tidemill.trained.plot import plot as draw
 
     draw(runs, out, x=x, y=y)
     print(out)

@@ -31,7 +31,7 @@ def bench(
     from tidemill.bench.measure import bench as measure
     from tidemill.bench.measure import check_seconds
     from tidemill.bench.table import tables
-    from tidemill.run.arrange import arrange
+    from tidemill.layouts.auto_layout import arrange
 
     check_seconds(seconds)
     experiment, source = experiment_from(what, env_arg, set_)

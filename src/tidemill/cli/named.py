@@ -63,8 +63,8 @@ def resolve(
 ) -> tuple[Experiment, Path | None]:
     """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and
     the file it came from, if any."""
-    from tidemill.run.presets import experiment_for
-    from tidemill.run.resolve import environment_from, is_named
+    from tidemill.presets.environment_names import environment_from, is_named
+    from tidemill.presets.experiments import experiment_for
 
     source, colon, _ = what.rpartition(":")
     if colon and source.endswith(".py") and not is_named(what):
@@ -129,8 +129,8 @@ def _close(made: Any) -> None:
 def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
     """Return the experiment for an environment of the user's own, FILE.py:NAME. It is
     called NAME, and resumes from any folder."""
-    from tidemill.run.presets import experiment_for
-    from tidemill.run.resolve import environment_from
+    from tidemill.presets.environment_names import environment_from
+    from tidemill.presets.experiments import experiment_for
 
     file, _, name = what.rpartition(":")
     return experiment_for(
@@ -168,7 +168,7 @@ def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
 def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
     """Return what `what` names: an environment, or those of an experiment (a function
     that returns one, or an `EnvironmentConfig`)."""
-    from tidemill.run.resolve import environment_from, is_named
+    from tidemill.presets.environment_names import environment_from, is_named
 
     if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
-from tidemill.core.query import Query
-from tidemill.core.versions import Mean, Version
 from tidemill.run.folder import RunFolder
+from tidemill.store.parameter_database import Mean, Version
+from tidemill.store.query import Query
 
 ORDERS = {"tag": "tag NAME VERSION|TAG", "untag": "untag NAME", "export": "export VERSION|TAG FILE"}
 _LENGTHS = (("s", 60), ("min", 60), ("h", 24), ("d", 0))

@@ -7,7 +7,7 @@ from typing import Any
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
-from tidemill.run.resolve import environment_from
+from tidemill.presets.environment_names import environment_from
 
 
 def serve(

@@ -23,6 +23,20 @@ MOVED = {
     "tidemill.bridge.spaces": "tidemill.bridge.trainer_side.spaces",
     "tidemill.bridge.specs": "tidemill.bridge.protocol.specs",
     "tidemill.bridge.world": "tidemill.bridge.world_side.world",
+    "tidemill.core.checkpoint": "tidemill.store.checkpoint",
+    "tidemill.core.query": "tidemill.store.query",
+    "tidemill.core.versions": "tidemill.store.parameter_database",
+    "tidemill.run.arrange": "tidemill.layouts.auto_layout",
+    "tidemill.run.evaluate": "tidemill.trained.evaluate",
+    "tidemill.run.layout": "tidemill.layouts.layout",
+    "tidemill.run.load": "tidemill.trained.load",
+    "tidemill.run.play": "tidemill.trained.play",
+    "tidemill.run.plot": "tidemill.trained.plot",
+    "tidemill.run.presets": "tidemill.presets.experiments",
+    "tidemill.run.probe": "tidemill.layouts.probe",
+    "tidemill.run.provenance": "tidemill.run.source_info",
+    "tidemill.run.resolve": "tidemill.presets.environment_names",
+    "tidemill.run.retrain": "tidemill.trained.retrain",
 }
 
 

@@ -14,7 +14,6 @@ from numpy import count_nonzero
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuffer
 from tidemill.api.stream import Offered, SampleConsumer
-from tidemill.core.checkpoint import MANIFEST, sync, write_synced
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
 from tidemill.core.reading import open_plain, read_json, read_plain
@@ -22,6 +21,7 @@ from tidemill.core.schema import Array, Arrays, Schema
 from tidemill.replay.priorities import Priorities
 from tidemill.replay.sequences import Ints, Sequences
 from tidemill.replay.store import Store, not_stacked
+from tidemill.store.checkpoint import MANIFEST, sync, write_synced
 
 LOOKED_AT = 256
 """So many first rows are looked at: are their stacks of frames what they should be?"""

@@ -33,14 +33,14 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
-from tidemill.core.query import Query, among
 from tidemill.core.secrets import known, mask
 from tidemill.core.shortage import why
+from tidemill.layouts.memory_plan import Plan, make_plan
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.metrics import Pace
-from tidemill.run.plan import Plan, make_plan
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
+from tidemill.store.query import Query, among
 
 # seconds for every worker to become READY, since the last word of any that is not (of
 # environments that it has made, say)

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.checkpoint import checkpoints
 from tidemill.core.config import check_name, decode, encode, without_retired
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
@@ -37,9 +36,10 @@ from tidemill.core.reading import read_json, read_plain
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.shortage import why
 from tidemill.core.source import expect, load_file, own_code
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
-from tidemill.run.provenance import source_file, versions
+from tidemill.run.source_info import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
+from tidemill.store.checkpoint import checkpoints
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 
 CONFIG = "config.json"
 EPISODES = "episodes.json"

@@ -19,14 +19,14 @@ from tidemill.core.source import refuse_while_loading
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher
-from tidemill.run.arrange import AUTO, LAYOUT, arrange, check_layout
+from tidemill.layouts.auto_layout import AUTO, LAYOUT, arrange, check_layout
+from tidemill.layouts.memory_plan import check_processes
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.life import Life, never_began
-from tidemill.run.past import Past, without_reached_mark
-from tidemill.run.plan import check_processes
-from tidemill.run.provenance import check_other_processes, own_source, source_file
 from tidemill.run.remarks import remarks
+from tidemill.run.resume_point import Past, without_reached_mark
+from tidemill.run.run_lifecycle import Life, never_began
+from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.trust import Trust
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {

@@ -15,10 +15,10 @@ from tidemill.api.policy import Policy
 from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
 from tidemill.core.packed import unpack
-from tidemill.core.query import Query
 from tidemill.core.reading import read_plain
 from tidemill.core.schema import Arrays, check_finite
-from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.query import Query
 from tidemill.streams.parameters import ParameterSubscriber, Subscription
 
 LOOK = 0.25  # seconds for which what is known of the database is taken to be true

@@ -12,7 +12,7 @@ from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.core.config import Config, acting, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.query import Query
+from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
 INLINE = "inline"

@@ -47,8 +47,8 @@ from tidemill.api.control import Facts, Measured
 from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone
-from tidemill.core.query import check_field
-from tidemill.core.versions import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
+from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
+from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import Actors

@@ -11,10 +11,10 @@ from typing import Any
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
-from tidemill.core.checkpoint import Found
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.store.checkpoint import Found
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.ages import Ages
 from tidemill.workers.open_episodes import FILE as SLOTS

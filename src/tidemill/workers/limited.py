@@ -14,11 +14,11 @@ from tidemill.api.control import Adopt, Facts, Measured, Notice
 from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces
 from tidemill.api.stream import SampleConsumer
-from tidemill.core.checkpoint import Found
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
+from tidemill.store.checkpoint import Found
 from tidemill.workers.account import Account
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.base import PollResult, Worker

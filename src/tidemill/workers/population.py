@@ -24,9 +24,9 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
-from tidemill.core.query import Query
 from tidemill.core.seeding import derive_seed
-from tidemill.core.versions import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.query import Query
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.evaluation import Evaluation

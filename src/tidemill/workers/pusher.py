@@ -9,7 +9,7 @@ from time import monotonic
 from tidemill.api.policy import Policy
 from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Arrays
-from tidemill.core.versions import ParameterDatabase
+from tidemill.store.parameter_database import ParameterDatabase
 
 LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
 

@@ -22,14 +22,14 @@ from tidemill.api.experiment import Context
 from tidemill.api.label import plain_spaces, write_label
 from tidemill.api.policy import check_weights
 from tidemill.api.stream import SampleConsumer
-from tidemill.core.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
-from tidemill.core.versions import PARAMETERS, ParameterDatabase
 from tidemill.nets.device import choose_device
+from tidemill.store.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker

@@ -17,10 +17,10 @@ from tidemill.api.environment import Environment
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.output import forgiving_output
 from tidemill.core.seeding import derive_seed
-from tidemill.run.evaluate import Player, find_actors, load_policies
 from tidemill.run.folder import RunFolder
-from tidemill.run.load import Weights
 from tidemill.run.trust import Trust
+from tidemill.trained.evaluate import Player, find_actors, load_policies
+from tidemill.trained.load import Weights
 from tidemill.workers.environments import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")

@@ -24,8 +24,8 @@ from tidemill import (
     Trainer,
 )
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.run import play as play_module
-from tidemill.run.play import play, video_frame
+from tidemill.trained import play as play_module
+from tidemill.trained.play import play, video_frame
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 

@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from tidemill.run.live import LiveView, PlainView, make_view, picture
+from tidemill.run.live_view import LiveView, PlainView, make_view, picture
 from tidemill.run.snapshot import LimiterView, Snapshot, WorkerView, evaluations_of
 
 ACTOR = WorkerView("actor.0", "running", {"environment": 0.5, "inference": 0.25, "odd": 0.125}, 48211.0)

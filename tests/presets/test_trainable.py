@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tidemill import Gymnasium, SimulatorEnvironment
 from tidemill.cli.main import app
 from tidemill.envs.check import Finding
-from tidemill.run.trainable import training
+from tidemill.presets.trainable import training
 
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
 

@@ -13,7 +13,6 @@ import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
 from tidemill.api.label import write_label
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
-from tidemill.core.checkpoint import write_checkpoint
 from tidemill.core.errors import (
     CheckpointError,
     ConfigError,
@@ -23,9 +22,10 @@ from tidemill.core.errors import (
     VersionGone,
 )
 from tidemill.core.packed import pack, unpack
-from tidemill.core.versions import ParameterDatabase
 from tidemill.run.folder import RunFolder
-from tidemill.run.load import LoadedPolicy, load
+from tidemill.store.checkpoint import write_checkpoint
+from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.trained.load import LoadedPolicy, load
 
 FOUR, TWO = Box((4,), "float32"), Discrete(2)
 

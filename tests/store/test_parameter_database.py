@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.core import versions
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone
 from tidemill.core.packed import pack, unpack
-from tidemill.core.query import Query
 from tidemill.core.reading import read_plain
-from tidemill.core.versions import LATEST, Mean, ParameterDatabase
+from tidemill.store import parameter_database as versions
+from tidemill.store.parameter_database import LATEST, Mean, ParameterDatabase
+from tidemill.store.query import Query
 
 KILLS = Path(__file__).with_name("kills.py")
 
@@ -463,7 +463,7 @@ def test_threads_and_processes_share_it(tmp_path: Path) -> None:
 
     code = f"""
 from pathlib import Path
-from tidemill.core.versions import ParameterDatabase
+from tidemill.store.parameter_database import ParameterDatabase
 for _ in range(20):
     ParameterDatabase(Path({str(tmp_path / "parameters")!r})).record("b", 0, {{"win_rate": 1.0}})
 """

@@ -40,12 +40,11 @@ from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.threads import limit_threads
-from tidemill.run import arrange as arranging
-from tidemill.run import layout as laying_out
-from tidemill.run import presets
-from tidemill.run import probe as probing
-from tidemill.run.arrange import arrange, cache, costs_of
-from tidemill.run.layout import (
+from tidemill.layouts import auto_layout as arranging
+from tidemill.layouts import layout as laying_out
+from tidemill.layouts import probe as probing
+from tidemill.layouts.auto_layout import arrange, cache, costs_of
+from tidemill.layouts.layout import (
     COLD,
     Costs,
     Layout,
@@ -57,7 +56,8 @@ from tidemill.run.layout import (
     promises,
     why_given,
 )
-from tidemill.run.probe import measure_environment, read_answer, threads_serve
+from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
+from tidemill.presets import experiments as presets
 from tidemill.run.runners import with_slots
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
@@ -906,7 +906,7 @@ def probes_of(main: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(main).children():
         with suppress(psutil.NoSuchProcess):
-            found += [child] if "tidemill.run.probe" in child.cmdline() else []
+            found += [child] if "tidemill.layouts.probe" in child.cmdline() else []
     return found
 
 

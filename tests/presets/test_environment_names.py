@@ -5,7 +5,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.rest.config import Rest
-from tidemill.run.resolve import environment_from
+from tidemill.presets.environment_names import environment_from
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.label import read_label, read_spaces
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
-from tidemill.core.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.core.config import decode
 from tidemill.core.errors import (
     CheckpointError,
@@ -31,6 +30,7 @@ from tidemill.core.source import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust, allow, named
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.streams.sources import Fixed, read_weights
 
 

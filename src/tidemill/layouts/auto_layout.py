@@ -28,9 +28,19 @@ from tidemill.core.private import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.source import environment_of_ours, named_files, named_modules, own_code, own_path
 from tidemill.launchers.processes import kill_session
-from tidemill.run.layout import Costs, Layout, apply, by_turns, choose, layout_of, of_layout, parse, why_given
-from tidemill.run.plan import check_batch
-from tidemill.run.probe import SECONDS, Order, read_answer
+from tidemill.layouts.layout import (
+    Costs,
+    Layout,
+    apply,
+    by_turns,
+    choose,
+    layout_of,
+    of_layout,
+    parse,
+    why_given,
+)
+from tidemill.layouts.memory_plan import check_batch
+from tidemill.layouts.probe import SECONDS, Order, read_answer
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
@@ -217,7 +227,7 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tidemill.run.probe"],
+        [sys.executable, "-P", "-m", "tidemill.layouts.probe"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError
-from tidemill.core.query import Query
+from tidemill.store.query import Query
 
 BETWEEN = Query(where=(("win_rate", ">", 0.8), ("win_rate", "<", 0.9)), order="-win_rate", limit=10)
 VERSIONS: list[dict[str, float]] = [

@@ -3,7 +3,7 @@
 import pytest
 
 from tidemill import Gymnasium, PettingZoo
-from tidemill.run.presets import TUNED, experiment_for
+from tidemill.presets.experiments import TUNED, experiment_for
 
 
 @pytest.mark.parametrize(

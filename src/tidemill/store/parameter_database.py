@@ -32,7 +32,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.checkpoint import sync, write_synced
 from tidemill.core.config import check_name
 from tidemill.core.errors import (
     ConfigError,
@@ -43,9 +42,10 @@ from tidemill.core.errors import (
     did_you_mean,
 )
 from tidemill.core.packed import pack, unpack
-from tidemill.core.query import Query, check_field
 from tidemill.core.reading import check_database, read_json, read_plain
 from tidemill.core.schema import Array, Arrays, check_finite
+from tidemill.store.checkpoint import sync, write_synced
+from tidemill.store.query import Query, check_field
 
 PARAMETERS = "parameters"
 """The database's folder in a run's."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.core.reading import read_json, read_plain
-from tidemill.run.arrange import LAYOUT
+from tidemill.layouts.auto_layout import LAYOUT
 from tidemill.run.folder import CONFIG
 
 Settings = Mapping[str, Any]

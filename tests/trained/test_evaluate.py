@@ -29,8 +29,8 @@ from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
 from tidemill.envs.scripted import reward_of
 from tidemill.envs.step_limit import StepLimit
-from tidemill.run.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
 from tidemill.run.folder import RunFolder
+from tidemill.trained.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
 
 
 class Ticker:

@@ -17,7 +17,7 @@ from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts
-from tidemill.run.live import make_view
+from tidemill.run.live_view import make_view
 from tidemill.run.metrics import MetricsWriter
 from tidemill.run.progress import Progress
 from tidemill.run.snapshot import snapshot

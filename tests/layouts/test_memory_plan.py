@@ -16,8 +16,8 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.memory import MemfdSegment, Need
 from tidemill.core.schema import Field
 from tidemill.core.source import load_file
+from tidemill.layouts.memory_plan import Plan, make_plan
 from tidemill.run.folder import RunFolder
-from tidemill.run.plan import Plan, make_plan
 from tidemill.run.session import train
 from tidemill.transports.local import LocalBell
 from tidemill.transports.slots import SlotProducer

@@ -25,9 +25,9 @@ from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
-from tidemill.run.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
+from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.environments import build_environment

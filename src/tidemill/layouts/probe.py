@@ -1,7 +1,7 @@
 """Measures what an experiment's parts cost on this machine, in a second: a process of its
 own, so that what an environment does stays there.
 
-python -P -m tidemill.run.probe < order (msgpack)
+python -P -m tidemill.layouts.probe < order (msgpack)
 
 It steps a few lanes of the real environment. Meanwhile another such process, which it
 starts and tells what spaces there are, times the real policy and learner on random rows:
@@ -42,7 +42,7 @@ from tidemill.core.source import begin_to_work, load_file, own_path, travel
 from tidemill.core.threads import limit_threads
 from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.envs.lanes import LaneLoop
-from tidemill.run.layout import COLD, Costs, waits
+from tidemill.layouts.layout import COLD, Costs, waits
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.environments import seen_by
@@ -124,7 +124,7 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
 def _other_process() -> Iterator["subprocess.Popen[bytes]"]:
     """A process that measures policies and learner once it is told what there is, and has
     imported everything by then."""
-    words = [sys.executable, "-P", "-m", "tidemill.run.probe"]
+    words = [sys.executable, "-P", "-m", "tidemill.layouts.probe"]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as other:

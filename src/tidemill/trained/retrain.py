@@ -13,7 +13,6 @@ from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.label import read_spaces
 from tidemill.api.policy import check_weights
 from tidemill.api.spaces import Spaces
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
@@ -22,6 +21,7 @@ from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
+from tidemill.store.checkpoint import read_newest
 from tidemill.workers.trainer_config import Trainer
 
 

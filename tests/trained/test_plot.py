@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.core.errors import RunError
 from tidemill.run.metrics import MetricsWriter
-from tidemill.run.plot import middle, over_seeds, plot
+from tidemill.trained.plot import middle, over_seeds, plot
 
 
 def run(

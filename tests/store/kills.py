@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.core.versions import ParameterDatabase
+from tidemill.store.parameter_database import ParameterDatabase
 
 SIZE = 30_000
 KEEP = 3

@@ -12,15 +12,15 @@ import pytest
 
 from tidemill import Gymnasium, Slots
 from tidemill.api.stream import Offered
-from tidemill.core.checkpoint import read_newest
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.source import load_file
 from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
-from tidemill.run import retrain as retraining
-from tidemill.run.retrain import retrain
 from tidemill.run.session import resume, train
+from tidemill.store.checkpoint import read_newest
+from tidemill.trained import retrain as retraining
+from tidemill.trained.retrain import retrain
 
-FILE = Path(__file__).with_name("limited.py")
+FILE = Path(__file__).parents[1] / "run" / "limited.py"
 limited = load_file(FILE, "test")
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidemill.core import checkpoint
-from tidemill.core.checkpoint import (
+from tidemill.core.errors import CheckpointError
+from tidemill.store import checkpoint
+from tidemill.store.checkpoint import (
     MANIFEST,
     checkpoint_name,
     checkpoints,
@@ -18,7 +19,6 @@ from tidemill.core.checkpoint import (
     read_newest,
     write_checkpoint,
 )
-from tidemill.core.errors import CheckpointError
 
 ARRAYS = {
     "policy": {

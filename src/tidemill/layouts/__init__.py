@@ -1,0 +1,1 @@
+"""Where the parts of an experiment run: layouts, their choice by measurement, memory."""

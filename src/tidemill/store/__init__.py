@@ -1,0 +1,1 @@
+"""What lies on disk: checkpoints, and the parameter database with its queries."""
