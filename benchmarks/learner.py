@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tidemill.algorithms.batch import gae_of, gather
 from tidemill.algorithms.formulas import gae
-from tidemill.algorithms.ppo import PPO
-from tidemill.algorithms.ppo_learner import PPOLearner, _sums, _whole
+from tidemill.algorithms.minibatches import gae_of, gather
+from tidemill.algorithms.ppo import PPO, PPOLearner, _sums, _whole
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.memory import keep_freed

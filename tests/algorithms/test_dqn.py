@@ -155,7 +155,7 @@ def test_epsilon_falls_with_updates_and_travels_with_the_weights():
 @pytest.mark.parametrize("net", [QNetwork(hidden=(8,)), QNetwork(hidden=(8,), noise=0.5, atoms=5)])
 def test_a_restored_learner_goes_on_exactly(net):
     check_restored(
-        learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of, "DQN"
+        learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of
     )
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.algorithms.test_ppo import NET, SPACES, assert_equal, check_masked, make_sample, weights
 
-from tidemill.algorithms.impala import Impala
-from tidemill.algorithms.impala_learner import ImpalaLearner
+from tidemill.algorithms.impala import Impala, ImpalaLearner
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.nets.actor_critic import ActorCritic

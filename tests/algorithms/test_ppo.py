@@ -8,10 +8,8 @@ import pytest
 import torch
 from tests.algorithms.losses import clipped_surrogate, clipped_value_loss, explained_variance, value_loss
 
-from tidemill.algorithms.batch import gae_of, gather
-from tidemill.algorithms.chunks import Rows
-from tidemill.algorithms.ppo import PPO
-from tidemill.algorithms.ppo_learner import PPOLearner
+from tidemill.algorithms.minibatches import Rows, gae_of, gather
+from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space

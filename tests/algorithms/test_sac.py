@@ -16,8 +16,7 @@ from tidemill.core.schema import allocate
 from tidemill.core.threads import limit_threads
 from tidemill.nets.mlp import MLP, MLPShape
 from tidemill.nets.q_network import QNetwork
-from tidemill.nets.squashed_gaussian import SquashedGaussian
-from tidemill.nets.squashed_gaussian_policy import squash
+from tidemill.nets.squashed_gaussian import SquashedGaussian, squash
 
 SPACES = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0, 0.0), (3.0, 1.0)))
 CENTRE, HALF = np.array([1, 0.5], np.float32), np.array([2, 0.5], np.float32)
@@ -258,7 +257,7 @@ def test_a_temperature_that_is_not_learnt_stays():
 
 
 def test_a_restored_learner_goes_on_exactly():
-    check_restored(learner_of(), learner_of(seed=5), sample_of, "SAC")
+    check_restored(learner_of(), learner_of(seed=5), sample_of)
 
 
 def test_a_step_that_would_spoil_the_weights_is_left_out():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tidemill
-from tidemill.algorithms.batch import gae_of, gather
+from tidemill.algorithms.minibatches import gae_of, gather
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.source import load_attribute
 from tidemill.run.folder import RunFolder

@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weights, facts = read_checkpoint(folder / "checkpoints" / "policy" / "update-8")
     before = read_metrics(folder)
 
-    from tidemill.algorithms.ppo_learner import PPOLearner
+    from tidemill.algorithms.ppo import PPOLearner
 
     began: list[Any] = []
     load_state = PPOLearner.load_state

@@ -1,2 +1,3 @@
-"""Algorithms: what learns. A configuration per file that imports no torch, its learner
-beside it, and the formulas of all."""
+"""Algorithms: what learns. A file each, with the configuration and the learner that it
+builds; what several share (`policy_gradient`, `minibatches`, `adam`) and the formulas of
+all. Importing them imports no torch."""

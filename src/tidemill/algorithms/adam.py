@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.core.errors import RunError
 from tidemill.core.schema import Array, Arrays
 
 Floats = NDArray[np.float32]
@@ -36,6 +37,15 @@ class Optimiser(ABC):
     @abstractmethod
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned."""
+
+
+def spoilt(algorithm: str, weights: str, why: str) -> RunError:
+    """Return what to raise when a step was left out, since loss or gradient were not
+    finite."""
+    return RunError(
+        f"{algorithm} left out a step that would have spoilt {weights}: {why}. Look for NaN or huge numbers "
+        "in observations and rewards (tidemill check-env), then lower learning_rate"
+    )
 
 
 class _Block(NamedTuple):

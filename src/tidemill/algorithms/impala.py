@@ -1,14 +1,22 @@
-"""Importance-weighted actor-learner: the configuration. Imports no torch; the learner
-stands in `impala_learner`."""
+"""IMPALA: the importance-weighted actor-learner. Imports no torch by itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tidemill.algorithms.policy_gradient import PolicyGradient
-from tidemill.api.algorithm import Algorithm
+import numpy as np
+
+from tidemill.algorithms.formulas import differentiate_policy_gradient, vtrace
+from tidemill.algorithms.minibatches import Floats, take_rows
+from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss, Whole
+from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
+from tidemill.nets.trainable import TrainablePolicy
+
+BEYOND = 1.001
+"""Ratios that are cut off by less than a thousandth are not counted as clipped: on the
+policy's own samples they are 1, but for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,46 @@ class Impala(PolicyGradient):
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be a `TrainablePolicy`. Minibatches
         are drawn from `seed`."""
-        from tidemill.algorithms.impala_learner import ImpalaLearner
-
         return ImpalaLearner(self, self.trainable(policy), seed)
+
+
+class ImpalaLearner(PolicyGradientLearner):
+    """See `Impala`."""
+
+    def __init__(self, config: Impala, policy: TrainablePolicy, seed: int) -> None:
+        super().__init__(config, policy, seed)
+        self._impala = config
+
+    def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
+        config, acted = self._impala, sample["version"] >= 0
+        # those that were cut and the last ones among them: their values are bootstrap
+        # values
+        rows = np.flatnonzero(acted)
+        log_prob, values = self._evaluate(sample, rows)
+        rho, value = np.zeros((2, *acted.shape), np.float32)
+        with np.errstate(over="ignore"):
+            rho.reshape(-1)[rows] = np.exp(log_prob - take_rows([sample], [rows], "log_prob"))
+        value.reshape(-1)[rows] = values
+        done, truncated = sample["done"], sample["truncated"]
+        return vtrace(
+            sample["reward"],
+            value,
+            done,
+            truncated,
+            acted,
+            rho,
+            config.gamma,
+            config.trace_lambda,
+            config.rho_clip,
+            config.c_clip,
+        )
+
+    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+        advantage /= np.float32(self.policy.value_scale)
+
+    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        xp = self._library.namespace
+        excess = xp.expm1(log_prob - behaviour)  # ρ - 1
+        kl = (excess - (log_prob - behaviour)).sum()
+        clipped = (excess > self._impala.rho_clip * BEYOND - 1).sum()
+        return PolicyLoss(*differentiate_policy_gradient(xp, log_prob, advantage), kl, clipped)

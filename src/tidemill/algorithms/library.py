@@ -105,12 +105,3 @@ class NumpyLibrary(Library):
 
     def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
         return Adam(policy.flat_weights(), gradient, epsilon)
-
-
-def library_of(policy: TrainablePolicy) -> Library:
-    """Return the library of `policy`'s arrays."""
-    if policy.library == "numpy":
-        return NumpyLibrary()
-    from tidemill.algorithms.torch_library import TorchLibrary
-
-    return TorchLibrary(policy)

@@ -1,20 +1,44 @@
-"""What algorithms that follow the policy's gradient have in common: their settings.
-Imports no torch."""
+"""What algorithms that follow the policy's gradient have in common: their settings, and
+the learner that goes through minibatches. Imports torch only for policies that are made
+of it."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from itertools import pairwise
+from math import isfinite, nan, sqrt
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from tidemill.api.algorithm import AlgorithmConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.algorithms.adam import spoilt
+from tidemill.algorithms.formulas import differentiate_value_loss
+from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
+from tidemill.algorithms.library import Library, NumpyLibrary
+from tidemill.algorithms.minibatches import (
+    Batch,
+    Chunks,
+    Floats,
+    Integers,
+    Rows,
+    cut,
+    gather,
+    take_leaves,
+    trained_rows,
+)
+from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample, run_alone
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tidemill.nets.trainable import TrainablePolicy
+from tidemill.core.schema import Array, Arrays
+from tidemill.nets.trainable import TrainablePolicy
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
+SUMS = 7
+"""Numbers that equal trainers sum before an update: see `_sums`."""
+COLUMNS = ("log_prob", "advantage", "target", "value")
+"""What the loss needs of each row, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +55,6 @@ class PolicyGradient(AlgorithmConfig):
         "max_gradient_norm": (1e-9, 1e9, "0.5 is usual; None leaves gradients as they are"),
         "chunk_steps": (1, 1e9, "16 to 128 is usual; None takes the whole length of a sample"),
     }
-    """The least and the most of each number, and a word of advice."""
 
     gamma: float = 0.99
     """Discount of a step."""
@@ -65,10 +88,6 @@ class PolicyGradient(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (low, high, advice) in self.ranges.items():
-            value: Any = getattr(self, name)
-            if value is not None and not (isfinite(value) and low <= value <= high):
-                raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
         if self.learning_rate_schedule not in ("constant", "linear"):
             raise ConfigError(
                 f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
@@ -81,10 +100,8 @@ class PolicyGradient(AlgorithmConfig):
             "without limits.steps or limits.updates: nobody knows how far the run is",
         )
 
-    def trainable(self, policy: Policy) -> "TrainablePolicy":
+    def trainable(self, policy: Policy) -> TrainablePolicy:
         """Return `policy`. Raises `ConfigError` when gradients cannot train it."""
-        from tidemill.nets.trainable import TrainablePolicy
-
         if not isinstance(policy, TrainablePolicy):
             raise ConfigError(
                 f"{type(self).__name__} cannot train a {type(policy).__name__}: it is no TrainablePolicy "
@@ -97,3 +114,320 @@ class PolicyGradient(AlgorithmConfig):
                 "or take RecurrentActorCritic"
             )
         return policy
+
+
+class Whole(NamedTuple):
+    """Of the rows of all equal trainers together."""
+
+    rows: float
+    mean: float
+    """Of advantages, reward units."""
+    deviation: float
+    explained_variance: float
+
+
+class PolicyLoss(NamedTuple):
+    """Of the rows of a minibatch, arrays and scalars of the policy's library."""
+
+    loss: Any
+    """Summed over the rows."""
+    of_log_prob: Any
+    """Its derivative with respect to log π(a) of each row, [n]."""
+    kl: Any
+    """Estimate of KL(μ‖π), summed over the rows."""
+    clipped: Any
+    """How many rows' ratio is beyond where it is clipped."""
+
+
+class PolicyGradientLearner(DataParallel):
+    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one
+    thread. An algorithm says how returns are estimated and what the policy's loss is;
+    `epochs`, `target_kl` and `clip_value` are as in `PPO`.
+
+    Equal trainers sum, per update: one array of sums over the rows (float64), then one
+    per minibatch with the gradient, what is measured and the rows' share (float32), then
+    the normalisers' moments (float64). All decisions (count of minibatches, clipping of
+    the norm, the stops) follow from sums.
+    """
+
+    policy: TrainablePolicy
+
+    def __init__(
+        self,
+        config: PolicyGradient,
+        policy: TrainablePolicy,
+        seed: int,
+        epochs: int = 1,
+        target_kl: float | None = None,
+        clip_value: float | None = None,
+    ) -> None:
+        self.policy = policy
+        self._config = config
+        self._epochs, self._target_kl, self._clip_value = epochs, target_kl, clip_value
+        self._rng = np.random.default_rng(seed)
+        self._library = _library_of(policy)
+        size = policy.size
+        with policy.place():
+            self._shared = self._library.zeros(size + len(MEASURED) + 1)
+            """[gradient, measured parts, share]: those of the loss summed over own rows,
+            in units of 1 / (rows of a minibatch, about)."""
+            self._gradient, self._parts = self._shared[:size], self._shared[size:]
+            self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
+
+    @abstractmethod
+    def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
+        """See `Estimate`. Called for all samples before any step is done."""
+
+    @abstractmethod
+    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+        """Turn a batch's advantages [M] into what its loss takes, in place."""
+
+    @abstractmethod
+    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        """Return the loss of a minibatch [n] whose actions have these log-probabilities
+        now, and had those of the behaviour."""
+
+    @property
+    def largest_sum(self) -> int:
+        return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes, 8 * SUMS)
+
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[Array, None, dict[str, float]]:
+        """See `DataParallel`. Metrics are those of all trainers together. Raises
+        `RunError` when the loss or gradient of a minibatch is not finite; that one does
+        not change the weights."""
+        return self._update(samples, progress, alone=False)
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
+        return run_alone(self._update(samples, progress, alone=True))
+
+    def _update(
+        self, samples: Sequence[Sample], progress: float, alone: bool
+    ) -> Generator[Array, None, dict[str, float]]:
+        config, policy = self._config, self.policy
+        rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
+        batch = gather(samples, self._estimate)
+        sums = _sums(batch)
+        yield sums
+        whole = _whole(sums)
+        if whole.rows == 0:
+            return {"rows": 0.0, "learning_rate": rate}
+        count = max(1, round(whole.rows / config.minibatch_size))
+        steps = yield from self._steps(self._source(batch, samples), batch, whole, count, rate, alone)
+        moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
+        yield moments
+        policy.fold_moments(moments)
+        metrics = {
+            "explained_variance": whole.explained_variance,
+            "learning_rate": rate,
+            "rows": whole.rows,
+            "minibatches": float(len(steps)),
+        }
+        if len(steps):
+            means, last = steps.mean(0).tolist(), steps[-count:].mean(0).tolist()
+            # kl and clip_fraction: how far the last epoch has gone, not the average of
+            # all
+            metrics |= dict(zip(MEASURED, means[:3] + last[3:5], strict=True))
+            metrics["gradient_norm"] = means[5]
+        return metrics
+
+    def _source(self, batch: Batch, samples: Sequence[Sample]) -> Rows:
+        """Return what minibatches are made of."""
+        with self.policy.place():
+            if not self.policy.recurrent:
+                return Rows(self._library, self.policy, batch.observation, len(batch))
+            burn_in = max((sample.burn_in for sample in samples), default=0)
+            return Chunks(
+                self._library,
+                self.policy,
+                cut(samples, trained_rows(samples), burn_in, self._config.chunk_steps),
+            )
+
+    def _steps(
+        self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool
+    ) -> Generator[Array, None, NDArray[np.float64]]:
+        """Do all epochs, each in `count` minibatches; return the measured parts and the
+        gradient's norm before clipping of each step."""
+        library, place, pieces = self._library, self.policy.place, len(source)
+        weight, done = count / whole.rows, 0
+        with place():
+            columns = self._columns(batch, whole)
+            found = library.zeros(self._epochs * count, len(MEASURED) + 1)
+        bounds = [pieces * i // count for i in range(count + 1)]
+        for _ in range(self._epochs):
+            with place():
+                order = source.shuffled(self._rng)
+            for start, end in pairwise(bounds):
+                with place():
+                    rows = self._differentiate(source, columns, order[start:end], weight)
+                share = float(np.float32(rows * weight))
+                if not alone:
+                    with place():
+                        numbers = library.to_host(self._shared)
+                    yield numbers
+                    share = float(numbers[-1])
+                    with place():
+                        library.from_host(numbers, self._shared)
+                if share == 0:  # fewer rows than minibatches at every trainer
+                    continue
+                with place():
+                    parts = self._parts[:-1] / share
+                    if self._target_kl is not None and float(parts[3]) > self._target_kl:
+                        return self._read(found[:done])
+                    found[done, :-1], found[done, -1] = parts, self._step(parts, share, rate)
+                done += 1
+                if library.at_once and not np.isfinite(found[done - 1]).all():
+                    self._read(found[done - 1 : done])
+        with place():
+            return self._read(found[:done])
+
+    def _read(self, found: Any) -> NDArray[np.float64]:
+        """Return what was measured. Raises `RunError` for the first step that was not
+        done since its loss or gradient was not finite."""
+        steps = self._library.to_host(found).astype(np.float64)
+        lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
+        if lost.any():
+            *parts, norm = steps[lost.argmax()].tolist()
+            raise spoilt(type(self._config).__name__, "the weights", _explain(parts, norm))
+        return steps
+
+    def _loss(self, parts: Any) -> Any:
+        return (
+            parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
+        )
+
+    def _columns(self, batch: Batch, whole: Whole) -> list[Mapping[str, Any]]:
+        """Return the actions and (as one array, rows last) `COLUMNS` of a batch."""
+        if len(batch):
+            self.policy.check(batch.observation)
+        scale = np.float32(self.policy.value_scale)
+        scalars = np.empty((len(COLUMNS), len(batch)), np.float32)
+        scalars[0] = batch.log_prob
+        scalars[1] = batch.advantage
+        self._weigh(scalars[1], whole)
+        np.divide(batch.target, scale, out=scalars[2])
+        np.divide(batch.value, scale, out=scalars[3])
+        return [self._library.columns(arrays) for arrays in (batch.action, {"scalars": scalars})]
+
+    def _differentiate(
+        self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
+    ) -> int:
+        """Write the loss's gradient and its parts, summed over the rows of `pieces` and
+        multiplied by `weight`, into the shared array; return how many rows these are."""
+        if not len(pieces):
+            self._shared[:] = 0
+            return 0
+        config, policy, take, xp = self._config, self.policy, self._library.take, self._library.namespace
+        inputs, rows = source.pick(pieces)
+        action = take(columns[0], rows)
+        log_prob, advantage, target, old_value = take(columns[1], rows, 1)["scalars"]
+        with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
+            found = policy.forward(inputs, action)
+            of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
+            of_log_prob *= weight
+            value_loss, of_value = differentiate_value_loss(
+                xp, found.value, target, old_value, self._clip_value
+            )
+            of_value *= weight * config.value_coefficient
+            of_entropy = (
+                xp.full_like(of_value, -config.entropy_coefficient * weight)
+                if config.entropy_coefficient
+                else None
+            )
+            self._library.total(
+                (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts
+            )
+            policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
+        return len(rows)
+
+    def _step(self, parts: Any, share: float, rate: float) -> Any:
+        """Do one step of Adam down the shared gradient; return its norm before
+        clipping."""
+        return self._optimiser.descend(rate, share, self._config.max_gradient_norm, self._loss(parts))
+
+    def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
+        """Return log π and the value (reward units) of the sample's rows at `rows` (into
+        its flattened [T, N]), by the policy as it is now."""
+        library, policy = self._library, self.policy
+        log_prob, value = np.empty((2, len(rows)), np.float32)
+        with policy.place(), library.without_gradients():
+            if policy.recurrent:  # each seat's rows as one chunk
+                source: Rows = Chunks(library, policy, cut([sample], [rows], 0, None))
+            else:
+                source = Rows(library, policy, take_leaves([sample], [rows], "obs"), len(rows))
+            action = library.columns(take_leaves([sample], [rows], "action"))
+            size, pieces = max(1, self._config.minibatch_size // source.rows), np.arange(len(source))
+            for start in range(0, len(pieces), size):
+                inputs, picked = source.pick(pieces[start : start + size])
+                found = policy.forward(inputs, library.take(action, picked))
+                log_prob[picked] = library.to_host(found.log_prob)
+                value[picked] = library.to_host(found.value)
+        value *= np.float32(policy.value_scale)
+        return log_prob, value
+
+    def state(self) -> Arrays:
+        """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling
+        stream's state."""
+        return {
+            "random": random_state(self._rng),
+            **{f"adam.{name}": array for name, array in self._optimiser.state().items()},
+        }
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take back what `state` returned; continues exactly as the learner that it came
+        from would have."""
+        check_learner_state(self.state(), state)
+        set_random_state(self._rng, state["random"])
+        self._optimiser.load_state(
+            {name.removeprefix("adam."): array for name, array in state.items() if name != "random"}
+        )
+
+    def separate(self, rank: int) -> None:
+        """Shuffle by a stream of one's own: `rank` times 2^127 draws, about, ahead of the
+        one that was taken back."""
+        bits = self._rng.bit_generator
+        assert isinstance(bits, np.random.PCG64)
+        self._rng = np.random.Generator(bits.jumped(rank))
+
+
+def _library_of(policy: TrainablePolicy) -> Library:
+    """Return the library of `policy`'s arrays; torch is imported when it is needed."""
+    if policy.library == "numpy":
+        return NumpyLibrary()
+    from tidemill.algorithms.torch_library import TorchLibrary
+
+    return TorchLibrary(policy)
+
+
+def _sums(batch: Batch) -> NDArray[np.float64]:
+    """Return [rows, then sum and sum of squares of advantages, targets and errors of the
+    values]."""
+    sums = [float(len(batch))]
+    for column in (batch.advantage, batch.target, batch.target - batch.value):
+        x = column.astype(np.float64)
+        sums += [float(x.sum()), float(x @ x)]
+    return np.array(sums)
+
+
+def _whole(sums: NDArray[np.float64]) -> Whole:
+    """Return what follows from the `_sums` of all trainers."""
+    rows, *pairs = sums.tolist()
+    if not rows:
+        return Whole(0.0, 0.0, 0.0, nan)
+    means = [total / rows for total in pairs[::2]]
+    squares = [square / rows for square in pairs[1::2]]
+    advantage, target, error = (
+        max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True)
+    )
+    varies = target > 1e-12 * squares[1]  # less is rounding of these sums
+    return Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
+
+
+def _explain(parts: Sequence[float], norm: float) -> str:
+    values = dict(zip(MEASURED, parts, strict=True))
+    wrong = [f"{name} is {value}" for name, value in values.items() if not isfinite(value)] or [
+        f"the gradient's norm is {norm}"
+    ]
+    return f"{', '.join(wrong)} (all: {values}, gradient norm {norm})"

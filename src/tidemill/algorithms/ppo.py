@@ -1,13 +1,17 @@
-"""Proximal policy optimisation: the configuration. Imports no torch; the learner stands
-in `ppo_learner`."""
+"""PPO: proximal policy optimisation. Imports no torch by itself."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tidemill.algorithms.policy_gradient import PolicyGradient
-from tidemill.api.algorithm import Algorithm
+import numpy as np
+
+from tidemill.algorithms.formulas import differentiate_surrogate
+from tidemill.algorithms.minibatches import Estimate, Floats, Integers, gae_of, take_rows
+from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss, Whole
+from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
+from tidemill.nets.trainable import TrainablePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,34 @@ class PPO(PolicyGradient):
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be a `TrainablePolicy`. Minibatches
         are drawn from `seed`."""
-        from tidemill.algorithms.ppo_learner import PPOLearner
-
         return PPOLearner(self, self.trainable(policy), seed)
+
+
+class PPOLearner(PolicyGradientLearner):
+    """See `PPO`."""
+
+    def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
+        super().__init__(config, policy, seed, config.epochs, config.target_kl, config.clip_value)
+        self._clip, self._normalise = config.clip, config.normalise_advantages
+        self._estimator: Estimate = gae_of(
+            config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None
+        )
+
+    def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
+        return self._estimator(sample)
+
+    def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
+        ratio, _ = self._evaluate(sample, rows)
+        ratio -= take_rows([sample], [rows], "log_prob")
+        return ratio
+
+    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+        if self._normalise:
+            with np.errstate(invalid="ignore"):
+                advantage -= np.float32(whole.mean)
+            advantage /= np.float32(whole.deviation + 1e-8)
+
+    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        return PolicyLoss(
+            *differentiate_surrogate(self._library.namespace, log_prob - behaviour, advantage, self._clip)
+        )

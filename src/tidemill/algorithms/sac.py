@@ -1,14 +1,22 @@
-"""Soft actor-critic: the configuration. The learner stands in `sac_learner`."""
+"""SAC: soft actor-critic. In numpy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from math import exp, isfinite, log
+from typing import ClassVar, NamedTuple
 
-from tidemill.algorithms.dqn import check_ranges
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig
+import numpy as np
+
+from tidemill.algorithms.adam import Adam, spoilt
+from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
+from tidemill.algorithms.value_formulas import Floats, differentiate_actor, n_step_returns, soft_values
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Array, Arrays
+from tidemill.nets.mlp import MLP, MLPShape
+from tidemill.nets.squashed_gaussian import SquashedGaussianPolicy, split, squash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +40,6 @@ class SAC(AlgorithmConfig):
         "temperature": (1e-9, 1e9, "1 is usual where it is learnt, 0.2 where it is not"),
         "target_entropy": (-1e9, 1e9, "None: minus the number of the action's elements"),
     }
-    """The least and the most of each number, and a word of advice."""
 
     gamma: float = 0.99
     """Discount of a step."""
@@ -58,10 +65,6 @@ class SAC(AlgorithmConfig):
     """Entropy, in nats, that α is learnt for; of actions in [-1, 1]. None: minus the
     number of the action's elements."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, self.ranges)
-
     def measures(self) -> tuple[str, ...]:
         return (
             "loss/value",
@@ -78,11 +81,152 @@ class SAC(AlgorithmConfig):
         """Return the learner of `policy`, which must be what a `SquashedGaussian` builds.
         The critics' first weights, and the actions that are drawn in updates, come from
         two streams of `seed`."""
-        from tidemill.algorithms.sac_learner import SACLearner
-        from tidemill.nets.squashed_gaussian_policy import SquashedGaussianPolicy
-
         if not isinstance(policy, SquashedGaussianPolicy):
             raise ConfigError(
                 f"SAC cannot train a {type(policy).__name__}; take a SquashedGaussian for the policy"
             )
         return SACLearner(self, policy, seed)
+
+
+class _Drawn(NamedTuple):
+    """Actions drawn for n observations, in [-1, 1], and what their gradients need."""
+
+    action: Floats
+    log_prob: Floats
+    spread: Floats
+    """Deviation times noise."""
+    uncut: Floats
+
+
+class SACLearner(Algorithm):
+    """Trains a `SquashedGaussianPolicy` in place, on batches that a replay draws.
+    Deterministic given seed, samples and one thread."""
+
+    policy: SquashedGaussianPolicy
+
+    def __init__(self, config: SAC, policy: SquashedGaussianPolicy, seed: int) -> None:
+        self.policy, self._config = policy, config
+        weights_seed, drawing_seed = np.random.SeedSequence(seed).spawn(2)
+        self._rng = np.random.default_rng(drawing_seed)
+        self._goal = -float(policy.actions) if config.target_entropy is None else config.target_entropy
+        self._actor = MLP(policy.shape, policy.flat)
+        shape = MLPShape(2, policy.encoder.width + policy.actions, policy.hidden, 1, 1.0)
+        self.critics = MLP(shape, shape.begin(np.random.default_rng(weights_seed)))
+        self.targets = MLP(shape, self.critics.flat.copy())
+        self.log_temperature = np.full(1, log(config.temperature), np.float32)
+        self._of_actor, self._of_critics = np.zeros_like(policy.flat), np.zeros_like(self.critics.flat)
+        self._of_temperature = np.zeros(1, np.float32)
+        pairs = {"actor": (policy.flat, self._of_actor), "critics": (self.critics.flat, self._of_critics)}
+        pairs["temperature"] = (self.log_temperature, self._of_temperature)
+        self._adams = {name: Adam(*pair, config.adam_epsilon) for name, pair in pairs.items()}
+
+    def _draw(self, inputs: Floats) -> _Drawn:
+        mean, log_std, uncut = split(self._actor.forward(inputs)[0])
+        noise = self._rng.standard_normal(mean.shape, np.float32)
+        return _Drawn(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
+
+    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+        """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not
+        finite; the weights that it is of stay as they were."""
+        with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
+            return self._update(*samples)
+
+    def _update(self, sample: Sample) -> dict[str, float]:
+        batch = {name: array[0] for name, array in sample.items()}
+        seen = self.policy.inputs(batch)
+        metrics = self._improve_critics(batch, seen)
+        if "priority" in sample:
+            sample["priority"][0] = self._error
+        metrics |= self._improve_actor(seen, batch["weight"])
+        self.targets.flat += np.float32(self._config.target_rate) * (self.critics.flat - self.targets.flat)
+        return {**metrics, "temperature": self.temperature, "rows": float(len(seen))}
+
+    @property
+    def temperature(self) -> float:
+        """α."""
+        return exp(float(self.log_temperature[0]))
+
+    def _improve_critics(self, batch: Arrays, seen: Floats) -> dict[str, float]:
+        """Do a step down Σ ½ (Q - y)² of both critics: Haarnoja et al. 2018, eq. 5, with
+        y of eq. 3 and the lesser of the two target critics."""
+        config, weight = self._config, batch["weight"]
+        returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
+        then = self.policy.inputs(batch, "next.obs")
+        drawn = self._draw(then)
+        told = self.targets.forward(np.concatenate([then, drawn.action], 1))[..., 0]
+        goal = returns + discount * soft_values(told, drawn.log_prob, self.temperature)
+        found = self.critics.forward(np.concatenate([seen, self.policy.unscaled(batch["action"])], 1))[..., 0]
+        error = found - goal
+        self._error: Floats = np.abs(error).mean(0)
+        share = weight / np.float32(len(weight))
+        value = float(found.mean())
+        loss = float((0.5 * error * error @ share).sum())
+        self.critics.backward(np.multiply(error, share, dtype=np.float32)[..., None], self._of_critics)
+        rate = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
+        norm = self._step("critics", rate, loss)
+        return {
+            "loss/value": loss,
+            "q/mean": value,
+            "error/mean": float(self._error.mean()),
+            "gradient_norm": norm,
+        }
+
+    def _improve_actor(self, seen: Floats, weight: Floats) -> dict[str, float]:
+        """Do a step down α log π(a) - Q(a), eq. 7 and 9, of the actor, Q being the lesser
+        of the two critics; and one of α, eq. 18."""
+        config, share = self._config, weight / np.float32(len(weight))
+        drawn = self._draw(seen)
+        told = self.critics.forward(np.concatenate([seen, drawn.action], 1))
+        lesser = told.argmin(0) == np.arange(2)[:, None, None]
+        loss = float((self.temperature * drawn.log_prob - told.min(0)[:, 0]) @ share)
+        of_inputs = self.critics.backward(lesser.astype(np.float32), None, of_inputs=True)
+        assert of_inputs is not None
+        of_action = of_inputs[:, seen.shape[1] :]
+        of_mean, of_log_std = differentiate_actor(drawn.action, drawn.spread, of_action, self.temperature)
+        of_head = np.concatenate([of_mean, of_log_std * drawn.uncut], 1) * share[:, None]
+        self._actor.backward(of_head[None], self._of_actor)
+        self._step("actor", config.learning_rate, loss)
+        if config.learn_temperature:
+            gap = float((drawn.log_prob + np.float32(self._goal)) @ share)
+            self._of_temperature[0] = -self.temperature * gap
+            self._step("temperature", config.learning_rate, gap)
+        return {"loss/policy": loss, "entropy": -float(drawn.log_prob.mean())}
+
+    def _step(self, name: str, rate: float, loss: float) -> float:
+        norm: float = self._adams[name].descend(
+            rate, 1.0, None if name == "temperature" else self._config.max_gradient_norm, loss
+        )
+        if not isfinite(norm + loss):
+            raise spoilt(
+                "SAC", f"the weights of the {name}", f"the loss is {loss}, the gradient's norm {norm}"
+            )
+        return norm
+
+    def state(self) -> Arrays:
+        """Return copies of critics, target critics, log α, the moments and steps of their
+        Adams, and the random stream."""
+        own: Arrays = {
+            "critics": self.critics.flat,
+            "targets": self.targets.flat,
+            "log_temperature": self.log_temperature,
+        }
+        own["random"] = random_state(self._rng)
+        adams = {
+            f"adam.{name}.{part}": array
+            for name, adam in self._adams.items()
+            for part, array in adam.state().items()
+        }
+        return {name: array.copy() for name, array in own.items()} | adams
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take back what `state` returned; continues exactly as the learner that it came
+        from would have."""
+        check_learner_state(self.state(), state)
+        self.critics.flat[:], self.targets.flat[:] = state["critics"], state["targets"]
+        self.log_temperature[:] = state["log_temperature"]
+        set_random_state(self._rng, state["random"])
+        for name, adam in self._adams.items():
+            head = f"adam.{name}."
+            adam.load_state(
+                {key.removeprefix(head): array for key, array in state.items() if key.startswith(head)}
+            )

@@ -8,6 +8,7 @@ while ...:
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
+from math import isfinite
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema
 
 ROW_FIELDS: dict[str, Field] = {
@@ -166,6 +168,16 @@ def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, flo
 
 class AlgorithmConfig(Config):
     """Family of algorithms."""
+
+    ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {}
+    """The least and the most of each number, and a word of advice."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (low, high, advice) in self.ranges.items():
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and low <= value <= high):
+                raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
 
     def measures(self) -> tuple[str, ...] | None:
         """Return the names of the metrics that updates return, so that conditions on them

@@ -17,9 +17,9 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.masks import Bools, forbid, mask_of
+from tidemill.nets.mlp import Layer, Towers
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.towers import Layer, Towers
 from tidemill.nets.trainable import Evaluation, LibraryName, TrainablePolicy
 from tidemill.nets.weights import load_parameters, orthogonal, views
 

@@ -1,14 +1,19 @@
-"""One convolution of stride 1 with relu, forward and backward written out in numpy: for
-images of a few pixels, such as MinAtar's. Larger ones: `torch_convolutions`."""
+"""Convolutions with relu over weights that numpy arrays hold: one of stride 1, forward
+and backward written out in numpy, for images of a few pixels, such as MinAtar's; several,
+for larger images, by torch, which is imported by these alone."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.towers import Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+from tidemill.nets.mlp import Floats
 
 
 class Trunk(ABC):
@@ -28,7 +33,7 @@ class Trunk(ABC):
 
 
 class Convolution(Trunk):
-    """See the module's text."""
+    """One convolution of stride 1, in numpy."""
 
     def __init__(self, kernel: int, weights: dict[str, Floats]) -> None:
         self._kernel = kernel
@@ -64,3 +69,45 @@ class Convolution(Trunk):
         of_found *= found > 0
         np.matmul(patches.T, of_found, out=into["convolution.0.weight"])
         np.add.reduce(of_found, axis=0, out=into["convolution.0.bias"])
+
+
+class TorchConvolutions(Trunk):
+    """Several convolutions, in torch on a CPU: (filters, kernel, stride) of each. Images
+    are uint8."""
+
+    def __init__(self, convolutions: Sequence[tuple[int, int, int]], weights: dict[str, Floats]) -> None:
+        import torch
+
+        self._convolutions = convolutions
+        self._names = [
+            f"convolution.{i}.{part}" for i in range(len(convolutions)) for part in ("weight", "bias")
+        ]
+        self._leaves = [torch.from_numpy(weights[name]).requires_grad_() for name in self._names]
+        self._features: Tensor | None = None
+
+    def forward(self, images: NDArray[Any]) -> Floats:
+        import torch
+        from torch.nn import functional
+
+        x = torch.from_numpy(images).permute(0, 3, 1, 2).float()
+        for i, (filters, kernel, stride) in enumerate(self._convolutions):
+            weight, bias = self._leaves[2 * i : 2 * i + 2]
+            if not i:
+                weight = weight / 255  # of few weights instead of many pixels
+            x = functional.conv2d(
+                x, weight.view(kernel, kernel, -1, filters).permute(3, 2, 0, 1), bias, stride
+            ).relu_()
+        self._features = x.permute(0, 2, 3, 1).flatten(1)
+        features: Floats = self._features.detach().numpy()
+        return features
+
+    def backward(self, of_features: Floats, into: dict[str, Floats]) -> None:
+        import torch
+
+        from tidemill.nets.torch_gradients import weighed
+
+        assert self._features is not None
+        gradients = torch.autograd.grad(weighed(self._features, torch.from_numpy(of_features)), self._leaves)
+        for name, gradient in zip(self._names, gradients, strict=True):
+            into[name][...] = gradient.numpy()
+        self._features = None

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.nets.convolution import Convolution, Trunk
+from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
+from tidemill.nets.mlp import Floats, Layer, Towers
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.towers import Floats, Layer, Towers
 from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
 
@@ -189,8 +189,6 @@ def trunk_of(shape: Shape, weights: dict[str, Floats]) -> Trunk | None:
         return None
     if len(shape.convolutions) == 1:
         return Convolution(shape.convolutions[0][1], weights)
-    from tidemill.nets.torch_convolutions import TorchConvolutions
-
     return TorchConvolutions(shape.convolutions, weights)
 
 

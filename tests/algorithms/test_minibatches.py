@@ -7,10 +7,9 @@ import torch
 from tests.algorithms.test_device import Steps
 from tests.algorithms.test_parallel import assert_same, in_step
 
-from tidemill.algorithms.batch import gae_of, gather, trained_rows
-from tidemill.algorithms.chunks import Chunks, cut
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.library import NumpyLibrary
+from tidemill.algorithms.minibatches import Chunks, cut, gae_of, gather, trained_rows
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.algorithm import ROW_FIELDS, Sample

@@ -1,11 +1,30 @@
-"""A numpy generator's state as an array, so that it can be saved with the rest."""
+"""What learners save and take back: the check that it fits, and a numpy generator's state
+as an array."""
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.schema import Array
+from tidemill.core.errors import SchemaError
+from tidemill.core.schema import Array, Arrays
 
 _LOW = (1 << 64) - 1
+
+
+def check_learner_state(own: Arrays, given: Mapping[str, Array]) -> None:
+    """Raise `SchemaError` unless `given` has the names and shapes of a learner's `own`
+    state."""
+    wrong = sorted(
+        name
+        for name in own.keys() | given.keys()
+        if name not in own or name not in given or own[name].shape != given[name].shape
+    )
+    if wrong:
+        raise SchemaError(
+            f"this learner state does not fit: {', '.join(wrong)}; resume with the algorithm and network "
+            "that saved it"
+        )
 
 
 def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:

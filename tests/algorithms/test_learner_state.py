@@ -1,6 +1,6 @@
 import numpy as np
 
-from tidemill.algorithms.random_state import random_state, set_random_state
+from tidemill.algorithms.learner_state import random_state, set_random_state
 
 
 def test_a_stream_goes_on_where_it_was_saved():
