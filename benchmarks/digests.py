@@ -56,6 +56,7 @@ from tidemill import (
     Reanalyse,
     RecurrentActorCritic,
     Replay,
+    ReplayActors,
     Returns,
     Scripted,
     Slots,
@@ -141,7 +142,6 @@ def from_memory(
     *,
     steps: int = 600,
     actors: Mapping[str, Any] | None = None,
-    spec: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Experiment:
     """Return an experiment that trains from a replay memory."""
@@ -150,11 +150,7 @@ def from_memory(
         name="digest",
         policies={"policy": policy},
         workers={
-            "actor": Actors(
-                environment=environment,
-                agents=(AgentSpec(mode="stepwise", **(spec or {})),),
-                **{"lanes": 4, **(actors or {})},
-            ),
+            "actor": ReplayActors(environment=environment, **{"lanes": 4, **(actors or {})}),
             "trainer": Trainer(
                 algorithm=algorithm, database_seconds=None, checkpoint_seconds=1e6, **settings
             ),
@@ -430,7 +426,7 @@ def dqn(folder: Path) -> str:
 
 @mode
 def dqn_served(folder: Path) -> str:
-    made = from_memory(_dqn(), PLAIN, spec={"inference": "inference"})
+    made = from_memory(_dqn(), PLAIN, actors={"inference": "inference"})
     return trained(
         made.replace(workers={**made.workers, "server": PolicyWorkers(stream="inference")}), folder
     )
@@ -451,7 +447,7 @@ def dqn_images(folder: Path) -> str:
 
 @mode
 def dqn_frame_stack(folder: Path) -> str:
-    return trained(from_memory(_dqn(), PLAIN, spec={"frame_stack": 2}), folder)
+    return trained(from_memory(_dqn(), PLAIN, actors={"frame_stack": 2}), folder)
 
 
 @mode

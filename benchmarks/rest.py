@@ -9,7 +9,7 @@ of one event loop ("loop") steps by `RemoteEnv` or `AsyncRemoteEnv` with fixed a
 and resets when it must. Httpx: the same by a plain script, which writes the protocol's
 messages itself, in MessagePack, all sessions on one `httpx.Client` or
 `httpx.AsyncClient`; it tries nothing again and checks nothing. Slots: a run of one actor
-of as many slots (`Slots(environment=Rest(...))`, stepwise) and a trainer (DQN, replay,
+of as many slots (`Slots(environment=Rest(...))`) and a trainer (DQN, replay,
 ratio 1/16), on processes. Lanes: PPO on two targets that share the sessions as lanes,
 each tick waiting for all. All by the server's own count of applied steps over `seconds`,
 after the start. The server keeps to one core, bare clients and actors to another, the
@@ -46,6 +46,7 @@ from tidemill import (
     Limits,
     QNetwork,
     Replay,
+    ReplayActors,
     Rest,
     Slots,
     Trainer,
@@ -219,12 +220,11 @@ def slots_of(url, form, slots, seconds):
         name="rest",
         policies={"policy": QNetwork()},
         workers={
-            "actor": Actors(
+            "actor": ReplayActors(
                 environment=environment,
                 lanes=1,
                 ring=slots,
                 one_core=True,
-                agents=(AgentSpec(mode="stepwise"),),
             ),
             "trainer": Trainer(
                 algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"

@@ -33,7 +33,17 @@ import gymnasium
 import numpy as np
 
 import tidemill
-from tidemill import DQN, Actors, AgentSpec, Experiment, Gymnasium, Limits, QNetwork, Replay, Slots, Trainer
+from tidemill import (
+    DQN,
+    Experiment,
+    Gymnasium,
+    Limits,
+    QNetwork,
+    Replay,
+    ReplayActors,
+    Slots,
+    Trainer,
+)
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.schema import Field
@@ -156,13 +166,12 @@ def ours(
         name="slots",
         policies={"policy": policy},
         workers={
-            "actor": Actors(
+            "actor": ReplayActors(
                 environment=Slots(environment=environment),
                 lanes=1,
                 ring=slots,
                 one_core=one_core,
                 flush_requests=flush,
-                agents=(AgentSpec(mode="stepwise"),),
             ),
             "trainer": Trainer(
                 algorithm=algorithm,

@@ -24,6 +24,7 @@ from tidemill import (
     PolicyWorkers,
     QNetwork,
     Replay,
+    ReplayActors,
     Slots,
     SquashedGaussian,
     Trainer,
@@ -118,9 +119,7 @@ def slots() -> Experiment:
     made = _off_policy(
         "slots", Gymnasium(id="CartPole-v1"), QNetwork(hidden=(64, 64), duelling=False), trainer
     )
-    actors = Actors(
-        environment=environment, lanes=1, ring=32, one_core=True, agents=(AgentSpec(mode="stepwise"),)
-    )
+    actors = ReplayActors(environment=environment, lanes=1, ring=32, one_core=True)
     return made.replace(
         name="slots", workers={**made.workers, "actor": actors}, together=("actor", "trainer")
     )
@@ -131,7 +130,7 @@ def _replay() -> Replay:
 
 
 def _off_policy(name: str, environment: Gymnasium, policy: PolicyConfig, trainer: Trainer) -> Experiment:
-    actors = Actors(environment=environment, lanes=8, agents=(AgentSpec(mode="stepwise"),))
+    actors = ReplayActors(environment=environment, lanes=8)
     return Experiment(name=name, policies={"policy": policy}, workers={"actor": actors, "trainer": trainer})
 
 

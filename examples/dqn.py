@@ -12,13 +12,12 @@ The first one is what `tidemill train CartPole-v1 --algorithm dqn` does.
 
 from tidemill import (
     DQN,
-    Actors,
-    AgentSpec,
     Experiment,
     Gymnasium,
     Limits,
     PrioritisedReplay,
     QNetwork,
+    ReplayActors,
     Trainer,
 )
 
@@ -28,7 +27,7 @@ def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, st
         name=name,
         policies={"policy": policy},
         workers={
-            "actor": Actors(environment=environment, lanes=8, agents=(AgentSpec(mode="stepwise"),)),
+            "actor": ReplayActors(environment=environment, lanes=8),
             "trainer": trainer,
         },
         limits=Limits(steps=steps),

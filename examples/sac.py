@@ -7,7 +7,7 @@ tidemill train examples/sac.py:cheetah       # HalfCheetah (extra mujoco)
 The second one is what `tidemill train HalfCheetah-v5 --algorithm sac` does.
 """
 
-from tidemill import SAC, Actors, AgentSpec, Experiment, Gymnasium, Limits, Replay, SquashedGaussian, Trainer
+from tidemill import SAC, Experiment, Gymnasium, Limits, Replay, ReplayActors, SquashedGaussian, Trainer
 
 
 def of(name: str, env_id: str, policy: SquashedGaussian, trainer: Trainer, steps: int) -> Experiment:
@@ -15,7 +15,7 @@ def of(name: str, env_id: str, policy: SquashedGaussian, trainer: Trainer, steps
         name=name,
         policies={"policy": policy},
         workers={
-            "actor": Actors(environment=Gymnasium(id=env_id), lanes=4, agents=(AgentSpec(mode="stepwise"),)),
+            "actor": ReplayActors(environment=Gymnasium(id=env_id), lanes=4),
             "trainer": trainer,
         },
         limits=Limits(steps=steps),

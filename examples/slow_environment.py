@@ -14,14 +14,13 @@ import numpy as np
 
 from tidemill import (
     DQN,
-    Actors,
-    AgentSpec,
     Asynchronous,
     AsyncTrainRunner,
     Experiment,
     Limits,
     QNetwork,
     Replay,
+    ReplayActors,
     Trainer,
 )
 
@@ -59,9 +58,8 @@ def experiment() -> Experiment:
         name="seek",
         policies={"policy": QNetwork(hidden=(64, 64))},
         workers={
-            "actor": Actors(
+            "actor": ReplayActors(
                 environment=Asynchronous(make=f"{__file__}:Seek", max_episode_steps=20),
-                agents=(AgentSpec(mode="stepwise"),),
             ),
             "trainer": Trainer(
                 algorithm=DQN(learning_rate=2e-3, target_every=100, epsilon_end=0.05, epsilon_updates=300),

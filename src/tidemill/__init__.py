@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from tidemill.replay.priority_queue import PriorityQueue as PriorityQueue
     from tidemill.replay.queue import Queue as Queue
     from tidemill.replay.replay import Replay as Replay
+    from tidemill.replay_training.actors import ReplayActors as ReplayActors
     from tidemill.run.runners import AsyncTrainRunner as AsyncTrainRunner
     from tidemill.run.runners import TrainRunner as TrainRunner
     from tidemill.run.runners import read_iterations as read_iterations
@@ -123,6 +124,7 @@ _NAMES = {
     "tidemill.replay.priority_queue": "PriorityQueue",
     "tidemill.replay.queue": "Queue",
     "tidemill.replay.replay": "Replay",
+    "tidemill.replay_training.actors": "ReplayActors",
     "tidemill.run.runners": "AsyncTrainRunner TrainRunner read_iterations",
     "tidemill.run.session": "resume train",
     "tidemill.store.query": "Query",

@@ -23,6 +23,7 @@ from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.making import close_all
 from tidemill.envs.slots import Slots
+from tidemill.replay_training.actors import ReplayActors
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.environments import build_environment
 
@@ -262,7 +263,7 @@ def test_environments_that_hang_are_waited_for_at_the_same_time(
         if kind == "threads"
         else Asynchronous(make=f"{__file__}:AsyncClinging")
     )
-    actors = Actors(environment=Slots(environment=inner), agents=(AgentSpec(mode="stepwise", frame_stack=2),))
+    actors = ReplayActors(environment=Slots(environment=inner), frame_stack=2)
     environments = [build_environment(actors, 1, seed) for seed in range(40)]
     for environment in environments:
         environment.bind([[0]])

@@ -39,7 +39,7 @@ def test_what_fits_is_named(name: str, by: str) -> None:
             "after",
             {},
             "ok",
-            'sac cannot: their mode = "stepwise" goes with environments of one agent',
+            "sac cannot: their ReplayActors go with environments of one agent",
             "without a ratio",
         ),
         (

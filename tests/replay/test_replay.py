@@ -548,7 +548,7 @@ def test_rows_that_only_look_like_stacks_are_found_out():
 def test_rows_of_other_modes_are_refused():
     play = Play(Replay(capacity=100, warm_up=1))
     play.seats[0][0].row = lambda what: {"on_reset": True, "version": 3}
-    with pytest.raises(SchemaError, match="stepwise"):
+    with pytest.raises(SchemaError, match="ReplayActors"):
         play.tick(0, "step")
 
 

@@ -23,6 +23,7 @@ from tidemill import (
     Limits,
     PolicyWorkers,
     Replay,
+    ReplayActors,
     Scripted,
     Slots,
     Trainer,
@@ -221,7 +222,7 @@ def limited(environment: str) -> Experiment:
     return made.replace(
         workers={
             **made.workers,
-            "actor": made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),)),
+            "actor": ReplayActors(environment=Slots(environment=walk), lanes=1, ring=3),
         }
     )
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from tidemill import Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+from tidemill import Experiment, Gymnasium, Limits, ReplayActors, Trainer
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
@@ -270,8 +270,8 @@ def experiment(
         name="limited",
         policies={"policy": Drawing()},
         workers={
-            "actor": Actors(
-                environment=env, lanes=lanes, ring=slots, count=actors, agents=(AgentSpec(mode="stepwise"),)
+            "actor": ReplayActors(
+                environment=env, lanes=lanes, ring=slots, count=actors
             ),
             "trainer": Trainer(
                 algorithm=algorithm or Mixing(), buffer=buffer or Replay(capacity=4000, warm_up=10),

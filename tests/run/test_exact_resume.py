@@ -15,8 +15,6 @@ import pytest
 
 from tidemill import (
     DQN,
-    Actors,
-    AgentSpec,
     Experiment,
     Gymnasium,
     GymnasiumVector,
@@ -24,6 +22,7 @@ from tidemill import (
     PrioritisedReplay,
     QNetwork,
     Replay,
+    ReplayActors,
     Scripted,
     Slots,
     TidemillError,
@@ -84,9 +83,9 @@ def dqn(
         name="exact",
         policies={"policy": network},
         workers={
-            "actor": Actors(
+            "actor": ReplayActors(
                 environment=environment, lanes=1, ring=slots, max_episode_steps=max_episode_steps,
-                agents=(AgentSpec(mode="stepwise", frame_stack=frame_stack),),
+                frame_stack=frame_stack,
             ),
             "trainer": Trainer(
                 algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4,

@@ -16,12 +16,12 @@ from tidemill import (
     PPO,
     ActorCritic,
     Actors,
-    AgentSpec,
     Experiment,
     Gymnasium,
     Limits,
     QNetwork,
     Replay,
+    ReplayActors,
     Trainer,
     evaluate,
     resume,
@@ -172,7 +172,7 @@ def test_what_a_run_writes_is_its_owners_alone_whatever_the_umask(tmp_path: Path
             journal=True,
         )
         workers = {
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), agents=(AgentSpec(mode="stepwise"),)),
+            "actor": ReplayActors(environment=Gymnasium(id="CartPole-v1")),
             "trainer": trainer,
         }
         made = Experiment(

@@ -24,6 +24,7 @@ from tidemill import (
     Limits,
     PettingZoo,
     Replay,
+    ReplayActors,
     Slots,
     evaluate,
 )
@@ -181,12 +182,12 @@ def test_a_server_is_heard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slots", [False, True])
-def test_stepwise_agents_hear(tmp_path: Path, slots: bool) -> None:
+def test_actors_of_a_replay_memory_hear(tmp_path: Path, slots: bool) -> None:
     environment = Slots(environment=TELLING) if slots else TELLING
     made: Experiment = experiments.experiment(
         environment, lanes=1, buffer=Replay(capacity=400, warm_up=10), batch_size=8, ratio="1/2"
     )
-    actor = made.workers["actor"].replace(ring=3, agents=(AgentSpec(mode="stepwise"),))
+    actor = ReplayActors(environment=environment, lanes=1, ring=3)
     made = made.replace(workers={**made.workers, "actor": actor})
     run(tmp_path / "run", made, steps=200, updates=None)
     assert told(tmp_path / "run") == SAYS

@@ -18,6 +18,7 @@ import pytest
 from tests.run.watching import wait_until
 
 from tidemill import (
+    Actors,
     AgentSpec,
     Gymnasium,
     Limits,
@@ -709,7 +710,7 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
         ),
         (
             {"environment": Scripted(agents=2)},
-            "goes with environments of one agent.*without a ratio.*take an environment of one",
+            "go with environments of one agent.*without a ratio.*take an environment of one",
         ),
         ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
     ],
@@ -723,7 +724,7 @@ def test_what_the_environment_makes_impossible_is_refused_at_the_start(
 
 def test_an_exact_run_with_a_policy_worker_is_refused_at_the_start(tmp_path: Path) -> None:
     made = limited.experiment(exact=True)
-    actor = made.workers["actor"].replace(agents=(AgentSpec(mode="stepwise", inference="inference"),))
+    actor = made.workers["actor"].replace(inference="inference")
     workers = {
         "actor": actor,
         "server": PolicyWorkers(stream="inference"),
@@ -737,11 +738,10 @@ def test_an_exact_run_with_a_policy_worker_is_refused_at_the_start(tmp_path: Pat
 
 def test_other_modes_and_replay_memories_do_not_go_together(tmp_path: Path) -> None:
     made = limited.experiment()
-    actor = made.workers["actor"]
-    fixed = made.replace(
-        workers={**made.workers, "actor": actor.replace(agents=(AgentSpec(sample_steps=4),))}
-    )
-    with pytest.raises(TidemillError, match='take AgentSpec\\(mode = "stepwise"\\)'):
+    environment = made.workers["actor"].environment  # type: ignore[attr-defined]
+    actor = Actors(environment=environment, lanes=1, agents=(AgentSpec(sample_steps=4),))
+    fixed = made.replace(workers={**made.workers, "actor": actor})
+    with pytest.raises(TidemillError, match="take ReplayActors in place of Actors"):
         run(fixed, tmp_path / "fixed")
     queue = made.replace(workers={**made.workers, "trainer": Trainer(algorithm=limited.Mixing())})
     with pytest.raises(TidemillError, match="for a replay memory"):

@@ -12,14 +12,13 @@ import tidemill
 from tidemill import (
     DQN,
     SAC,
-    Actors,
-    AgentSpec,
     Experiment,
     Gymnasium,
     Limits,
     PettingZoo,
     PrioritisedReplay,
     QNetwork,
+    ReplayActors,
     SquashedGaussian,
     Trainer,
 )
@@ -135,7 +134,7 @@ def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algori
         trainer = Trainer(
             algorithm=learner, buffer=replay, batch_size=8, ratio="1/2", exact=True, database_seconds=None
         )
-        actors = Actors(environment=environment, lanes=1, ring=4, agents=(AgentSpec(mode="stepwise"),))
+        actors = ReplayActors(environment=environment, lanes=1, ring=4)
         experiment = Experiment(
             name="exact",
             policies={"policy": policy},

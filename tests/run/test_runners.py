@@ -12,10 +12,10 @@ import pytest
 
 from tidemill import (
     PPO,
-    Actors,
     AsyncTrainRunner,
     Gymnasium,
     Limits,
+    ReplayActors,
     Slots,
     TidemillError,
     Trainer,
@@ -303,7 +303,7 @@ def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> 
 def test_slots_are_settings_of_the_experiment() -> None:
     made = with_slots(plain(), 5, "3/2")
     actor, trainer = made.workers["actor"], made.workers["trainer"]
-    assert isinstance(actor, Actors) and isinstance(trainer, Trainer)
+    assert isinstance(actor, ReplayActors) and isinstance(trainer, Trainer)
     assert (actor.count, actor.lanes, actor.ring, trainer.ratio) == (1, 1, 5, "3/2")
     assert isinstance(actor.environment, Slots) and isinstance(actor.environment.environment, Gymnasium)
     assert actor.environment.environment.threads == 1

@@ -16,7 +16,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from tidemill import Actors, AgentSpec, AsyncTrainRunner, Experiment, Gymnasium, Limits, Slots, Trainer
+from tidemill import (
+    AsyncTrainRunner,
+    Experiment,
+    Gymnasium,
+    Limits,
+    ReplayActors,
+    Slots,
+    Trainer,
+)
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.policy import Policy, PolicyConfig
@@ -349,9 +357,9 @@ def experiment(
         name="watched",
         policies={"policy": Remembering()},
         workers={
-            "actor": Actors(
+            "actor": ReplayActors(
                 environment=Slots(environment=coded, backoff_s=0.001, failures=1000, window_steps=1000),
-                lanes=1, ring=slots, count=actors, agents=(AgentSpec(mode="stepwise", frame_stack=frames),),
+                lanes=1, ring=slots, count=actors, frame_stack=frames,
             ),
             "trainer": Trainer(
                 algorithm=Checking(), buffer=memory, batch_size=8, database_seconds=None,

@@ -8,7 +8,7 @@ import pytest
 from tests.workers.world import Known, Marked, Seat, World
 
 from tidemill.core import clock
-from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.replay_training.actors import ReplayActors
 
 
 def expected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,8 +42,10 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(
 ) -> None:
     stalls, stack = settings.pop("stalls", 0), settings.pop("frame_stack", 1)
     inference = "answers" if world.get("remote") else "inline"
-    spec = AgentSpec(mode="stepwise", inference=inference, frame_stack=stack)
-    made = World(Actors(environment=Marked(stalls=stalls), agents=(spec,), **settings), **world)
+    actors = ReplayActors(
+        environment=Marked(stalls=stalls), inference=inference, frame_stack=stack, **settings
+    )
+    made = World(actors, **world)
     made.begin()
     for number in range(120):
         made.poll()
@@ -71,7 +73,7 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(
             offset = int(columns[0]["obs"].reshape(-1, columns[0]["obs"].shape[-1])[-1, 0]) - lane
             seat = Seat(
                 Marked.built[0].config,
-                spec,
+                actors.agents[0],
                 [0],
                 lane,
                 0,
@@ -101,9 +103,7 @@ def test_every_arrival_holds_what_was_seen_and_what_led_to_it(
 def test_an_arrival_leaves_in_the_tick_in_which_it_comes() -> None:
     """Nothing waits for the next action: what was observed is there before it is asked
     for."""
-    made = World(
-        Actors(environment=Marked(stalls=10**9), lanes=1, ring=1, agents=(AgentSpec(mode="stepwise"),))
-    )
+    made = World(ReplayActors(environment=Marked(stalls=10**9), lanes=1, ring=1))
     made.begin()
     made.poll()
     Marked.built[0].looks = 0
@@ -125,7 +125,7 @@ def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(
 
     own = Known.act
     monkeypatch.setattr(Known, "act", act)
-    made = World(Actors(environment=Marked(), lanes=2, ring=3, agents=(AgentSpec(mode="stepwise"),)))
+    made = World(ReplayActors(environment=Marked(), lanes=2, ring=3))
     made.begin()
     Marked.built[1].stalled = True
     made.poll()
@@ -158,7 +158,7 @@ class Purse:
 
 
 def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = World(Actors(environment=Marked(), lanes=1, ring=2, agents=(AgentSpec(mode="stepwise"),)))
+    made = World(ReplayActors(environment=Marked(), lanes=1, ring=2))
     made.begin()
     purse = Purse()
     monkeypatch.setattr(made.actor._gang, "_credits", purse)
@@ -188,7 +188,7 @@ def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_st
     monkeypatch.setattr(clock, "_stops", stops)
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     monkeypatch.setattr(clock, "process_time", lambda: used)
-    made = World(Actors(environment=Marked(), lanes=1, ring=2, agents=(AgentSpec(mode="stepwise"),)))
+    made = World(ReplayActors(environment=Marked(), lanes=1, ring=2))
     made.begin()
     gang, purse = made.actor._gang, Purse()
     assert gang is not None
@@ -215,11 +215,7 @@ def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_st
 
 
 def test_a_limit_of_steps_cuts_the_lanes_that_reach_it_and_no_others() -> None:
-    made = World(
-        Actors(
-            environment=Marked(), lanes=1, ring=2, max_episode_steps=3, agents=(AgentSpec(mode="stepwise"),)
-        )
-    )
+    made = World(ReplayActors(environment=Marked(), lanes=1, ring=2, max_episode_steps=3))
     made.begin()
     Marked.built[0].stalled = True
     for _ in range(3):

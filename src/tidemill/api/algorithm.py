@@ -37,7 +37,7 @@ ROW_FIELDS: dict[str, Field] = {
 
 
 ARRIVAL_FIELDS: dict[str, Field] = {**ROW_FIELDS, "voided": Field((), "bool")}
-"""The fields of an arrival, the row of a stepwise spec, which holds what was observed and
+"""The fields of an arrival, a row of `ReplayActors`, which holds what was observed and
 *what led to it*::
 
     row              0      1      2      …  T (final)     0 (next episode)

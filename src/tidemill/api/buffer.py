@@ -12,7 +12,7 @@ trainer. The loop that calls it (a trainer worker does)::
 How old a sample is counts at the moment of training: `take` looks at each one again, at
 every use, and drops what has become too old.
 
-A replay memory (`ReplayBuffer`) holds arrivals (`AgentSpec.mode` = "stepwise"), and a
+A replay memory (`ReplayBuffer`) holds arrivals (of `ReplayActors`), and a
 limiter says how often it is drawn from::
 
     # every poll, as often as it likes

@@ -38,7 +38,7 @@ class SampleFacts(msgspec.Struct, frozen=True):
     seats_per_lane: int
     burn_in: int
     bootstrap: int
-    mode: Literal["fixed", "after_done", "full", "concise", "stepwise"] = "fixed"
+    mode: Literal["fixed", "after_done", "full", "concise", "transitions"] = "fixed"
     padded: bool = False
     at_once: int = 1
 

@@ -112,8 +112,8 @@ class Environment(ABC):
         told to end with the thread that started it
     render_fps: pictures per second at which it is to be watched; 0 where that is not
         known
-    voids: a step may be lost: `Tick.voided` is filled in every tick. Only stepwise agents
-        can play in such an environment
+    voids: a step may be lost: `Tick.voided` is filled in every tick. Only
+        `ReplayActors` can play in such an environment
     timed: episodes are cut by the clock, too: no exact run can have them
     resting: it failed often, and is tried again after pauses that grow (those who void
         only)

@@ -13,7 +13,7 @@ from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.secrets import says_secret
 from tidemill.core.source import load_attribute
-from tidemill.workers.actor import Actors
+from tidemill.workers.actor_config import ActorConfig
 
 KINDS = (
     "CartPole-v1, module:ENV_ID, pettingzoo:MODULE, simulator:PATH or http://HOST:PORT; FILE.py:NAME, an "
@@ -179,7 +179,7 @@ def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig
         if isinstance(made, EnvironmentConfig):
             return [made]
         if isinstance(made, Experiment):
-            return [worker.environment for worker in made.workers.values() if isinstance(worker, Actors)]
+            return [worker.environment for worker in made.workers.values() if isinstance(worker, ActorConfig)]
         _close(made)  # it was an environment's maker
         return [environment_from(what, settings(env_arg), made)]
     return [environment_from(what, settings(env_arg))]

@@ -79,6 +79,12 @@ class Config:
                 f"{type(self).__name__}: {name} = {value!r} has no effect {why}; leave it out, or change that"
             )
 
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return what describes today what an earlier version may have saved as `data` of
+        this kind: of another kind, with settings by other names."""
+        return data
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with the named fields changed (checked again)."""
         return dataclasses.replace(self, **changes)
@@ -187,16 +193,18 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]]:
-    """Return plain data that an earlier version may have saved, without settings that are
+def brought_up_to_date(data: Any, path: str = "experiment") -> tuple[Any, list[str]]:
+    """Return plain data that an earlier version may have saved as this one would save it:
+    of the kinds that there are now (`Config.of_today`), without settings that are
     retired since; and what to tell of those that were set to something else than their
     default."""
     told: list[str] = []
     if isinstance(data, list):
-        parts = [without_retired(value, f"{path}[{i}]") for i, value in enumerate(data)]
+        parts = [brought_up_to_date(value, f"{path}[{i}]") for i, value in enumerate(data)]
         return [part for part, _ in parts], [text for _, texts in parts for text in texts]
     if not isinstance(data, dict):
         return data, told
+    data = (member(Config, str(data.get("kind"))) or Config).of_today(data)
     cls, kept = member(Config, str(data.get("kind"))) or Config, {}
     for name, value in data.items():
         if name in cls.retired:
@@ -206,7 +214,7 @@ def without_retired(data: Any, path: str = "experiment") -> tuple[Any, list[str]
                 else []
             )
             continue
-        kept[name], texts = without_retired(value, f"{path}.{name}")
+        kept[name], texts = brought_up_to_date(value, f"{path}.{name}")
         told += texts
     return kept, told
 

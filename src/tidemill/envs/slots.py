@@ -32,9 +32,9 @@ from tidemill.envs.wrapper import Wrapper
 @dataclass(frozen=True, kw_only=True)
 class Slots(EnvironmentConfig):
     """`environment`, as one that may fail: for slow and remote environments, a lane in
-    each target (`Actors.lanes` = 1, `Actors.ring` = the number of slots) of stepwise
-    agents. Let it step in a thread of its own (`Gymnasium(threads=1)`), or on an event
-    loop, so that slots do not wait for others.
+    each target of `ReplayActors` (lanes = 1, ring = the number of slots). Let it step in
+    a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that slots do
+    not wait for others.
 
     deadline_s: seconds that a step, a reset, or making the environment may take at most;
         None: any time (one that hangs then holds its step for ever, and the run cannot
@@ -109,7 +109,7 @@ class Slots(EnvironmentConfig):
         if lanes != 1:
             raise ConfigError(
                 f"lanes = {lanes}: a slot is a target of one lane, so that it fails alone; take "
-                f"Actors(lanes=1, ring={lanes})"
+                f"ReplayActors(lanes=1, ring={lanes})"
             )
         made = SlotEnvironment(self, seed, render)
         if made.timed and not made.resets_any:

@@ -16,6 +16,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.slots import Slots
 from tidemill.nets.device import choose_device
+from tidemill.replay_training.actors import ReplayActors
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
 
@@ -349,14 +350,14 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
     workers, or lanes that step in threads of Python or may fail."""
     kinds = {type(config): name for name, config in experiment.workers.items()}
     if (
-        set(kinds) != {Actors, Trainer}
+        set(kinds) != {ReplayActors, Trainer}
         or len(experiment.workers) != 2
         or experiment.together
         or "together" in fixed
     ):
         return experiment
-    actors, trainer = experiment.workers[kinds[Actors]], experiment.workers[kinds[Trainer]]
-    assert isinstance(actors, Actors) and isinstance(trainer, Trainer)
+    actors, trainer = experiment.workers[kinds[ReplayActors]], experiment.workers[kinds[Trainer]]
+    assert isinstance(actors, ReplayActors) and isinstance(trainer, Trainer)
     apart = isinstance(actors.environment, Slots) or bool(getattr(actors.environment, "threads", None))
     if (
         apart
@@ -366,7 +367,7 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
     ):
         return experiment
     workers = {**experiment.workers, kinds[Trainer]: trainer.replace(slack=actors.lanes)}
-    return experiment.replace(workers=workers, together=(kinds[Actors], kinds[Trainer]))
+    return experiment.replace(workers=workers, together=(kinds[ReplayActors], kinds[Trainer]))
 
 
 # ---- choosing --------------------------------------------------------------------------

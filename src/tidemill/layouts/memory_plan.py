@@ -15,7 +15,7 @@ from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.experiment import Experiment
 from tidemill.core import memory
 from tidemill.core.memory import Need, check_memory, held, size
-from tidemill.workers.actor import Actors
+from tidemill.workers.actor_config import ActorConfig
 
 LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
 TOLD = 100_000  # bytes; less is not worth a word
@@ -55,7 +55,7 @@ def check_batch(experiment: Experiment) -> None:
     row = sum(field.nbytes for field in ROW_FIELDS.values())
     needs: list[Need] = []
     for actors in experiment.workers.values():
-        if isinstance(actors, Actors):
+        if isinstance(actors, ActorConfig):
             for spec in actors.agents:
                 sums = f"{spec.sample_steps:,} rows x {actors.lanes:,} lanes x {row} bytes at least"
                 needs += [Need("samples", spec.sample_steps * actors.lanes * row, sums)] * (

@@ -23,7 +23,8 @@ from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
-from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.replay_training.actors import ReplayActors
+from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -239,7 +240,7 @@ def off_policy(
 ) -> Experiment:
     """Return what trains from a replay memory on `environment`: one policy, one actor
     worker, one trainer, which grants the actor its steps."""
-    actors = Actors(environment=environment, lanes=lanes, agents=(AgentSpec(mode="stepwise"),))
+    actors = ReplayActors(environment=environment, lanes=lanes)
     return Experiment(
         name=run_name(name),
         policies={"policy": policy},

@@ -36,7 +36,7 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
             Finding(
                 "training",
                 "ok",
-                f'ppo can train it; {" and ".join(off)} cannot: their mode = "stepwise" {cause}',
+                f"ppo can train it; {' and '.join(off)} cannot: their ReplayActors {cause}",
                 cure,
             )
         ]

@@ -31,16 +31,15 @@ FORMAT = 1
 @dataclass(frozen=True, kw_only=True)
 class Replay(BufferConfig):
     """The newest rows of every seat, from which batches are drawn, each transition
-    equally likely. For off-policy algorithms (`DQN`, `SAC`), with agents of
-    `AgentSpec(mode="stepwise")`. `Trainer.batch_size` is the number of transitions in a
-    batch.
+    equally likely. For off-policy algorithms (`DQN`, `SAC`), filled by `ReplayActors`.
+    The trainer's `batch_size` is the number of transitions in a batch.
 
     capacity: rows that it holds; all seats share them equally, and so do equal trainers.
         An episode of T steps takes T + 1
     warm_up: transitions that must be there before the first batch is drawn
     steps: n of n-step returns: a transition reaches over so many steps, fewer at an
         episode's end
-    frame_stack: as in the agent spec (or of the environment, as Atari's): stacked
+    frame_stack: as of the actors (or of the environment, as Atari's): stacked
         observations are kept as single frames, and stacked when they are drawn. What
         stands for the frames before an episode's first one is seen from the first rows.
         1: kept as they come
@@ -247,7 +246,7 @@ class Uniform(ReplayBuffer):
                 raise SchemaError(
                     "a replay was sent rows whose first ones in an episode have acted already: they hold "
                     "what is done in them, not what led to them; "
-                    'take AgentSpec(mode="stepwise") for the agents of this sample stream'
+                    "take ReplayActors in place of Actors"
                 )
             committed += int(count_nonzero(stepped))
             if count_nonzero(row["info_mask"]):

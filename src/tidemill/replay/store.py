@@ -45,9 +45,9 @@ class Frames:
 
 
 def frames_of(name: str, field: Field, count: int) -> Frames | None:
-    """Return how the leaf of an observation is stacked by `AgentSpec.frame_stack`, None
-    for one that is stored as it is: an action mask, and what is no float and no uint8
-    (stacks of these are kept whole)."""
+    """Return how the leaf of an observation is stacked by `ReplayActors.frame_stack`,
+    None for one that is stored as it is: an action mask, and what is no float and no
+    uint8 (stacks of these are kept whole)."""
     shape = field.shape
     if count == 1 or name.endswith(f".{MASK}") or np.dtype(field.dtype).kind not in "fu":
         return None
@@ -72,7 +72,7 @@ def not_stacked(name: str, found: str, count: int) -> ConfigError:
     return ConfigError(
         f"Replay: frame_stack = {count}, but the rows' {name} is {found}, which is no stack of {count} "
         "frames; take the frame_stack of the "
-        "AgentSpec whose rows these are, or 1 to keep observations as they come"
+        "ReplayActors whose rows these are, or 1 to keep observations as they come"
     )
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.config import check_name, decode, encode, without_retired
+from tidemill.core.config import brought_up_to_date, check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private import private, private_folder
 from tidemill.core.reading import read_json, read_plain
@@ -278,7 +278,7 @@ class RunFolder:
         if source is not None:
             load_file(source, "--file")
         try:
-            content, told = without_retired(config)
+            content, told = brought_up_to_date(config)
             for text in told:
                 print(f"note: {self.path / CONFIG}: {text}", file=sys.stderr)
             return Opened(decode(Experiment, content), source, found.files)

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
     """Yield a sentence for each limit that is worth a word."""
     for name, actors in experiment.workers.items():
-        if isinstance(actors, Actors) and actors.environment.remote:
+        if isinstance(actors, ActorConfig) and actors.environment.remote:
             yield _remote(experiment, name, actors)
 
 
-def _remote(experiment: Experiment, name: str, actors: Actors) -> str:
+def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
     """Say what a server's environments are without slots."""
     sessions = actors.count * actors.ring * actors.lanes
     streams = {stream for spec in actors.agents for stream in spec.streams}

@@ -21,7 +21,7 @@ from tidemill.run.live_view import make_view
 from tidemill.run.metrics import MetricsWriter
 from tidemill.run.progress import Progress
 from tidemill.run.snapshot import snapshot
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 
 LOGS = "logs"
 TRACEBACKS = f"{LOGS}/traceback.log"
@@ -192,7 +192,7 @@ class Life:
         path, typed = self._folder.path, command()
         run = as_typed(path)
         draws = any(
-            isinstance(worker, Actors) and worker.environment.draws
+            isinstance(worker, ActorConfig) and worker.environment.draws
             for worker in job.experiment.workers.values()
         )
         return {
@@ -213,7 +213,7 @@ def _told_of_returns(experiment: Experiment) -> list[str]:
     """Say what the returns are of that may end the run, where that is not plain."""
     limits = experiment.limits
     played = [
-        config for config in experiment.workers.values() if isinstance(config, Actors) and config.plays()
+        config for config in experiment.workers.values() if isinstance(config, ActorConfig) and config.plays()
     ]
     if limits.mean_return is None and "return/" not in limits.until:
         return []

@@ -23,12 +23,13 @@ from tidemill.core.source import refuse_while_loading
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
+from tidemill.replay_training.actors import ReplayActors
 from tidemill.run.folder import new_folder
 from tidemill.run.metrics import each_record
 from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
 from tidemill.run.trust import Trust
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -48,7 +49,7 @@ def with_slots(
 ) -> Experiment:
     """Return `experiment` with so many slots, and that ratio: its actors become one, with
     a target of one lane for each slot, whose environment steps in a thread of its own and
-    may fail; its agents send step by step. `trainer` are further settings of its trainer.
+    may fail. `trainer` are further settings of its trainer.
     What is None stays.
 
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
@@ -78,8 +79,11 @@ def with_slots(
         if slots < 1:
             raise ConfigError(f"slots = {slots} must be at least 1")
         for group, actors in experiment.workers.items():
-            if isinstance(actors, Actors) and any(config.samples in spec.streams for spec in actors.agents):
-                workers[group] = _in_slots(actors, slots, config.samples)
+            if not isinstance(actors, ActorConfig):
+                continue
+            for spec in actors.agents:
+                if config.samples in spec.streams:
+                    workers[group] = _in_slots(ReplayActors.like(actors, spec), slots)
     return experiment.replace(workers=workers)
 
 
@@ -91,7 +95,7 @@ def by_turns(experiment: Experiment, launch: str) -> Experiment:
     groups = [
         name
         for name, config in experiment.workers.items()
-        if isinstance(config, Actors) and isinstance(config.environment, Slots)
+        if isinstance(config, ReplayActors) and isinstance(config.environment, Slots)
     ]
     trainers = [
         name
@@ -103,20 +107,13 @@ def by_turns(experiment: Experiment, launch: str) -> Experiment:
     return experiment.replace(together=(groups[0], trainers[0]))
 
 
-def _in_slots(actors: Actors, slots: int, stream: str) -> Actors:
+def _in_slots(actors: ReplayActors, slots: int) -> ReplayActors:
     environment = actors.environment
     if isinstance(environment, Gymnasium) and not environment.threads:
         environment = environment.replace(threads=1)
     if not isinstance(environment, Slots):
         environment = Slots(environment=environment)
-    usual = AgentSpec().sample_steps  # what a sample was long: a row each is sent now
-    agents = tuple(
-        spec.replace(mode="stepwise", sample_steps=usual) if stream in spec.streams else spec
-        for spec in actors.agents
-    )
-    return actors.replace(
-        environment=environment, count=1, lanes=1, ring=slots, flush_requests=1, agents=agents
-    )
+    return actors.replace(environment=environment, count=1, lanes=1, ring=slots, flush_requests=1)
 
 
 def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.run.controller import Controller
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -157,7 +157,7 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     actors = [
         m.told
         for m in controller.members.values()
-        if isinstance(m.config, Actors) and any(config.samples in a.streams for a in m.config.agents)
+        if isinstance(m.config, ActorConfig) and any(config.samples in a.streams for a in m.config.agents)
     ]
     waits = [actor["slots/waited"] for actor in actors if "slots/waited" in actor]
     healthy, resting = (

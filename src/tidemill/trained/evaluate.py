@@ -29,7 +29,7 @@ from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
 from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
-from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
 from tidemill.workers.environments import build_environment
 from tidemill.workers.said import Listener, Numbers, means
 
@@ -63,7 +63,7 @@ class Player:
     def __init__(
         self,
         environment: Environment,
-        specs: Sequence[AgentSpec],
+        specs: Sequence[PlayerSpec],
         policies: Sequence[LoadedPolicy],
         deterministic: bool,
     ) -> None:
@@ -352,9 +352,9 @@ def evaluate(
     return evaluation
 
 
-def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]:
+def find_actors(experiment: Experiment, group: str | None) -> tuple[str, ActorConfig]:
     """Return name and configuration of the actors called `group`, or of the only ones."""
-    known = {name: config for name, config in experiment.workers.items() if isinstance(config, Actors)}
+    known = {name: config for name, config in experiment.workers.items() if isinstance(config, ActorConfig)}
     if group is not None:
         if group not in known:
             raise RunError(f'the experiment has no actors called "{group}"; {did_you_mean(group, known)}')
@@ -373,7 +373,7 @@ def find_actors(experiment: Experiment, group: str | None) -> tuple[str, Actors]
 def load_policies(
     folder: RunFolder,
     experiment: Experiment,
-    actors: Actors,
+    actors: ActorConfig,
     environment: Environment,
     weights: Weights,
     seed: int,

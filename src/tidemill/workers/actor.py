@@ -28,7 +28,14 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import sample_producer
 from tidemill.streams.sources import ParameterSource
-from tidemill.workers.actor_config import INLINE, Actors, AgentSpec, match_agents
+from tidemill.workers.actor_config import (
+    INLINE,
+    ActorConfig,
+    Actors,
+    AgentSpec,
+    PlayerSpec,
+    match_agents,
+)
 from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Agent, Episode
 from tidemill.workers.base import PollResult, Worker
@@ -62,9 +69,9 @@ PULL_TICKS = 128
 ENDLESS_TICKS = 10_000
 
 
-def _check(config: Actors, spaces: Sequence[Spaces]) -> None:
+def _check(config: ActorConfig, spaces: Sequence[Spaces]) -> None:
     """Raise `ConfigError` for what only the environment tells is impossible."""
-    played: dict[str, tuple[AgentSpec, Spaces]] = {}
+    played: dict[str, tuple[PlayerSpec, Spaces]] = {}
     for spec, own in zip(config.agents, spaces, strict=True):
         other, theirs = played.setdefault(spec.policy, (spec, own))
         if own != theirs:
@@ -85,14 +92,14 @@ class _Player(NamedTuple):
     target: int | None
 
     @classmethod
-    def of(cls, spec: AgentSpec, target: int) -> "_Player":
+    def of(cls, spec: PlayerSpec, target: int) -> "_Player":
         return cls(spec.inference, spec.policy, spec.parameters, target if spec.parameters.varies else None)
 
 
 class ActorWorker(Worker):
     """See the module's text."""
 
-    def __init__(self, context: Context, config: Actors) -> None:
+    def __init__(self, context: Context, config: ActorConfig) -> None:
         super().__init__(context)
         self._config = config
         self._environments: list[Environment] = []
@@ -115,7 +122,7 @@ class ActorWorker(Worker):
         self._clients: dict[_Player, InferenceClient] = {}
         largest: Counter[_Player] = Counter()
         in_turn = exact(context, config.agents[0])
-        together = config.agents[0].mode == "stepwise" and not in_turn
+        together = config.agents[0].mode == "transitions" and not in_turn
         for number in range(config.ring):
             for spec, group in zip(config.agents, groups, strict=True):
                 largest[_Player.of(spec, 0 if together else number)] += (
@@ -148,7 +155,7 @@ class ActorWorker(Worker):
         self.ring = EnvRing(targets)
         if in_turn:
             self.ring = self._exact_ring([target for target in targets if isinstance(target, ExactTarget)])
-        self._granted = config.agents[0].mode == "stepwise"
+        self._granted = config.agents[0].mode == "transitions"
         self._gang = self._make_gang(spaces[0]) if together else None
         listener = Listener(lambda text: self.report(Notice(text)))
         for member in [self._gang] if self._gang is not None else self.ring.targets:
@@ -160,7 +167,7 @@ class ActorWorker(Worker):
                 stream: SampleFacts(
                     len(group),
                     spec.burn_in,
-                    spec.tail,
+                    spec.bootstrap,
                     spec.mode,
                     spec.padded,
                     config.lanes * len(group) if spec.mode == "full" else 1,
@@ -273,7 +280,7 @@ class ActorWorker(Worker):
             schema = sample_schema(spec, row, len(environment.agents) - len(group))
             terms = Terms(spec, schema, seats, need, same_step, samples, self._on_boundary)
             client = self._clients[_Player.of(spec, target)]
-            if spec.mode == "stepwise":  # of an exact run
+            if spec.mode == "transitions":  # of an exact run
                 samples.offer(chosen_fields(row, schema), need.rows, need.columns, need.slots)
                 assert isinstance(client, InlineInferenceClient)
                 client.reseed(0)  # so that a policy which cannot be is refused now

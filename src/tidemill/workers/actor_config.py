@@ -2,6 +2,7 @@
 see, and what becomes of their rows."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
@@ -16,7 +17,9 @@ from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
 INLINE = "inline"
-Mode = Literal["fixed", "after_done", "full", "concise", "stepwise"]
+PLAYED = ("policy", "inference", "samples", "frame_stack")
+"""What actors of a replay memory say of the one agent that is played, as a spec does."""
+Mode = Literal["fixed", "after_done", "full", "concise"]
 
 
 _NOT_KEPT = "without samples: no rows are kept"
@@ -27,9 +30,11 @@ def _kept(spec: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentSpec(Config):
-    """Which agents of an environment are played by which policy, and what becomes of
-    their rows.
+class PlayerSpec(Config):
+    """Which agents of an environment are played by which policy, how it is asked, and
+    into which sample streams their rows go: one row of all seats of all targets as soon
+    as some of them have answered, with what led to it (`api.algorithm.ARRIVAL_FIELDS`;
+    fillers for the others). `AgentSpec` gathers rows into longer samples.
 
     match: regular expression, full match on an agent's name or index; the first spec that
         matches wins
@@ -41,23 +46,6 @@ class AgentSpec(Config):
         run's mean return is of agents that play the newest
     samples: name of the sample stream, or several names: each gets every sample; None to
         keep nothing
-    mode: what a sample is: "fixed": so many rows, sent as soon as the last one is
-        answered "after_done": the same rows, held back until the episode of the last one
-        is done; then all samples that are complete are sent "full": one episode, all its
-        rows, of one seat; needs a limit of an episode's steps "concise": one episode as
-        one row: its first, with the last one's `done` and `truncated`, the info of the
-        action that finished it, the version that did that (`last_version`), the number of
-        the seat in its target (`seat`), and of each agent of the lane that another spec
-        matches who played it (`others.version`, -1 when that changed, `others.policy`).
-        Not to be trained on "stepwise": one row of all seats of all targets, sent as soon
-        as some of them have answered, with what led to it
-        (`api.algorithm.ARRIVAL_FIELDS`; fillers for the others); for replay memories
-    sample_steps: fixed and after_done: rows by which one sample advances; each holds
-        burn_in more before them and bootstrap more behind
-    padded: full: fillers (version -1) up to the step limit, so that all samples are of
-        one length. Else a sample has just its own rows
-    post: after_done and full: what is computed of finished episodes and added to their
-        rows, e.g. (`GAE`(),)
     deterministic: ask for the mode of the policy's distribution; rows are kept in full or
         concise mode only, or not at all
     frame_stack: the policy sees, and rows hold, so many of the newest observations (see
@@ -69,16 +57,6 @@ class AgentSpec(Config):
     inference: str = INLINE
     parameters: ParameterSource = field(default_factory=Newest)
     samples: str | tuple[str, ...] | None = "samples"
-    mode: Mode = acting("fixed", _kept, _NOT_KEPT)
-    sample_steps: int = acting(
-        128,
-        lambda spec: _kept(spec) and spec.mode in ("fixed", "after_done"),
-        'without samples of a fixed length, those of mode = "fixed" and "after_done"',
-    )
-    burn_in: int = acting(0, _kept, _NOT_KEPT)
-    bootstrap: int = acting(1, _kept, _NOT_KEPT)
-    padded: bool = acting(False, _kept, _NOT_KEPT)
-    post: tuple[PostProcessor, ...] = acting(tuple, _kept, _NOT_KEPT)
     deterministic: bool = False
     frame_stack: int = 1
 
@@ -87,12 +65,6 @@ class AgentSpec(Config):
             re.compile(self.match)
         except re.error as error:
             raise ConfigError(f'match = "{self.match}" is not a regular expression: {error}') from None
-        if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
-            raise ConfigError(
-                f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the "
-                "last row lends its value to the one before) "
-                f"and burn_in = {self.burn_in} (at least 0) cannot be"
-            )
         if self.inference != INLINE and self.parameters != Newest():
             raise ConfigError(
                 f'agent spec "{self.match}": parameters = {self.parameters} is for inline policies, and '
@@ -102,6 +74,98 @@ class AgentSpec(Config):
         if self.frame_stack < 1:
             raise ConfigError(
                 f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone"
+            )
+        if len(set(self.streams)) < len(self.streams):
+            raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
+        super().__post_init__()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names of the sample streams."""
+        return (self.samples,) if isinstance(self.samples, str) else self.samples or ()
+
+    @property
+    def mode(self) -> Mode | Literal["transitions"]:
+        """What a sample is: see `AgentSpec`."""
+        return "transitions"
+
+    @property
+    def burn_in(self) -> int:
+        """Rows at a sample's beginning that are not trained on in it."""
+        return 0
+
+    @property
+    def bootstrap(self) -> int:
+        """Rows at a sample's end that are not trained on in it."""
+        return 0
+
+    @property
+    def sample_steps(self) -> int:
+        """Rows by which one sample of a fixed length advances."""
+        return 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of one sample of a fixed length."""
+        return 1
+
+    @property
+    def padded(self) -> bool:
+        """True when samples hold fillers up to the longest one's length."""
+        return False
+
+    @property
+    def post(self) -> tuple[PostProcessor, ...]:
+        """What computes further fields of finished episodes' rows."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec(PlayerSpec):
+    """Which agents of an environment are played by which policy, and what becomes of
+    their rows; see `PlayerSpec` for what is not told here.
+
+    mode: what a sample is: "fixed": so many rows, sent as soon as the last one is
+        answered "after_done": the same rows, held back until the episode of the last one
+        is done; then all samples that are complete are sent "full": one episode, all its
+        rows, of one seat; needs a limit of an episode's steps "concise": one episode as
+        one row: its first, with the last one's `done` and `truncated`, the info of the
+        action that finished it, the version that did that (`last_version`), the number of
+        the seat in its target (`seat`), and of each agent of the lane that another spec
+        matches who played it (`others.version`, -1 when that changed, `others.policy`).
+        Not to be trained on
+    sample_steps: fixed and after_done: rows by which one sample advances; each holds
+        burn_in more before them and bootstrap more behind
+    padded: full: fillers (version -1) up to the step limit, so that all samples are of
+        one length. Else a sample has just its own rows
+    post: after_done and full: what is computed of finished episodes and added to their
+        rows, e.g. (`GAE`(),)
+    """
+
+    mode: Mode = acting("fixed", _kept, _NOT_KEPT)
+    sample_steps: int = acting(
+        128,
+        lambda spec: _kept(spec) and spec.mode in ("fixed", "after_done"),
+        'without samples of a fixed length, those of mode = "fixed" and "after_done"',
+    )
+    burn_in: int = acting(0, _kept, _NOT_KEPT)
+    bootstrap: int = acting(1, _kept, _NOT_KEPT)
+    padded: bool = acting(False, _kept, _NOT_KEPT)
+    post: tuple[PostProcessor, ...] = acting((), _kept, _NOT_KEPT)
+
+    def __post_init__(self) -> None:
+        if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
+            raise ConfigError(
+                f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the "
+                "last row lends its value to the one before) "
+                f"and burn_in = {self.burn_in} (at least 0) cannot be"
+            )
+        if str(self.mode) == "stepwise":
+            raise ConfigError(
+                'mode = "stepwise" is gone: actors that send step by step, for a replay memory, have a '
+                "configuration of their own; take "
+                "ReplayActors(environment=…, lanes=…, frame_stack=…) in place of "
+                'Actors(environment=…, agents=(AgentSpec(mode="stepwise"),))'
             )
         if self.mode not in get_args(Mode):
             raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, get_args(Mode))}')
@@ -122,8 +186,6 @@ class AgentSpec(Config):
                     f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out'
                 )
         check_several("post", self.post)
-        if len(set(self.streams)) < len(self.streams):
-            raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
         names = [name for post in self.post for name in post.fields()]
         if len(set(names)) < len(names):
             raise ConfigError(
@@ -132,24 +194,13 @@ class AgentSpec(Config):
         super().__post_init__()
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        """The names of the sample streams."""
-        return (self.samples,) if isinstance(self.samples, str) else self.samples or ()
-
-    @property
     def rows(self) -> int:
-        """Rows of one fixed-length sample."""
         return self.burn_in + self.sample_steps + self.bootstrap
-
-    @property
-    def tail(self) -> int:
-        """Rows at a sample's end that are not trained on in it."""
-        return 0 if self.mode == "stepwise" else self.bootstrap
 
 
 @dataclass(frozen=True, kw_only=True)
-class Actors(WorkerConfig):
-    """Actor workers.
+class ActorConfig(WorkerConfig):
+    """Family of actor workers, which step environments.
 
     environment: what they step
     lanes: copies of the environment in one target, stepped together
@@ -164,6 +215,7 @@ class Actors(WorkerConfig):
     """
 
     order: ClassVar[int] = 6
+    owns_environment: ClassVar[bool] = True
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
         "min_healthy_slots": (
             1,
@@ -171,10 +223,8 @@ class Actors(WorkerConfig):
             "Trainer.max_no_progress_s seconds",
         )
     }
-    owns_environment: ClassVar[bool] = True
 
     environment: EnvironmentConfig
-    agents: tuple[AgentSpec, ...] = (AgentSpec(),)
     lanes: int = 64
     ring: int = 1
     max_episode_steps: int = 0
@@ -187,6 +237,11 @@ class Actors(WorkerConfig):
         2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept"
     )
 
+    @property
+    @abstractmethod
+    def agents(self) -> Sequence[PlayerSpec]:
+        """The agents that they play, by policy."""
+
     def __post_init__(self) -> None:
         for name, least in (
             ("lanes", 1),
@@ -197,21 +252,13 @@ class Actors(WorkerConfig):
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
-        check_several("agents", self.agents)
-        if not self.agents:
-            raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
         super().__post_init__()
-        streams = [stream for spec in self.agents for stream in spec.streams]
-        if len(set(streams)) < len(streams):
-            raise ConfigError(
-                f"two agent specs use one sample stream ({', '.join(streams)}); give each its own"
-            )
 
     def ports(self) -> tuple[Port, ...]:
         ports = []
         for spec in self.agents:
             ports += [
-                Port(stream, "produce", outlets=self.ring, lockstep=True, gathers=spec.mode == "stepwise")
+                Port(stream, "produce", outlets=self.ring, lockstep=True, gathers=spec.mode == "transitions")
                 for stream in spec.streams
             ]
             ports += (
@@ -248,12 +295,45 @@ class Actors(WorkerConfig):
         return ActorWorker(context, self)
 
 
-def match_agents(agents: Sequence[AgentInfo], specs: Sequence[AgentSpec]) -> list[list[int]]:
+@dataclass(frozen=True, kw_only=True)
+class Actors(ActorConfig):
+    """Actor workers that send whole samples of the agents that are played.
+
+    agents: which policies play, and what becomes of their rows; of several that match an
+        agent the first one plays it
+    """
+
+    agents: tuple[AgentSpec, ...] = (AgentSpec(),)
+
+    def __post_init__(self) -> None:
+        check_several("agents", self.agents)
+        if not self.agents:
+            raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
+        super().__post_init__()
+        streams = [stream for spec in self.agents for stream in spec.streams]
+        if len(set(streams)) < len(streams):
+            raise ConfigError(
+                f"two agent specs use one sample stream ({', '.join(streams)}); give each its own"
+            )
+
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """What plays for a replay memory was a spec of mode "stepwise"."""
+        specs = data.get("agents")
+        spec = specs[0] if isinstance(specs, list) and len(specs) == 1 else None
+        if not isinstance(spec, dict) or spec.get("mode") != "stepwise":
+            return data
+        others = {name: value for name, value in data.items() if name != "agents"}
+        played = {name: spec[name] for name in PLAYED if name in spec}
+        return {**others, **played, "kind": "ReplayActors"}
+
+
+def match_agents(agents: Sequence[AgentInfo], specs: Sequence[PlayerSpec]) -> list[list[int]]:
     """Return for each spec the indices of its agents. Raises `ConfigError` for an agent
     or a spec without a match, or unequal spaces in one spec."""
     groups: list[list[int]] = [[] for _ in specs]
 
-    def matches(spec: AgentSpec, index: int) -> bool:
+    def matches(spec: PlayerSpec, index: int) -> bool:
         return bool(re.fullmatch(spec.match, agents[index].name) or re.fullmatch(spec.match, str(index)))
 
     for index, agent in enumerate(agents):

@@ -7,7 +7,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, give_back, held
 from tidemill.core.schema import layout
-from tidemill.workers.actor_config import INLINE, Actors, match_agents
+from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
 from tidemill.workers.blocks import sizes
 from tidemill.workers.environments import build_environment
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
@@ -17,7 +17,7 @@ MANY_LANES = 256  # an actor with as many or more looks first whether they fit
 TELLING = 8 << 20  # bytes by which a process must grow before it is taken for the cost of its lanes
 
 
-def memory_needs(context: Context, config: Actors, environment: Environment) -> list[Need]:
+def memory_needs(context: Context, config: ActorConfig, environment: Environment) -> list[Need]:
     """Return the memory that one actor's rows will take: the slots of its streams, its
     own arrays, and what a trainer copies out of a sample.
 
@@ -88,7 +88,7 @@ def memory_needs(context: Context, config: Actors, environment: Environment) -> 
     return needs
 
 
-def check_rows(context: Context, config: Actors, environment: Environment) -> list[Need]:
+def check_rows(context: Context, config: ActorConfig, environment: Environment) -> list[Need]:
     """Return `memory_needs`. Raises `ConfigError`, with the sums, when all actors of the
     group together need more than there is."""
     needs = memory_needs(context, config, environment)
@@ -96,22 +96,22 @@ def check_rows(context: Context, config: Actors, environment: Environment) -> li
     return needs
 
 
-def players(context: Context, config: Actors) -> dict[str, Actors]:
+def players(context: Context, config: ActorConfig) -> dict[str, ActorConfig]:
     """Return the groups of actors that play the environment of `config`."""
     workers = context.experiment.workers.items()
     return {
         group: other
         for group, other in workers
-        if isinstance(other, Actors) and other.environment.bare() == config.environment.bare()
+        if isinstance(other, ActorConfig) and other.environment.bare() == config.environment.bare()
     }
 
 
-def lanes_of(config: Actors) -> int:
+def lanes_of(config: ActorConfig) -> int:
     """Return how many lanes a group of actors has."""
     return config.count * config.ring * config.lanes
 
 
-def check_most_lanes(context: Context, config: Actors, environment: Environment) -> None:
+def check_most_lanes(context: Context, config: ActorConfig, environment: Environment) -> None:
     """Raise `ConfigError`, with the sums, when there cannot be as many lanes at a time as
     all that play this environment are going to have."""
     groups = players(context, config)
@@ -133,7 +133,7 @@ def check_most_lanes(context: Context, config: Actors, environment: Environment)
         )
 
 
-def check_lanes(context: Context, config: Actors, seed: int) -> None:
+def check_lanes(context: Context, config: ActorConfig, seed: int) -> None:
     """Raise `ConfigError`, with the sums, when so many lanes cannot fit: before they are
     all built, which may take hours.
 

@@ -19,7 +19,7 @@ from tidemill.api.algorithm import FILLER
 from tidemill.api.stream import SampleProducer
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers.actor_config import AgentSpec
+from tidemill.workers.actor_config import PlayerSpec
 
 Seats = NDArray[np.intp]
 
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     slots: int
 
 
-def sizes(spec: AgentSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+def sizes(spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
     """Return what `spec` takes, when an episode has at most `limit` steps and a stream is
     to hold `slots` samples of each seat."""
     match spec.mode:
@@ -47,7 +47,7 @@ def sizes(spec: AgentSpec, seats: int, limit: int, same_step: bool, slots: int) 
             return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
         case "full":
             return Sizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
-        case "stepwise":
+        case "transitions":
             return Sizes(0, 1, seats, slots)
     return Sizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
@@ -62,7 +62,7 @@ class Terms:
     on_sent: called after each sample
     """
 
-    spec: AgentSpec
+    spec: PlayerSpec
     schema: Schema
     seats: int
     need: Sizes

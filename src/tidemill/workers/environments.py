@@ -7,10 +7,10 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.envs.frame_stack import FrameStack, stacked
 from tidemill.envs.step_limit import StepLimit
-from tidemill.workers.actor_config import Actors, AgentSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
 
 
-def build_environment(actors: Actors, lanes: int, seed: int, render: bool = False) -> Environment:
+def build_environment(actors: ActorConfig, lanes: int, seed: int, render: bool = False) -> Environment:
     """Return the environment of `actors` with `lanes` lanes, as its agents see it: with
     their frame stacks and the step limit. See `EnvironmentConfig.build`."""
     environment = actors.environment.build(lanes, seed, render)
@@ -23,7 +23,7 @@ def build_environment(actors: Actors, lanes: int, seed: int, render: bool = Fals
         raise
 
 
-def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Environment:
+def stack_frames(environment: Environment, specs: Sequence[PlayerSpec]) -> Environment:
     """Return `environment` as its agents see it by their specs. Raises `ConfigError` as
     `match_agents` does."""
     if all(spec.frame_stack == 1 for spec in specs):
@@ -40,7 +40,7 @@ def stack_frames(environment: Environment, specs: Sequence[AgentSpec]) -> Enviro
     return FrameStack(environment, counts)
 
 
-def seen_by(spec: AgentSpec, spaces: Spaces) -> Spaces:
+def seen_by(spec: PlayerSpec, spaces: Spaces) -> Spaces:
     """Return the spaces that the policy of `spec` is built for, where the environment's
     are `spaces`."""
     return Spaces(stacked(spaces.observation, spec.frame_stack), spaces.action)

@@ -51,7 +51,7 @@ from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabas
 from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.rating import performance
 from tidemill.workers.said import FIELD, Numbers, by_name, means, unpack
@@ -156,7 +156,7 @@ class Evaluation(WorkerConfig):
                 )
 
     def _check_judge(self, worker: str, judge: WorkerConfig) -> None:
-        if not isinstance(judge, Actors):
+        if not isinstance(judge, ActorConfig):
             raise ConfigError(
                 f'{worker} fills sample stream "{self.samples}", but evaluation takes episodes from actors '
                 "alone; let them fill it"
@@ -209,7 +209,7 @@ class EvaluationWorker(Worker):
         judges = [
             judge
             for edge in edges
-            if isinstance(judge := context.experiment.workers[group_of(edge.source)], Actors)
+            if isinstance(judge := context.experiment.workers[group_of(edge.source)], ActorConfig)
         ]
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)

@@ -15,7 +15,7 @@ from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.store.checkpoint import Found
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.ages import Ages
 from tidemill.workers.open_episodes import FILE as SLOTS
 from tidemill.workers.open_episodes import OpenEpisodes, Unfinished, read_slots
@@ -53,7 +53,7 @@ class Intake:
             for edge in context.edges(f"credits/{config.samples}/")
         }
         lanes = {
-            name: worker.lanes if isinstance(worker, Actors) else 1
+            name: worker.lanes if isinstance(worker, ActorConfig) else 1
             for name, worker in context.experiment.members()
         }
         self.shares = Shares(cells, lanes, [*zip(self.producers, seats, strict=True)])

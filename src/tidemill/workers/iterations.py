@@ -24,7 +24,7 @@ from tidemill.envs.making import close_all, make_all
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.environments import build_environment
@@ -48,7 +48,7 @@ class _Play:
     def __init__(
         self,
         context: Context,
-        actors: Actors,
+        actors: ActorConfig,
         spaces: Spaces,
         client: InlineInferenceClient,
         environment: Environment,
@@ -107,7 +107,7 @@ def _counted(plays: Sequence[_Play], steps: int) -> list[float] | None:
 
 def evaluate(
     context: Context,
-    actors: Actors,
+    actors: ActorConfig,
     spaces: Spaces,
     policy: Policy,
     steps: int,

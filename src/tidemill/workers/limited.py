@@ -20,7 +20,7 @@ from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
 from tidemill.store.checkpoint import Found
 from tidemill.workers.account import Account
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.intake import Intake
 from tidemill.workers.iterations import evaluate
@@ -53,11 +53,11 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _build_buffer(self, source: SampleConsumer, demand: Demand, found: Found | None) -> Buffer:
         config = self._config
-        if self._facts.mode != "stepwise":
+        if self._facts.mode != "transitions":
             raise ConfigError(
                 f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay '
                 "memory stores steps one by one; take "
-                'AgentSpec(mode = "stepwise")'
+                "ReplayActors in place of Actors"
             )
         header = {
             "experiment": self.context.experiment.name,
@@ -178,7 +178,7 @@ class LimitedTrainerWorker(TrainerWorker):
         """Return what the evaluation of this iteration came to."""
         config, context = self._config, self.context
         actors = context.experiment.workers[self._intake.producers[0].rpartition("-")[0]]
-        assert isinstance(actors, Actors)
+        assert isinstance(actors, ActorConfig)
         steps, patience = config.evaluation_steps, config.max_no_progress_s
         try:
             return (

@@ -21,19 +21,19 @@ import numpy as np
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError
 from tidemill.streams.sources import Newest
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import Columns, InStep, Terms, fill
 from tidemill.workers.ring import EnvTarget
 
 
-def in_lockstep(experiment: Experiment, spec: AgentSpec) -> bool:
+def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
     """True when a consumer of the spec's samples trains in lockstep with those who make
     them."""
     return any(experiment.in_lockstep(stream) for stream in spec.streams)
 
 
-def check_lockstep(experiment: Experiment, config: Actors) -> None:
+def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:
     """Raise `ConfigError` for agent specs that cannot go in lockstep with their
     trainers."""
     specs = [spec for spec in config.agents if in_lockstep(experiment, spec)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
 from time import monotonic
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.records import field_of, with_settings
@@ -385,7 +385,7 @@ def populate(
     others = [
         name
         for name, config in experiment.workers.items()
-        if not isinstance(config, (Actors, Trainer, Evaluation))
+        if not isinstance(config, (ActorConfig, Trainer, Evaluation))
     ]
     if (len(experiment.policies), len(trainers), others, experiment.together) != (1, 1, [], ()):
         raise ConfigError(
@@ -413,14 +413,15 @@ def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) ->
     """Return a group of workers of the one policy as that of a member."""
     if isinstance(config, Actors):
         return config.replace(agents=tuple(_renumbered(spec, number) for spec in config.agents))
-    assert isinstance(config, (Trainer, Evaluation))
-    own = config.replace(policy=f"{config.policy}-{number}", samples=f"{config.samples}-{number}")
+    own = _renumbered(config, number)
     return own.replace(algorithm=with_settings(own.algorithm, start)) if isinstance(own, Trainer) else own
 
 
-def _renumbered(spec: AgentSpec, number: int) -> AgentSpec:
-    samples = tuple(f"{stream}-{number}" for stream in spec.streams)
-    return spec.replace(
-        policy=f"{spec.policy}-{number}",
-        samples=samples if len(samples) > 1 else samples[0] if samples else None,
-    )
+def _renumbered(config: Any, number: int) -> Any:
+    """Return what names one policy, and sample streams, by the names of a member."""
+    samples = config.samples
+    if isinstance(samples, str):
+        samples = f"{samples}-{number}"
+    elif samples:
+        samples = tuple(f"{stream}-{number}" for stream in samples)
+    return config.replace(policy=f"{config.policy}-{number}", samples=samples)

@@ -7,17 +7,17 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
-from tidemill.workers.actor_config import AgentSpec
+from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.said import FIELD, SAID
 
 
-def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
+def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
     """Return the fields of a row as `Agent` writes it."""
     policy = context.experiment.policies[spec.policy]
     answer, state = policy.answer(spaces), policy.state(spaces)
     own = {
         **schema_of_space(spaces.observation, "obs"),
-        **(ARRIVAL_FIELDS if spec.mode == "stepwise" else ROW_FIELDS),
+        **(ARRIVAL_FIELDS if spec.mode == "transitions" else ROW_FIELDS),
     }
     for name in (*answer, *state):
         if name in own or name.startswith("state.") != (name in state):
@@ -30,7 +30,7 @@ def row_schema(context: Context, spec: AgentSpec, spaces: Spaces, info: Schema) 
     return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}, **heard}
 
 
-def sample_schema(spec: AgentSpec, row: Schema, others: int) -> dict[str, Field]:
+def sample_schema(spec: PlayerSpec, row: Schema, others: int) -> dict[str, Field]:
     """Return the fields of a sample's row: those of `row`, and what the spec's mode and
     post-processors add. `others`: agents of other specs."""
     schema = dict(row)
@@ -66,7 +66,7 @@ def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
     return ""
 
 
-def limit_of_steps(spec: AgentSpec, environment: Environment) -> int:
+def limit_of_steps(spec: PlayerSpec, environment: Environment) -> int:
     """Return the most steps that an episode of `environment` can have, 0 when that is not
     known and `spec` does not need it.
 

@@ -20,25 +20,25 @@ from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.streams.credits import Credits
-from tidemill.workers.actor_config import INLINE, Actors, AgentSpec
+from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import Blocks, Seats
 
 
-def check_stepwise(context: Context, config: Actors, environment: Environment) -> None:
+def check_stepwise(context: Context, config: ActorConfig, environment: Environment) -> None:
     """Raise `ConfigError` for stepwise specs that cannot be."""
-    stepwise = [spec for spec in config.agents if spec.mode == "stepwise"]
+    stepwise = [spec for spec in config.agents if spec.mode == "transitions"]
     if environment.voids and len(stepwise) < len(config.agents):
         raise ConfigError(
             f"{type(config.environment).__name__}: steps of this environment may be lost, which only "
-            "stepwise agents can bear; take "
-            'mode = "stepwise" and a replay memory, or the environment itself, whose faults end the run'
+            "a replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
+            "whose faults end the run"
         )
     if not stepwise:
         return
     cause, cure = stepwise_obstacle(config.environment, environment)
     if cause:
-        raise ConfigError(f'agent spec "{stepwise[0].match}": mode = "stepwise" {cause}; {cure}')
+        raise ConfigError(f"{type(config).__name__} {cause}; {cure}")
     granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
     if len(granting) > 1:
         raise ConfigError(
@@ -63,19 +63,19 @@ def check_stepwise(context: Context, config: Actors, environment: Environment) -
 
 
 def stepwise_obstacle(config: EnvironmentConfig, environment: Environment) -> tuple[str, str]:
-    """Return why no stepwise agent can play in `environment`, which `config` built, and
-    what to do; ("", "") where one can."""
+    """Return why no replay memory can be filled from `environment`, which `config` built,
+    and what to do, after "ReplayActors"; ("", "") where one can."""
     if len(environment.agents) > 1:
         return (
-            f"goes with environments of one agent, and this one has {len(environment.agents)}: a ratio "
+            f"go with environments of one agent, and this one has {len(environment.agents)}: a ratio "
             "counts steps of the environment, and none "
             "says how many transitions of several agents are one",
-            'train several agents by an algorithm without a ratio (PPO, IMPALA) and mode = "fixed" or '
-            '"full", or take an environment of one agent',
+            "train several agents by an algorithm without a ratio (PPO, IMPALA) and Actors, or take an "
+            "environment of one agent",
         )
     if environment.same_step:
         cause = (
-            "sends one row in a tick, and this environment may end an episode and begin the next within one, "
+            "send one row in a tick, and this environment may end an episode and begin the next within one, "
             "which are two"
         )
         return cause, config.bare().one_row
@@ -279,7 +279,7 @@ class StepwiseAgent(Agent):
         return self._actions
 
 
-def credits_of(context: Context, spec: AgentSpec) -> Credits | None:
+def credits_of(context: Context, spec: PlayerSpec) -> Credits | None:
     """Return the credits of this actor for the steps of `spec`, None where nobody limits
     them."""
     for stream in spec.streams:
@@ -288,6 +288,6 @@ def credits_of(context: Context, spec: AgentSpec) -> Credits | None:
     return None
 
 
-def exact(context: Context, spec: AgentSpec) -> bool:
+def exact(context: Context, spec: PlayerSpec) -> bool:
     """True when the steps of `spec` are granted ticket by ticket."""
     return any(port.lockstep for stream in spec.streams for port in context.experiment.granting(stream))

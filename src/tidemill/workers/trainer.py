@@ -133,11 +133,10 @@ class TrainerWorker(Worker):
         return Facts(memory=(*own_needs, *self._peers.needs(self._algorithm, weights), *self._buffer.needs))
 
     def _build_buffer(self, source: SampleConsumer, demand: Demand, found: Found | None) -> Buffer:
-        if self._facts.mode == "stepwise":
+        if self._facts.mode == "transitions":
             raise ConfigError(
-                f'sample stream "{self._config.samples}" has rows that are sent one by one (AgentSpec.mode = '
-                '"stepwise"), for a replay memory; set '
-                'buffer and ratio, or take mode = "fixed"'
+                f'sample stream "{self._config.samples}" has rows that are sent one by one, for a replay '
+                "memory; set buffer and ratio, or take Actors in place of ReplayActors"
             )
         return self._config.buffer.build(source, demand)
 

@@ -13,7 +13,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
 from tidemill.replay.limiter import check_slack, parse_ratio
 from tidemill.replay.queue import Queue
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.records import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
@@ -217,7 +217,7 @@ class Trainer(WorkerConfig):
             self.algorithm.check_endless()
         streams = experiment.sources(self.samples)
         for config in experiment.workers.values():
-            for spec in config.agents if isinstance(config, Actors) else ():
+            for spec in config.agents if isinstance(config, ActorConfig) else ():
                 if not streams.isdisjoint(spec.streams):
                     self.algorithm.check_made([name for post in spec.post for name in post.fields()])
 

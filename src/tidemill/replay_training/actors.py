@@ -1,0 +1,50 @@
+"""The configuration of actors that fill a replay memory."""
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+from tidemill.core.errors import ConfigError
+from tidemill.workers.actor_config import INLINE, PLAYED, ActorConfig, PlayerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayActors(ActorConfig):
+    """Actor workers for a replay memory: each step of each lane is sent as soon as the
+    environment has answered, whatever the others do; the trainer grants the steps
+    (`ReplayTrainer.ratio`), and each is taken by its newest policy. Environments of one
+    agent.
+
+    policy: name of the policy that plays
+    inference: "inline" (the actor computes) or the name of an inference stream (policy
+        workers do)
+    samples: name of the sample stream, or several names: each gets every step
+    frame_stack: the policy sees, and rows hold, so many of the newest observations; 1:
+        the newest. A `Replay` of the same frame_stack keeps them as single frames
+    """
+
+    policy: str = "policy"
+    inference: str = INLINE
+    samples: str | tuple[str, ...] = "samples"
+    frame_stack: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise ConfigError("samples is empty: name the stream that the replay memory takes steps from")
+        super().__post_init__()
+
+    @property
+    def agents(self) -> tuple[PlayerSpec]:
+        return (
+            PlayerSpec(
+                policy=self.policy,
+                inference=self.inference,
+                samples=self.samples,
+                frame_stack=self.frame_stack,
+            ),
+        )
+
+    @classmethod
+    def like(cls, actors: ActorConfig, spec: PlayerSpec) -> Self:
+        """Return actors that step as `actors` do and play as `spec` says."""
+        settings = {field.name: getattr(actors, field.name) for field in fields(ActorConfig)}
+        return cls(**settings, **{name: getattr(spec, name) for name in PLAYED})

@@ -1,0 +1,74 @@
+"""Configurations that earlier versions have saved (`earlier/*.json`) are read as what
+they are called now."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill import (
+    DQN,
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    QNetwork,
+    Replay,
+    ReplayActors,
+    Trainer,
+)
+from tidemill.core.config import brought_up_to_date, decode
+from tidemill.core.errors import ConfigError
+
+CARTPOLE = Gymnasium(id="CartPole-v1")
+REPLAY = Experiment(
+    name="replay",
+    policies={"policy": QNetwork(hidden=(16,), duelling=False)},
+    workers={
+        "actor": ReplayActors(environment=CARTPOLE, lanes=1, ring=3, frame_stack=2),
+        "trainer": Trainer(
+            algorithm=DQN(),
+            buffer=Replay(capacity=2000, warm_up=20, frame_stack=2),
+            batch_size=8,
+            ratio="1/2",
+            exact=True,
+            journal=True,
+            iteration_steps=60,
+            finish_episodes=True,
+            evaluation_steps=20,
+            max_no_progress_s=30.0,
+        ),
+    },
+    limits=Limits(steps=120),
+)
+PLAIN = Experiment(
+    name="ppo",
+    policies={"policy": ActorCritic()},
+    workers={
+        "actor": Actors(environment=CARTPOLE, lanes=4, agents=(AgentSpec(sample_steps=16),)),
+        "trainer": Trainer(algorithm=PPO(minibatch_size=32)),
+    },
+    limits=Limits(updates=3),
+)
+
+
+def saved(name: str) -> Any:
+    return json.loads((Path(__file__).parent / "earlier" / name).read_text())
+
+
+@pytest.mark.parametrize(("name", "now"), [("replay.json", REPLAY), ("ppo.json", PLAIN)])
+def test_what_was_saved_before_replay_training_had_its_own_configurations_is_read(
+    name: str, now: Experiment
+) -> None:
+    data, told = brought_up_to_date(saved(name))
+    assert decode(Experiment, data) == now
+    assert told == []
+
+
+def test_what_replay_training_is_called_now_is_told_where_it_is_asked_for_as_before() -> None:
+    with pytest.raises(ConfigError, match="take ReplayActors"):
+        AgentSpec(mode="stepwise")  # type: ignore[arg-type]
