@@ -60,7 +60,7 @@ class ReachVector(gymnasium.vector.VectorEnv):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.single_action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-        self._field = reach.Field(Randoms(1, num_envs), num_envs)
+        self._field = reach.Square(Randoms(1, num_envs), num_envs)
         self._over = np.ones(num_envs, bool)
 
     def reset(self, *, seed=None, options=None):

@@ -5,7 +5,7 @@ import numpy as np
 from tidemill.bridge.protocol.image import group_bytes, write_group, write_int
 from tidemill.bridge.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tidemill.bridge.protocol.tables import LAYOUTS
-from tidemill.bridge.world_side.requests import Requests
+from tidemill.bridge.world_side.requests import WorldRequests
 
 
 def spec_of(observations, continuous=0, branches=(), agents=10):
@@ -46,7 +46,7 @@ def image_of(layout_name, groups, side_channel=b"", capacity=None, rows=0):
     for name, spec in groups.items():
         group = write_group(layout, data, place, name, spec)
         place = group.end
-        requests = Requests(name, spec)
+        requests = WorldRequests(name, spec)
         for i in range(rows):
             into = requests.ends if i % 3 == 2 else requests.asks
             row = requests.take(100 + i, into)

@@ -32,7 +32,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.replay.limiter import Limiter
-from tidemill.replay.replay import Replay, Uniform
+from tidemill.replay.replay import Replay, UniformReplay
 from tidemill.workers import intake
 
 KILL = "TIDEMILL_TEST_KILL"
@@ -257,7 +257,7 @@ class Watching(Replay):
         return memory
 
 
-class _Watching(Uniform):
+class _Watching(UniformReplay):
     """Counts steps of each seat: `stored`, `lost`, of episodes that are `over`, and in
     the one that is `open` (-1: none is)."""
 

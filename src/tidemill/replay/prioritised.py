@@ -12,7 +12,7 @@ from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.replay.priorities import BlockSums, Priorities
-from tidemill.replay.replay import Replay, Uniform
+from tidemill.replay.replay import Replay, UniformReplay
 from tidemill.replay.sequences import Ints
 
 
@@ -50,7 +50,7 @@ class PrioritisedReplay(Replay):
         return Prioritised(self, source, demand)
 
 
-class Prioritised(Uniform):
+class Prioritised(UniformReplay):
     """See `PrioritisedReplay`."""
 
     _config: PrioritisedReplay

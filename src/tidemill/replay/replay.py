@@ -91,10 +91,10 @@ class Replay(BufferConfig):
             )
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
-        return Uniform(self, source, demand)
+        return UniformReplay(self, source, demand)
 
 
-class Uniform(ReplayBuffer):
+class UniformReplay(ReplayBuffer):
     """See `Replay`."""
 
     def __init__(self, config: Replay, source: SampleConsumer, demand: Demand) -> None:

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Watcher(Protocol):
+class TransitionWatcher(Protocol):
     """Who is told which places begin a transition."""
 
     def admit(self, places: Ints) -> None:
@@ -43,7 +43,7 @@ class Sequences:
         frames: int,
         whole: bool,
         drop: bool = False,
-        watcher: Watcher | None = None,
+        watcher: TransitionWatcher | None = None,
     ) -> None:
         self.lanes, self.length = lanes, length
         self._steps, self._frames, self._whole, self._watcher = steps, frames, whole, watcher

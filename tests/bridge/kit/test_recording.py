@@ -25,9 +25,9 @@ from tidemill.bridge.kit.recording import (
     GroupSpec,
     Head,
     Observation,
+    RecordedRows,
     Recording,
-    Rows,
-    Writer,
+    RecordingWriter,
 )
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.worlds import corridor
@@ -168,7 +168,7 @@ def test_the_same_world_in_another_language_answers_as_recorded(tmp_path, native
 
 def test_a_tolerance_lets_numbers_differ(tmp_path):
     recorded(tmp_path / "r", "rich", actions=rich_actions)
-    writer, told = Writer(tmp_path / "other", "0", ""), []
+    writer, told = RecordingWriter(tmp_path / "other", "0", ""), []
     with Recording(tmp_path / "r") as recording:
         for number, exchange in enumerate(recording):
             asks, ends = exchange.steps["rich"]
@@ -247,8 +247,8 @@ def test_the_commands(tmp_path):
 # ---- files that lie --------------------------------------------------------------------
 
 GROUP = GroupSpec("g", 2, (Observation((2,), (), 0),), 1, ())
-ASK = Rows(struct.pack("<i", 7), bytes(4), (bytes(8),), b"")
-NONE = Rows(b"", b"", (b"",), b"")
+ASK = RecordedRows(struct.pack("<i", 7), bytes(4), (bytes(8),), b"")
+NONE = RecordedRows(b"", b"", (b"",), b"")
 FIRST = Exchange(0, b"", {}, b"", (GROUP,), {"g": (ASK, NONE)})
 NEXT = Exchange(0, b"", {"g": Actions(bytes(4), b"")}, b"", (), {"g": (ASK, NONE)})
 
@@ -332,7 +332,10 @@ def changed(record_, **fields):
             "flags have 2 bytes where 1",
         ),
         (
-            (HEAD, changed(FIRST, steps={"g": (Rows(bytes(12), bytes(12), (bytes(24),), b""), NONE)})),
+            (
+                HEAD,
+                changed(FIRST, steps={"g": (RecordedRows(bytes(12), bytes(12), (bytes(24),), b""), NONE)}),
+            ),
             "3 \\+ 0 rows",
         ),
         (
@@ -361,4 +364,4 @@ def test_what_is_no_file_is_refused(tmp_path):
         with pytest.raises(RecordingError):
             Recording(path)
     with pytest.raises(ConfigError, match="no recording can be written"):
-        Writer(tmp_path / "none" / "r", "0", "")
+        RecordingWriter(tmp_path / "none" / "r", "0", "")

@@ -13,7 +13,7 @@ def test_c_constants_csharp_constants_and_page_are_made_from_the_tables():
 
 def test_whatever_changes_in_a_table_changes_the_digest_and_what_is_made(monkeypatch):
     layout = tables.LAYOUTS["0"]
-    changed = dataclasses.replace(layout, header=(*layout.header, tables.Field("more", "i32")))
+    changed = dataclasses.replace(layout, header=(*layout.header, tables.TableField("more", "i32")))
     assert changed.digest != layout.digest
     monkeypatch.setitem(generate.LAYOUTS, "0", changed)
     assert set(generate.outdated()) == {generate.HEADER, generate.CONSTANTS, generate.PAGE}

@@ -4,7 +4,7 @@ whether it does its part of the bridge."""
 from collections.abc import Sequence
 
 from tidemill.bridge.kit.play import Program
-from tidemill.bridge.kit.points import POINTS, Found, Over, Point
+from tidemill.bridge.kit.points import POINTS, Findings, Over, Point
 from tidemill.bridge.kit.scenes import SCENES
 from tidemill.bridge.protocol.channels import Framing
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -24,7 +24,7 @@ def check_simulator(
             raise ConfigError(f'there is no point "{name}", {did_you_mean(name, POINTS)}')
     if not seconds > 0:
         raise ConfigError(f"seconds = {seconds} must be above 0")
-    found = Found()
+    found = Findings()
     for scene, points in SCENES.items():
         if only and not set(points) & set(only):
             continue

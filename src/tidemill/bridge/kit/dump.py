@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.image import LARGEST, Group, layout_of, read_header, read_image
-from tidemill.bridge.protocol.tables import CLOSE, LAYOUTS, QUERY, RESET, SIMULATOR, STEP, TRAINER, Layout
+from tidemill.bridge.protocol.image import LARGEST, GroupImage, layout_of, read_header, read_image
+from tidemill.bridge.protocol.tables import (
+    CLOSE,
+    LAYOUTS,
+    QUERY,
+    RESET,
+    SIMULATOR,
+    STEP,
+    TRAINER,
+    MemoryLayout,
+)
 from tidemill.bridge.trainer_side.steps import count
 from tidemill.core.errors import ImageError
 
@@ -122,7 +131,7 @@ def _layout_of(first: bytes, file: Path, header: Path | None) -> str:
     return name
 
 
-def _turn(layout: Layout, header: Mapping[str, int]) -> tuple[int | None, int]:
+def _turn(layout: MemoryLayout, header: Mapping[str, int]) -> tuple[int | None, int]:
     """Return whose turn it is, and the command, in the numbers of layout 0; None where
     both sides wait, which they do for an instant."""
     if layout.files == 1:
@@ -138,7 +147,7 @@ def _turn(layout: Layout, header: Mapping[str, int]) -> tuple[int | None, int]:
     return turn, command
 
 
-def _group(layout: Layout, memory: bytes, group: Group) -> Plain:
+def _group(layout: MemoryLayout, memory: bytes, group: GroupImage) -> Plain:
     spec, actions = group.spec, group.spec.action_spec
     about: Plain = {
         "name": group.name,
@@ -178,7 +187,7 @@ def _ordered(rows: Plain, **more: Any) -> Plain:
     }
 
 
-def _rows(memory: bytes, group: Group, counter: str, prefix: str, agent_id: str) -> Plain:
+def _rows(memory: bytes, group: GroupImage, counter: str, prefix: str, agent_id: str) -> Plain:
     rows, obs, place = count(memory, group, counter), [], group.places[prefix + "obs"]
     for observation in group.spec.observation_specs:
         obs.append(_block(memory, place, np.float32, rows, *observation.shape))
@@ -191,11 +200,11 @@ def _rows(memory: bytes, group: Group, counter: str, prefix: str, agent_id: str)
     }
 
 
-def _flags(memory: bytes, group: Group, name: str, rows: int) -> list[bool]:
+def _flags(memory: bytes, group: GroupImage, name: str, rows: int) -> list[bool]:
     return [flag != 0 for flag in memory[group.places[name] : group.places[name] + rows]]
 
 
-def _actions(memory: bytes, group: Group, rows: int) -> list[list[Any]]:
+def _actions(memory: bytes, group: GroupImage, rows: int) -> list[list[Any]]:
     """A row per agent: its continuous actions, then a choice per branch."""
     actions, places = group.spec.action_spec, group.places
     sizes = actions.continuous_size, len(actions.branches)

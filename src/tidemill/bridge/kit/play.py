@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Meeting, shared_folder
-from tidemill.bridge.protocol.image import Group, read_header, write_int
+from tidemill.bridge.protocol.image import GroupImage, read_header, write_int
 from tidemill.bridge.protocol.join import create_memory, join_memory
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps
 from tidemill.bridge.protocol.tables import CLOSE, LAYOUTS, STEP, TRAINER
@@ -49,7 +49,7 @@ class Program:
             raise ConfigError(f"deadline = {self.deadline} must be above 0")
 
 
-class Play:
+class SimulatorPlay:
     """One start of a simulator. A context manager; at its end the simulator is ended, and
     no file stays.
 
@@ -146,7 +146,7 @@ class Play:
 
     def act(
         self,
-        group: Group,
+        group: GroupImage,
         decisions: DecisionSteps,
         asks: NDArray[np.intp] | None,
         rows: int,
@@ -198,7 +198,7 @@ class Play:
             self.memory.close()
         self._meeting.leave()
 
-    def __enter__(self) -> "Play":
+    def __enter__(self) -> "SimulatorPlay":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.bridge.kit.play import Play, Program
+from tidemill.bridge.kit.play import Program, SimulatorPlay
 from tidemill.bridge.protocol.channels import Framing
 from tidemill.bridge.protocol.image import read_header, read_int
 from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE
@@ -158,7 +158,7 @@ class Over(Exception):
     """The simulator cannot be played any further."""
 
 
-class Found:
+class Findings:
     """What was seen so far."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Found:
         return Point(name, "pass", self._good[name]) if name in self._good else Point(name, "not seen", about)
 
     @contextmanager
-    def during(self, name: str, play: Play | None = None) -> Iterator[None]:
+    def during(self, name: str, play: SimulatorPlay | None = None) -> Iterator[None]:
         """Blame what goes wrong on a point, or on another one where the memory tells
         more; `Over` afterwards."""
         try:
@@ -196,7 +196,7 @@ class Found:
             raise Over from None
 
 
-def _blamed(play: Play, name: str) -> str:
+def _blamed(play: SimulatorPlay, name: str) -> str:
     """Return the point at which an image that cannot be is to be seen."""
     memory, layout = play.memory, play.layout
     if memory.data.closed:
@@ -216,4 +216,4 @@ def _blamed(play: Play, name: str) -> str:
     return "groups"
 
 
-Scene = Callable[[Program, Found, float, Framing], None]
+Scene = Callable[[Program, Findings, float, Framing], None]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from tidemill.bridge.kit.play import Program, draw_actions
-from tidemill.bridge.kit.recording import Actions, Exchange, Recording, Writer, group_spec, rows_of
+from tidemill.bridge.kit.recording import Actions, Exchange, Recording, RecordingWriter, group_spec, rows_of
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, RawChannels, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY, RESET, STEP
 from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.steps import complete
 from tidemill.bridge.world_side.bridge import Bridge
-from tidemill.bridge.world_side.requests import Requests, read_actions
+from tidemill.bridge.world_side.requests import WorldRequests, read_actions
 from tidemill.core.errors import PeerLost, SimulatorError
 
 
@@ -64,7 +64,7 @@ class RecordedSimulator(Simulator):
         self._said = STEP
         self._seen: set[str] = set()
         program = arguments[0] if arguments and str(arguments[0]).endswith((".py", ".exe")) else path
-        self._writer = Writer(Path(out), layout, Path(program).name if program else "", replace)
+        self._writer = RecordingWriter(Path(out), layout, Path(program).name if program else "", replace)
         try:
             super().__init__(path, arguments, layout=layout, channels=self._tap, **more)
         except BaseException:
@@ -149,7 +149,7 @@ def record(program: Program, out: Path, steps: int = 1000, seed: int = 0, replac
 
 
 @dataclass
-class Played:
+class PlaybackResult:
     """How a recording was played back.
 
     exchanges, recorded: how many were played, of how many
@@ -177,7 +177,7 @@ class Given:
         pass
 
 
-class Replay(Bridge):
+class Playback(Bridge):
     """A recording in the place of the simulator: the recorded answers, whatever the
     trainer does. Any layout will do.
 
@@ -196,9 +196,9 @@ class Replay(Bridge):
         self._numbers = [number for number, command in enumerate(recording.commands) if command != QUERY]
         self._commands = [recording.commands[number] for number in self._numbers]
         self._resets = [place for place, command in enumerate(self._commands) if command == RESET]
-        self.played = Played(0, len(self._numbers), 0, "")
+        self.played = PlaybackResult(0, len(self._numbers), 0, "")
 
-    def play(self) -> Played:
+    def play(self) -> PlaybackResult:
         """Play until the trainer closes, or nothing is left."""
         memory = self._memory
         assert memory is not None
@@ -269,9 +269,11 @@ class Replay(Bridge):
                 return
 
 
-def _filled(name: str, recording: Recording, decisions: DecisionSteps, terminals: TerminalSteps) -> Requests:
+def _filled(
+    name: str, recording: Recording, decisions: DecisionSteps, terminals: TerminalSteps
+) -> WorldRequests:
     """Return a group's rows."""
-    requests = Requests(name, recording.specs[name])
+    requests = WorldRequests(name, recording.specs[name])
     for steps, rows in ((decisions, requests.asks), (terminals, requests.ends)):
         taken = requests.take_many(steps.agent_id, rows)
         rows.reward[taken] = steps.reward
@@ -284,8 +286,8 @@ def _filled(name: str, recording: Recording, decisions: DecisionSteps, terminals
     return requests
 
 
-def replay(file: Path, memory_path: str | None = None) -> Played:
+def replay(file: Path, memory_path: str | None = None) -> PlaybackResult:
     """Play a recording in the place of a simulator; RecordingError where it cannot be
     read, or not be played in the trainer's layout."""
     with Recording(file) as recording:
-        return Replay(recording, memory_path).play()
+        return Playback(recording, memory_path).play()

@@ -62,7 +62,7 @@ class GroupSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     branches: tuple[int, ...]
 
 
-class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RecordedRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Agents that ask or end: agent_id i32 [n], reward f32 [n], obs f32 [n, *shape] each,
     flags u8: masks [n, B], or interrupted [n]."""
 
@@ -96,7 +96,7 @@ class Exchange(msgspec.Struct, tag="exchange", frozen=True, forbid_unknown_field
     actions: dict[str, Actions]
     came: bytes
     groups: tuple[GroupSpec, ...]
-    steps: dict[str, tuple[Rows, Rows]]
+    steps: dict[str, tuple[RecordedRows, RecordedRows]]
 
 
 class End(msgspec.Struct, tag="end", frozen=True, forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ class End(msgspec.Struct, tag="end", frozen=True, forbid_unknown_fields=True):
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Head | Exchange | End)
 
 
-class Writer:
+class RecordingWriter:
     """Writes a recording beside `path`, under which it appears, whole, with `close`.
     ConfigError where there is a file, unless it may be replaced."""
 
@@ -282,7 +282,7 @@ class Recording:
     def steps(self, exchange: Exchange, name: str) -> tuple[DecisionSteps, TerminalSteps]:
         """Return a group's steps in an exchange; nobody where the group was not there
         yet."""
-        none = Rows(b"", b"", (b"",) * len(self.specs[name].observation_specs), b"")
+        none = RecordedRows(b"", b"", (b"",) * len(self.specs[name].observation_specs), b"")
         return self._steps(str(self.path), name, exchange.steps.get(name, (none, none)))
 
     def actions(self, exchange: Exchange, name: str, agents: int) -> ActionTuple:
@@ -301,7 +301,9 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _steps(self, what: str, name: str, pair: tuple[Rows, Rows]) -> tuple[DecisionSteps, TerminalSteps]:
+    def _steps(
+        self, what: str, name: str, pair: tuple[RecordedRows, RecordedRows]
+    ) -> tuple[DecisionSteps, TerminalSteps]:
         spec, branches = self.specs[name], self.specs[name].action_spec.branches
         asks, ends = pair
         what = f'{what}, group "{name}"'
@@ -325,7 +327,7 @@ class Recording:
 
 
 def _block(
-    what: str, rows: Rows, spec: BehaviorSpec
+    what: str, rows: RecordedRows, spec: BehaviorSpec
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], list[NDArray[np.float32]]]:
     n = len(rows.agent_id) // 4
     if len(rows.obs) != len(spec.observation_specs):
@@ -363,10 +365,10 @@ def group_spec(name: str, spec: BehaviorSpec) -> GroupSpec:
     )
 
 
-def rows_of(steps: DecisionSteps | TerminalSteps) -> Rows:
+def rows_of(steps: DecisionSteps | TerminalSteps) -> RecordedRows:
     """Return steps as recordings have them."""
     marks = steps.interrupted if isinstance(steps, TerminalSteps) else steps.forbidden
     flags = b"" if marks is None else marks.astype(np.uint8).tobytes()
-    return Rows(
+    return RecordedRows(
         steps.agent_id.tobytes(), steps.reward.tobytes(), tuple(array.tobytes() for array in steps.obs), flags
     )

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import psutil
 
-from tidemill.bridge.kit.play import Play, Program
-from tidemill.bridge.kit.points import Found, Over, Scene
+from tidemill.bridge.kit.play import Program, SimulatorPlay
+from tidemill.bridge.kit.points import Findings, Over, Scene
 from tidemill.bridge.kit.watcher import Watcher
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Framing, RawBytes
 from tidemill.bridge.protocol.files import Meeting
-from tidemill.bridge.protocol.image import Group, groups_place, write_int
+from tidemill.bridge.protocol.image import GroupImage, groups_place, write_int
 from tidemill.bridge.protocol.tables import LAYOUTS, QUERY, RESET, STEP
 from tidemill.bridge.trainer_side.steps import complete, count, write_actions
 from tidemill.core.errors import PeerLost, TidemillError
@@ -34,11 +34,11 @@ _NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobo
 _TRIES = 300  # exchanges in which agents are to ask after a reset
 
 
-def _begin(program: Program, found: Found, framing: Framing) -> Watcher:
+def _begin(program: Program, found: Findings, framing: Framing) -> Watcher:
     """Start a simulator and reset it; the caller closes its play."""
     begun = time.monotonic()
     with found.during("start"):
-        play = Play(program)
+        play = SimulatorPlay(program)
     try:
         watcher = Watcher(play, found, framing)
         with found.during("start", play):
@@ -69,7 +69,7 @@ def _await_agents(watcher: Watcher) -> None:
 # ---- plain play ------------------------------------------------------------------------
 
 
-def plays(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+def plays(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
     """Everything that a well-behaved trainer does."""
     watcher = _begin(program, found, framing)
     with watcher.play:
@@ -142,7 +142,7 @@ class _Ran:
         return (self.run - was.run) / max(seconds - (self.wait - was.wait), 1e-3)
 
 
-def _running(play: Play) -> dict[str, _Ran]:
+def _running(play: SimulatorPlay) -> dict[str, _Ran]:
     """Return how each thread of the simulator ran until now; nothing where that cannot be
     known."""
     assert play.process is not None
@@ -229,7 +229,7 @@ def _spoils(watcher: Watcher) -> None:
         found.good("whole rows", f"{looked} rows")
 
 
-def _values(group: Group) -> list[tuple[int, int]]:
+def _values(group: GroupImage) -> list[tuple[int, int]]:
     """Return where observations, rewards and masks lie, and how many bytes they have."""
     most, symbols, places = group.spec.max_agents, group.symbols, group.places
     found = [
@@ -241,7 +241,7 @@ def _values(group: Group) -> list[tuple[int, int]]:
     return [*found, (places["masks"], most * symbols.get("B", 0))]
 
 
-def _whole(watcher: Watcher, group: Group) -> int:
+def _whole(watcher: Watcher, group: GroupImage) -> int:
     """Complain of values that were left as they had been spoilt; return how many rows
     there are."""
     data, spec = watcher.play.memory.data, group.spec
@@ -285,12 +285,12 @@ def _closes(watcher: Watcher) -> None:
         watcher.found.good("close", f"it {how}")
 
 
-def differs(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+def differs(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
     """A trainer of another make: its side channel begins otherwise, and it leaves
     deleting to the side that has not closed."""
     with found.during("start capacity"):
-        play = Play(program, other=True)
-    watcher = Watcher(play, Found(), framing)
+        play = SimulatorPlay(program, other=True)
+    watcher = Watcher(play, Findings(), framing)
     with play:
         with found.during("start capacity", play):
             watcher.look(play.answer())
@@ -308,7 +308,7 @@ def differs(program: Program, found: Found, seconds: float, framing: Framing) ->
 # ---- bad moves -------------------------------------------------------------------------
 
 
-def dies(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+def dies(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
     """A trainer that is killed: another process plays, and is."""
     settings = msgspec.json.encode(asdict(program)).decode()
     code = "from tidemill.bridge.kit.scenes import doomed; doomed()"
@@ -339,7 +339,7 @@ def dies(program: Program, found: Found, seconds: float, framing: Framing) -> No
 def doomed() -> None:
     """Be the trainer that is killed, with its simulator's settings on the command line;
     tell the simulator's process."""
-    play = Play(msgspec.json.decode(sys.argv[1], type=Program))
+    play = SimulatorPlay(msgspec.json.decode(sys.argv[1], type=Program))
     play.answer()
     play.exchange(RESET)
     play.memory.hand_over(STEP)
@@ -357,9 +357,9 @@ def _lives(number: int) -> bool:
         return False
 
 
-def hurries(program: Program, found: Found, seconds: float, framing: Framing) -> None:
+def hurries(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
     """A trainer that closes out of turn."""
-    watcher = _begin(program, Found(), framing)
+    watcher = _begin(program, Findings(), framing)
     with watcher.play as play:
         watcher.act()
         play.memory.hand_over(STEP)
@@ -376,8 +376,8 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
     """Return a scene in which the trainer does harm, and the simulator is to go on or to
     end with an error: neither to crash nor to hang."""
 
-    def scene(program: Program, found: Found, seconds: float, framing: Framing) -> None:
-        watcher = _begin(program, Found(), framing)
+    def scene(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
+        watcher = _begin(program, Findings(), framing)
         with watcher.play:
             watcher.act()
             if not harm(watcher):

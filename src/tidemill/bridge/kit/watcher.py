@@ -4,10 +4,10 @@ simulator."""
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.kit.play import Play
-from tidemill.bridge.kit.points import Found, Over
+from tidemill.bridge.kit.play import SimulatorPlay
+from tidemill.bridge.kit.points import Findings, Over
 from tidemill.bridge.protocol.channels import Channels, Framing
-from tidemill.bridge.protocol.image import Group
+from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.messages import ChannelError
 from tidemill.bridge.protocol.specs import BehaviorSpec, Bools, DecisionSteps, Ints, TerminalSteps
 from tidemill.bridge.protocol.tables import RESET, STEP
@@ -18,10 +18,10 @@ from tidemill.core.errors import EnvironmentFault, ImageError
 class Watcher:
     """Plays, and looks at all that comes after every answer."""
 
-    def __init__(self, play: Play, found: Found, framing: Framing) -> None:
+    def __init__(self, play: SimulatorPlay, found: Findings, framing: Framing) -> None:
         self.play, self.found = play, found
         self.rng = np.random.default_rng(0)
-        self.rows: dict[str, tuple[Group, DecisionSteps, TerminalSteps, NDArray[np.intp] | None]] = {}
+        self.rows: dict[str, tuple[GroupImage, DecisionSteps, TerminalSteps, NDArray[np.intp] | None]] = {}
         self._channels = Channels(framing=framing)
         self._known: dict[str, BehaviorSpec] = {}
         self._asked: dict[str, set[int]] = {}  # agents that asked and have not ended
@@ -114,7 +114,7 @@ class Watcher:
         if memory.groups and memory.generation:
             self.found.good("growth", "it made room for its groups")
 
-    def _see_rows(self, group: Group, command: int) -> int:
+    def _see_rows(self, group: GroupImage, command: int) -> int:
         """Look at a group's rows; return how many ask."""
         found, memory, layout, name = self.found, self.play.memory, self.play.layout, group.name
         none = np.empty(0, np.int32)
@@ -156,7 +156,7 @@ class Watcher:
             self._see_masks(group, decisions, rows if layout.files == 1 else len(decisions))
         return len(decisions)
 
-    def _see_flags(self, group: Group, rows: int) -> None:
+    def _see_flags(self, group: GroupImage, rows: int) -> None:
         data, places, layout = self.play.memory.data, group.places, self.play.layout
         if layout.files == 2:
             cut = data[places["interrupted"] : places["interrupted"] + count(data, group, "ended")]
@@ -180,7 +180,7 @@ class Watcher:
         if terminals.interrupted.any():
             self.found.good("interruptions", f"seen in exchange {self.exchanges}")
 
-    def _see_masks(self, group: Group, decisions: DecisionSteps, rows: int) -> None:
+    def _see_masks(self, group: GroupImage, decisions: DecisionSteps, rows: int) -> None:
         masks: list[Bools] = decisions.action_mask or []
         for branch, forbidden in enumerate(masks):
             stuck = forbidden.all(axis=1)

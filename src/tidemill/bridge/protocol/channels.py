@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from uuid import UUID
 
-from tidemill.bridge.protocol.messages import ChannelError, Reader, Writer
+from tidemill.bridge.protocol.messages import ChannelError, MessageReader, MessageWriter
 from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Sampler, Uniform, draw
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.tally import HOWS, How, Tally
@@ -57,8 +57,8 @@ class SideChannel:
             f"{type(self).__name__}: a message of {len(data)} bytes came from the side that should only read"
         )
 
-    def _reader(self, data: bytes) -> Reader:
-        return Reader(data, type(self).__name__)
+    def _reader(self, data: bytes) -> MessageReader:
+        return MessageReader(data, type(self).__name__)
 
     def _older(self) -> bytes | None:
         """Return the messages that are queued as the older framing has them, or None
@@ -134,7 +134,7 @@ class Channels:
         came before them was delivered."""
         if not data:
             return
-        reader = Reader(bytes(data), f'side channels (framing "{self.framing}" here)')
+        reader = MessageReader(bytes(data), f'side channels (framing "{self.framing}" here)')
         size = 16 if self.framing == "uuid" else 4
         while reader.left:
             key = reader.take(size)
@@ -178,7 +178,7 @@ class FloatProperties(SideChannel):
 
     def set(self, name: str, value: float) -> None:
         """Set a property on both sides; the other side sees it with the next turn."""
-        self.send(Writer().text(name).number(value).data)
+        self.send(MessageWriter().text(name).number(value).data)
         self.values[name] = value
 
     def get(self, name: str, default: float) -> float:
@@ -241,10 +241,10 @@ class EngineSettings(SideChannel):
         if not given.get("time_scale", 1.0) >= 0:
             raise ConfigError(f"time_scale = {given['time_scale']} must not be negative")
         if "width" in given:
-            self.send(Writer().integer(0).integer(given["width"]).integer(given["height"]).data)
+            self.send(MessageWriter().integer(0).integer(given["width"]).integer(given["height"]).data)
         for number, name in enumerate(self._ONE, 1):
             if name in given:
-                writer = Writer().integer(number)
+                writer = MessageWriter().integer(number)
                 self.send(
                     (writer.number(given[name]) if name == "time_scale" else writer.integer(given[name])).data
                 )
@@ -266,7 +266,9 @@ class EngineSettings(SideChannel):
             "target_frame_rate": -1,
             **known,
         }
-        writer = Writer().integer(known["width"]).integer(known["height"]).integer(known["quality_level"])
+        writer = (
+            MessageWriter().integer(known["width"]).integer(known["height"]).integer(known["quality_level"])
+        )
         return writer.number(known["time_scale"]).integer(known["target_frame_rate"]).data
 
     def receive(self, data: bytes) -> None:
@@ -355,7 +357,7 @@ class EnvironmentParameters(SideChannel):
         self._seeds[name], self._streams[name] = seed, random.Random(seed)
 
     def _encoded(self, name: str, value: float | Sampler, seed: int) -> bytes:
-        writer = Writer().text(name)
+        writer = MessageWriter().text(name)
         match value:
             case Uniform(low, high):
                 return writer.integer(1).integer(seed).integer(0).number(low).number(high).data
@@ -390,7 +392,7 @@ class Statistics(SideChannel):
         """Tell one value; `how` says what becomes of several within a summary."""
         if how not in HOWS:
             raise ConfigError(f'how = "{how}" is not known; {did_you_mean(how, HOWS)}')
-        self.send(Writer().text(name).number(value).integer(HOWS.index(how)).data)
+        self.send(MessageWriter().text(name).number(value).integer(HOWS.index(how)).data)
 
     def receive(self, data: bytes) -> None:
         reader = self._reader(data)

@@ -16,8 +16,8 @@ from tidemill.bridge.protocol.tables import (
     STEP,
     SYMBOLS,
     TRAINER,
-    Field,
-    Layout,
+    MemoryLayout,
+    TableField,
 )
 
 _BRIDGE = Path(__file__).parents[1]
@@ -194,7 +194,7 @@ def page() -> str:
     return "\n".join([*lines, "", _TURNS])
 
 
-def _layout_page(layout: Layout) -> Iterator[str]:
+def _layout_page(layout: MemoryLayout) -> Iterator[str]:
     where = "one file" if layout.files == 1 else "a header file and a body file"
     yield f"## Layout {layout.name}"
     yield ""
@@ -220,7 +220,7 @@ def _layout_page(layout: Layout) -> Iterator[str]:
             yield from _table(title, fields, start)
 
 
-def _table(title: str, fields: Sequence[Field], start: int | None) -> Iterator[str]:
+def _table(title: str, fields: Sequence[TableField], start: int | None) -> Iterator[str]:
     offset = start
     yield f"**{title}**"
     yield ""

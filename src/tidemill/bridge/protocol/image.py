@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from struct import Struct, unpack
 
 from tidemill.bridge.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from tidemill.bridge.protocol.tables import LAYOUTS, NAME_BYTES, SHAPE_NUMBERS, SPEC_NUMBERS, Layout
+from tidemill.bridge.protocol.tables import LAYOUTS, NAME_BYTES, SHAPE_NUMBERS, SPEC_NUMBERS, MemoryLayout
 from tidemill.core.errors import ConfigError, ImageError
 
 Memory = bytes | bytearray | mmap.mmap
@@ -19,7 +19,7 @@ LONGEST_NAME = NAME_BYTES - 1
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupImage:
     """A group as it lies in memory: `places` has the offset of each field, `end` is the
     offset behind it."""
 
@@ -30,7 +30,7 @@ class Group:
     end: int
 
 
-def check_spec(layout: Layout, name: str, spec: BehaviorSpec) -> None:
+def check_spec(layout: MemoryLayout, name: str, spec: BehaviorSpec) -> None:
     """Raise ConfigError where no group of that layout can be so."""
     actions = spec.action_spec
     what = f'world "{name}"'
@@ -77,15 +77,15 @@ def symbols_of(name: str, spec: BehaviorSpec) -> dict[str, int]:
     }
 
 
-def group_bytes(layout: Layout, name: str, spec: BehaviorSpec) -> int:
+def group_bytes(layout: MemoryLayout, name: str, spec: BehaviorSpec) -> int:
     """Return the size of a group."""
     symbols = symbols_of(name, spec)
     return sum(field.bytes(symbols) for field in layout.group)
 
 
 def write_group(
-    layout: Layout, memory: bytearray | mmap.mmap, start: int, name: str, spec: BehaviorSpec
-) -> Group:
+    layout: MemoryLayout, memory: bytearray | mmap.mmap, start: int, name: str, spec: BehaviorSpec
+) -> GroupImage:
     """Write what a group is at `start`, where all is zero as yet."""
     check_spec(layout, name, spec)
     actions, observations = spec.action_spec, spec.observation_specs
@@ -118,10 +118,10 @@ def write_group(
             for i, number in enumerate([value] if isinstance(value, int) else value or ()):
                 write_int(memory, place + 4 * i, number)
         place += field.bytes(symbols)
-    return Group(name, spec, symbols, places, place)
+    return GroupImage(name, spec, symbols, places, place)
 
 
-def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
+def read_group(layout: MemoryLayout, memory: Memory, start: int, limit: int) -> GroupImage:
     """Read the group at `start`, which must end at or before `limit`; ImageError where it
     cannot be one."""
     symbols: dict[str, int] = {}
@@ -150,7 +150,7 @@ def read_group(layout: Layout, memory: Memory, start: int, limit: int) -> Group:
         place += size
     observations = _observations(values)
     spec = BehaviorSpec(observations, ActionSpec(symbols["c"], values["branches"]), symbols["M"])
-    return Group(_name(values["name"], layout), spec, symbols, places, place)
+    return GroupImage(_name(values["name"], layout), spec, symbols, places, place)
 
 
 def _learn(name: str, values: Mapping[str, tuple[int, ...]], symbols: dict[str, int]) -> None:
@@ -184,7 +184,7 @@ def _at_least(least: int, name: str, value: int) -> int:
     return value
 
 
-def _name(raw: tuple[int, ...], layout: Layout) -> str:
+def _name(raw: tuple[int, ...], layout: MemoryLayout) -> str:
     text = bytes(raw) if layout.files == 2 else bytes(raw[1 : 1 + raw[0]])
     whole = layout.files == 2 or raw[0] == len(text)
     if (
@@ -216,7 +216,7 @@ def _observations(values: Mapping[str, tuple[int, ...]]) -> tuple[ObservationSpe
 
 
 @dataclass(frozen=True)
-class Image:
+class MemoryImage:
     """What memory holds at one moment.
 
     header, body: the fields of the header and of the side channel; `side_channel` are the
@@ -225,14 +225,14 @@ class Image:
     end: offset behind the last group, in the file that holds them
     """
 
-    layout: Layout
+    layout: MemoryLayout
     header: Mapping[str, int]
     side_channel: bytes
-    groups: tuple[Group, ...]
+    groups: tuple[GroupImage, ...]
     end: int
 
 
-def read_header(layout: Layout, memory: Memory) -> dict[str, int]:
+def read_header(layout: MemoryLayout, memory: Memory) -> dict[str, int]:
     """Read the header and check that it is one of this layout; ImageError otherwise."""
     if len(memory) < layout.header_bytes:
         raise ImageError(
@@ -298,15 +298,15 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def groups_place(layout: Layout, header: Mapping[str, int]) -> int:
+def groups_place(layout: MemoryLayout, header: Mapping[str, int]) -> int:
     """Return where the first group begins, in the file that holds them."""
     return layout.header_bytes + header["capacity"] + 4 if layout.files == 1 else header["capacity"]
 
 
-def read_groups(layout: Layout, header: Mapping[str, int], body: Memory) -> tuple[Group, ...]:
+def read_groups(layout: MemoryLayout, header: Mapping[str, int], body: Memory) -> tuple[GroupImage, ...]:
     """Read what all groups are, from the file that holds them."""
     place = groups_place(layout, header)
-    groups: dict[str, Group] = {}
+    groups: dict[str, GroupImage] = {}
     if layout.files == 1:
         limit, count = header["file_bytes"], int(read_int(body, place - 4)[0])
         if count < 0:
@@ -326,7 +326,7 @@ def read_groups(layout: Layout, header: Mapping[str, int], body: Memory) -> tupl
     return tuple(groups.values())
 
 
-def read_side_channel(layout: Layout, header: Mapping[str, int], body: Memory) -> bytes:
+def read_side_channel(layout: MemoryLayout, header: Mapping[str, int], body: Memory) -> bytes:
     """Return the side channel's data."""
     place = layout.header_bytes if layout.files == 1 else 0
     if place + header["capacity"] > len(body):
@@ -337,14 +337,14 @@ def read_side_channel(layout: Layout, header: Mapping[str, int], body: Memory) -
     return bytes(body[place + 4 : place + 4 + length])
 
 
-def read_image(layout: Layout, first: Memory, body: Memory | None = None) -> Image:
+def read_image(layout: MemoryLayout, first: Memory, body: Memory | None = None) -> MemoryImage:
     """Read an image: the file (layout 0), or header and body file."""
     header = read_header(layout, first)
     rest = first if layout.files == 1 else body
     if rest is None:
         raise ImageError(f"layout {layout.name} has two files: the header, and a body")
     groups = read_groups(layout, header, rest)
-    return Image(
+    return MemoryImage(
         layout,
         header,
         read_side_channel(layout, header, rest),

@@ -6,11 +6,11 @@ from tidemill.bridge.protocol.files import open_file
 from tidemill.bridge.protocol.image import layout_of
 from tidemill.bridge.protocol.memory import SharedMemory
 from tidemill.bridge.protocol.one_file import OneFile
-from tidemill.bridge.protocol.tables import LAYOUTS, SIMULATOR, Layout
+from tidemill.bridge.protocol.tables import LAYOUTS, SIMULATOR, MemoryLayout
 from tidemill.bridge.protocol.two_files import TwoFiles
 
 
-def create_memory(layout: Layout, path: Path, side: int) -> SharedMemory:
+def create_memory(layout: MemoryLayout, path: Path, side: int) -> SharedMemory:
     """Make the memory of a bridge; `side` has the first turn."""
     return (OneFile if layout.files == 1 else TwoFiles)(layout, path, side, create=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tidemill.bridge.protocol.handover import Turns
 from tidemill.bridge.protocol.image import (
     LARGEST,
-    Group,
+    GroupImage,
     check_spec,
     group_bytes,
     groups_place,
@@ -21,7 +21,7 @@ from tidemill.bridge.protocol.image import (
     write_int,
 )
 from tidemill.bridge.protocol.specs import BehaviorSpec
-from tidemill.bridge.protocol.tables import Layout
+from tidemill.bridge.protocol.tables import MemoryLayout
 from tidemill.core.errors import SimulatorError
 
 Look = Callable[[], None]
@@ -45,10 +45,10 @@ class SharedMemory(ABC):
     turns: Turns
     _header: dict[str, int]
 
-    def __init__(self, layout: Layout, path: Path, side: int) -> None:
+    def __init__(self, layout: MemoryLayout, path: Path, side: int) -> None:
         self.layout, self.path, self._side = layout, path, side
-        self.groups: tuple[Group, ...] = ()
-        self.named: dict[str, Group] = {}
+        self.groups: tuple[GroupImage, ...] = ()
+        self.named: dict[str, GroupImage] = {}
         self.generation = 0
         # where the side channel begins in `data`
         self._channel = layout.header_bytes if layout.files == 1 else 0
@@ -133,12 +133,12 @@ class SharedMemory(ABC):
         """The offset behind the last group."""
         return self.groups[-1].end if self.groups else groups_place(self.layout, self._header)
 
-    def _set_groups(self, groups: tuple[Group, ...]) -> None:
+    def _set_groups(self, groups: tuple[GroupImage, ...]) -> None:
         self.groups, self.named = groups, {group.name: group for group in groups}
         self.generation += 1
 
 
-def write_header(layout: Layout, memory: mmap.mmap) -> None:
+def write_header(layout: MemoryLayout, memory: mmap.mmap) -> None:
     """Write the header as it is at the start."""
     place = 0
     for field in layout.header:

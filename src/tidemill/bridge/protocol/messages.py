@@ -15,7 +15,7 @@ class ChannelError(SimulatorError):
     """Bytes of a side channel are torn, or not what their channel's format says."""
 
 
-class Reader:
+class MessageReader:
     """Reads a message piece by piece. Every method raises `ChannelError` where the bytes
     do not hold what was asked for."""
 
@@ -89,41 +89,41 @@ class Reader:
             )
 
 
-class Writer:
+class MessageWriter:
     """Makes a message piece by piece:
-    ``Writer().text("gravity").integer(0).number(9.81).data``."""
+    ``MessageWriter().text("gravity").integer(0).number(9.81).data``."""
 
     def __init__(self) -> None:
         self.data = b""
 
-    def _add(self, data: bytes) -> "Writer":
+    def _add(self, data: bytes) -> "MessageWriter":
         self.data += data
         return self
 
-    def boolean(self, value: bool) -> "Writer":
+    def boolean(self, value: bool) -> "MessageWriter":
         """Add a truth value."""
         return self._add(bytes([value]))
 
-    def integer(self, value: int) -> "Writer":
+    def integer(self, value: int) -> "MessageWriter":
         """Add an i32."""
         if not -(1 << 31) <= value < 1 << 31:
             raise ConfigError(f"{value} does not fit 32 bits")
         return self._add(struct.pack("<i", value))
 
-    def number(self, value: float) -> "Writer":
+    def number(self, value: float) -> "MessageWriter":
         """Add an f32."""
         if not abs(value) <= 3.4028234e38:
             raise ConfigError(f"{value} is no finite number of 32 bits")
         return self._add(struct.pack("<f", value))
 
-    def numbers(self, values: Sequence[float]) -> "Writer":
+    def numbers(self, values: Sequence[float]) -> "MessageWriter":
         """Add a list of f32."""
         self.integer(len(values))
         for value in values:
             self.number(value)
         return self
 
-    def text(self, value: str) -> "Writer":
+    def text(self, value: str) -> "MessageWriter":
         """Add a string, which must be ASCII."""
         if not value.isascii():
             raise ConfigError(

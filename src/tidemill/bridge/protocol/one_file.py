@@ -9,7 +9,7 @@ from tidemill.bridge.protocol.files import NEW_SUFFIX, create_file, open_file
 from tidemill.bridge.protocol.handover import Turns
 from tidemill.bridge.protocol.image import groups_place, read_groups, read_header, read_int, write_int
 from tidemill.bridge.protocol.memory import Look, SharedMemory, check_size, next_path, write_header
-from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE, COMMANDS, Layout
+from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE, COMMANDS, MemoryLayout
 from tidemill.core.errors import ImageError
 
 
@@ -17,7 +17,7 @@ class OneFile(SharedMemory):
     """Layout 0. `side` is TRAINER or SIMULATOR; the one that creates the memory has the
     first turn."""
 
-    def __init__(self, layout: Layout, path: Path, side: int, *, create: bool) -> None:
+    def __init__(self, layout: MemoryLayout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
         self._turn, self._command = layout.offset("turn"), layout.offset("command")
         self.turns = Turns(layout.word, self._turn, side)

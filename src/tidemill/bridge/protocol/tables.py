@@ -1,5 +1,5 @@
-"""The memory layouts as tables: one `Field` per field, in the order in which they lie in
-memory.
+"""The memory layouts as tables: one `TableField` per field, in the order in which they
+lie in memory.
 
 Everything that knows a layout takes it from here: the reader and the writer (`image`),
 the constants of the C and C# libraries, the page docs/simulator-memory.md and the digests
@@ -31,7 +31,7 @@ SYMBOLS = {
 
 
 @dataclass(frozen=True)
-class Field:
+class TableField:
     """A field: `count` items of `kind`. A count is a product of numbers and `SYMBOLS`;
     "C-4" alone is a difference."""
 
@@ -56,7 +56,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """A layout. `header` lies at the start of the first file; `side_channel`, and then
     the groups, follow it or lie in a file of their own.
 
@@ -72,16 +72,16 @@ class Layout:
     files: int
     version: tuple[int, ...]
     word: int
-    header: tuple[Field, ...]
-    side_channel: tuple[Field, ...]
-    spec: tuple[Field, ...]
-    agents: tuple[Field, ...]
-    terminations: tuple[Field, ...]
-    actions: tuple[Field, ...]
+    header: tuple[TableField, ...]
+    side_channel: tuple[TableField, ...]
+    spec: tuple[TableField, ...]
+    agents: tuple[TableField, ...]
+    terminations: tuple[TableField, ...]
+    actions: tuple[TableField, ...]
     hybrid: bool = False
 
     @property
-    def group(self) -> tuple[Field, ...]:
+    def group(self) -> tuple[TableField, ...]:
         """All fields of a group."""
         return self.spec + self.agents + self.terminations + self.actions
 
@@ -124,83 +124,85 @@ QUERY = 4  # no command of layout 0: a flag of layout 0.3.2
 TRAINER, SIMULATOR = 0, 1  # the turn byte of layout 0: whose turn it is
 
 _SIDE_CHANNEL = (
-    Field("side_channel_bytes", "i32", about="bytes of side-channel data now"),
-    Field("side_channel", "u8", "C-4", "side-channel data"),
+    TableField("side_channel_bytes", "i32", about="bytes of side-channel data now"),
+    TableField("side_channel", "u8", "C-4", "side-channel data"),
 )
-_MASKS = Field("masks", "u8", "M*B", "1: forbidden; a row per agent, branches side by side")
+_MASKS = TableField("masks", "u8", "M*B", "1: forbidden; a row per agent, branches side by side")
 _ROWS = (
-    Field("obs", "f32", "M*P", "a block per observation, one after another, each of M rows in C order"),
-    Field("reward", "f32", "M", "since the agent's last decision"),
+    TableField("obs", "f32", "M*P", "a block per observation, one after another, each of M rows in C order"),
+    TableField("reward", "f32", "M", "since the agent's last decision"),
 )
 
-_LAYOUT_0 = Layout(
+_LAYOUT_0 = MemoryLayout(
     name="0",
     files=1,
     version=(0,),
     word=8,
     header=(
-        Field("file_bytes", "i32", about="length of the file; written when a file is made", start=22),
-        Field("version", "i32", about="of the layout"),
-        Field("turn", "u8", about="1: the simulator's, 0: the trainer's"),
-        Field("command", "u8", about="0 step, 1 reset, 2 change file, 3 close"),
-        Field("capacity", "i32", about="C", start=4),
+        TableField("file_bytes", "i32", about="length of the file; written when a file is made", start=22),
+        TableField("version", "i32", about="of the layout"),
+        TableField("turn", "u8", about="1: the simulator's, 0: the trainer's"),
+        TableField("command", "u8", about="0 step, 1 reset, 2 change file, 3 close"),
+        TableField("capacity", "i32", about="C", start=4),
     ),
     side_channel=(
         *_SIDE_CHANNEL,
-        Field("groups", "i32", about="number of groups, which follow back to back"),
+        TableField("groups", "i32", about="number of groups, which follow back to back"),
     ),
     spec=(
-        Field("name", "u8", "64", "length (at most 63), ASCII characters, zeros"),
-        Field("max_agents", "i32", about="M"),
-        Field("continuous", "u8", about="1 continuous, 0 discrete actions"),
-        Field("action_size", "i32", about="a: number of continuous actions, or of branches"),
-        Field("branches", "i32", "nb", "branch sizes; none with continuous actions"),
-        Field("observations", "i32", about="K"),
-        Field("shapes", "i32", "K*3", "three numbers each; 0: no such dimension"),
+        TableField("name", "u8", "64", "length (at most 63), ASCII characters, zeros"),
+        TableField("max_agents", "i32", about="M"),
+        TableField("continuous", "u8", about="1 continuous, 0 discrete actions"),
+        TableField("action_size", "i32", about="a: number of continuous actions, or of branches"),
+        TableField("branches", "i32", "nb", "branch sizes; none with continuous actions"),
+        TableField("observations", "i32", about="K"),
+        TableField("shapes", "i32", "K*3", "three numbers each; 0: no such dimension"),
     ),
     agents=(
-        Field("agents", "i32", about="rows 0 to agents − 1 of what follows mean something, at most M"),
+        TableField("agents", "i32", about="rows 0 to agents − 1 of what follows mean something, at most M"),
         *_ROWS,
-        Field("done", "u8", "M", "the episode ended"),
-        Field("max_step", "u8", "M", "and was interrupted; such rows are done, too"),
-        Field("agent_id", "i32", "M"),
+        TableField("done", "u8", "M", "the episode ended"),
+        TableField("max_step", "u8", "M", "and was interrupted; such rows are done, too"),
+        TableField("agent_id", "i32", "M"),
         _MASKS,
     ),
     terminations=(),
-    actions=(Field("actions", "word", "M*a", "a row per agent; the trainer writes them"),),
+    actions=(TableField("actions", "word", "M*a", "a row per agent; the trainer writes them"),),
 )
 
 _HEADER_3 = (
-    Field("major", "i32"),
-    Field("minor", "i32", start=3),
-    Field("patch", "i32"),
-    Field("simulator_blocked", "u8", about="the simulator waits"),
-    Field("trainer_blocked", "u8", about="the trainer waits"),
-    Field("reset", "u8", about="the trainer asks for a reset; the simulator clears it"),
-    Field("closed", "u8", about="either side has closed"),
-    Field("body", "i32", about="number of the body file: the header's name and as many underscores", start=1),
-    Field("capacity", "i32", about="C", start=20),
-    Field("groups_bytes", "i32", about="bytes of the groups, which end where these are used up"),
+    TableField("major", "i32"),
+    TableField("minor", "i32", start=3),
+    TableField("patch", "i32"),
+    TableField("simulator_blocked", "u8", about="the simulator waits"),
+    TableField("trainer_blocked", "u8", about="the trainer waits"),
+    TableField("reset", "u8", about="the trainer asks for a reset; the simulator clears it"),
+    TableField("closed", "u8", about="either side has closed"),
+    TableField(
+        "body", "i32", about="number of the body file: the header's name and as many underscores", start=1
+    ),
+    TableField("capacity", "i32", about="C", start=20),
+    TableField("groups_bytes", "i32", about="bytes of the groups, which end where these are used up"),
 )
 _NAME_3 = (
-    Field("name_bytes", "u8", about="length of the name"),
-    Field("name", "u8", "name_bytes", "ASCII characters"),
+    TableField("name_bytes", "u8", about="length of the name"),
+    TableField("name", "u8", "name_bytes", "ASCII characters"),
 )
 _DECISIONS = (
-    Field("agents", "i32", about="agents that ask for a decision, at most M"),
+    TableField("agents", "i32", about="agents that ask for a decision, at most M"),
     *_ROWS,
-    Field("agent_id", "i32", "M"),
+    TableField("agent_id", "i32", "M"),
     _MASKS,
 )
 _TERMINATIONS = (
-    Field("ended", "i32", about="agents whose episode ended, at most M"),
-    Field("ended_obs", "f32", "M*P", "as above"),
-    Field("ended_reward", "f32", "M"),
-    Field("interrupted", "u8", "M", "1: interrupted, 0: ended"),
-    Field("ended_id", "i32", "M"),
+    TableField("ended", "i32", about="agents whose episode ended, at most M"),
+    TableField("ended_obs", "f32", "M*P", "as above"),
+    TableField("ended_reward", "f32", "M"),
+    TableField("interrupted", "u8", "M", "1: interrupted, 0: ended"),
+    TableField("ended_id", "i32", "M"),
 )
 
-_LAYOUT_3_0 = Layout(
+_LAYOUT_3_0 = MemoryLayout(
     name="0.3.0",
     files=2,
     version=(0, 3, 0),
@@ -213,37 +215,37 @@ _LAYOUT_3_0 = Layout(
     actions=_LAYOUT_0.actions,
 )
 
-_LAYOUT_3_2 = Layout(
+_LAYOUT_3_2 = MemoryLayout(
     name="0.3.2",
     files=2,
     version=(0, 3, 2),
     word=12,
     header=(
         *_HEADER_3[:2],
-        Field("patch", "i32", start=2),
+        TableField("patch", "i32", start=2),
         *_HEADER_3[3:],
-        Field("query", "u8", about="exchange side channels without a step; the simulator clears it"),
+        TableField("query", "u8", about="exchange side channels without a step; the simulator clears it"),
     ),
     side_channel=_SIDE_CHANNEL,
     spec=(
         *_NAME_3,
-        Field("max_agents", "i32", about="M"),
-        Field("observations", "i32", about="K"),
-        Field(
+        TableField("max_agents", "i32", about="M"),
+        TableField("observations", "i32", about="K"),
+        TableField(
             "observation_specs",
             "i32",
             "K*7",
             "each: shape (3; 0: no such dimension), a property of each dimension (3), type (1)",
         ),
-        Field("continuous_size", "i32", about="c"),
-        Field("branch_count", "i32", about="nb"),
-        Field("branches", "i32", "nb", "branch sizes"),
+        TableField("continuous_size", "i32", about="c"),
+        TableField("branch_count", "i32", about="nb"),
+        TableField("branches", "i32", "nb", "branch sizes"),
     ),
     agents=_DECISIONS,
     terminations=_TERMINATIONS,
     actions=(
-        Field("continuous_actions", "f32", "M*c", "a row per agent; the trainer writes them"),
-        Field("discrete_actions", "i32", "M*nb", "likewise"),
+        TableField("continuous_actions", "f32", "M*c", "a row per agent; the trainer writes them"),
+        TableField("discrete_actions", "i32", "M*nb", "likewise"),
     ),
     hybrid=True,
 )

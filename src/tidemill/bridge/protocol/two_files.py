@@ -9,7 +9,7 @@ from tidemill.bridge.protocol.files import NEW_SUFFIX, create_file, open_file
 from tidemill.bridge.protocol.handover import Turns
 from tidemill.bridge.protocol.image import groups_place, read_groups, read_header, write_int
 from tidemill.bridge.protocol.memory import Look, SharedMemory, check_size, next_path, write_header
-from tidemill.bridge.protocol.tables import CLOSE, QUERY, RESET, SIMULATOR, STEP, TRAINER, Layout
+from tidemill.bridge.protocol.tables import CLOSE, QUERY, RESET, SIMULATOR, STEP, TRAINER, MemoryLayout
 from tidemill.core.errors import ImageError
 
 _SETTLE = 0.5  # seconds that a simulator which joined has until it first waits
@@ -19,7 +19,7 @@ class TwoFiles(SharedMemory):
     """Layouts 0.3.0 and 0.3.2. `side` is TRAINER or SIMULATOR; the one that creates the
     memory has the first turn."""
 
-    def __init__(self, layout: Layout, path: Path, side: int, *, create: bool) -> None:
+    def __init__(self, layout: MemoryLayout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
         names = (
             "simulator_blocked",

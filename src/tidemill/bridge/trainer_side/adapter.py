@@ -101,7 +101,7 @@ def _checked(space: Space, value: Any, name: str, shape: tuple[int, ...]) -> NDA
     return array
 
 
-class Played:
+class SteppedSimulators:
     """Simulators whose exchanges are asked for one by one.
 
     groups: names of the groups that are played; agents of others act by zeros

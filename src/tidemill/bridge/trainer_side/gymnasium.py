@@ -18,12 +18,19 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
-from tidemill.bridge.trainer_side.adapter import Played, flatten, gymnasium_space, masks, nested, observed
+from tidemill.bridge.trainer_side.adapter import (
+    SteppedSimulators,
+    flatten,
+    gymnasium_space,
+    masks,
+    nested,
+    observed,
+)
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError, EnvironmentFault
 
 
-def _only(played: Played) -> str:
+def _only(played: SteppedSimulators) -> str:
     if len(played.groups) > 1:
         played.close()
         raise ConfigError(
@@ -42,7 +49,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
     def __init__(
         self, path: str | None = None, group: str | None = None, seed: int = 0, **settings: Any
     ) -> None:
-        self._played = Played(
+        self._played = SteppedSimulators(
             SimulatorEnvironment(path=path, **settings), None if group is None else [group], 1, seed
         )
         self.group = _only(self._played)
@@ -117,7 +124,7 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
             raise ConfigError(f'autoreset = "{autoreset}" must be "next-step" or "same-step"')
         self._same_step = autoreset == "same-step"
         config = SimulatorEnvironment(path=path, **settings)
-        self._played = Played(config, None if group is None else [group], simulators, seed)
+        self._played = SteppedSimulators(config, None if group is None else [group], simulators, seed)
         self.group = _only(self._played)
         tick = self._played.reset(None, None)[0]
         present = tick.present.reshape(simulators, -1)

@@ -11,7 +11,14 @@ from typing import Any
 import gymnasium
 from pettingzoo import ParallelEnv
 
-from tidemill.bridge.trainer_side.adapter import Played, flatten, gymnasium_space, masks, nested, observed
+from tidemill.bridge.trainer_side.adapter import (
+    SteppedSimulators,
+    flatten,
+    gymnasium_space,
+    masks,
+    nested,
+    observed,
+)
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import SchemaError, did_you_mean
 
@@ -28,7 +35,7 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
     metadata: dict[str, Any] = {"render_modes": [], "name": "simulator", "is_parallelizable": True}  # noqa: RUF012  as PettingZoo has it
 
     def __init__(self, path: str | None = None, seed: int = 0, **settings: Any) -> None:
-        self._played = played = Played(SimulatorEnvironment(path=path, **settings), None, 1, seed)
+        self._played = played = SteppedSimulators(SimulatorEnvironment(path=path, **settings), None, 1, seed)
         self.possible_agents = [name for names in played.names for name in names]
         self.agents: list[str] = []
         self._where = {

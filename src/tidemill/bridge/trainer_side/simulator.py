@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, Meeting, Watch, editor_path, shared_folder
-from tidemill.bridge.protocol.image import Group
+from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.join import create_memory
 from tidemill.bridge.protocol.memory import SharedMemory
 from tidemill.bridge.protocol.specs import (
@@ -52,7 +52,7 @@ class _State:
     """A group at this step: its steps once they were read, and whether actions were
     set."""
 
-    group: Group
+    group: GroupImage
     reader: StepReader
     steps: tuple[DecisionSteps, TerminalSteps] | None = None
     asks: NDArray[np.intp] | None = None  # the rows that ask for decisions, where they are not the first ones
@@ -346,7 +346,7 @@ class Simulator:
         if data and self._channels is not None:
             self._channels.incoming(data)
 
-    def _renewed(self, memory: SharedMemory, group: Group) -> _State:
+    def _renewed(self, memory: SharedMemory, group: GroupImage) -> _State:
         """A group of another place in memory, or a new one."""
         reader = StepReader(memory.layout, group)
         known = self._states.get(group.name)

@@ -8,16 +8,16 @@ import numpy as np
 from numpy import count_nonzero
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.image import Group, Memory, read_int
+from tidemill.bridge.protocol.image import GroupImage, Memory, read_int
 from tidemill.bridge.protocol.specs import ActionTuple, Bools, DecisionSteps, Floats, Ints, TerminalSteps
-from tidemill.bridge.protocol.tables import Layout
+from tidemill.bridge.protocol.tables import MemoryLayout
 from tidemill.core.errors import EnvironmentFault, ImageError, SchemaError
 
 
 class StepReader:
     """Reads a group's rows. What depends on the group alone is worked out once."""
 
-    def __init__(self, layout: Layout, group: Group) -> None:
+    def __init__(self, layout: MemoryLayout, group: GroupImage) -> None:
         self._group = group
         self._rows = _Block(group, "agents", "", "agent_id")
         self._ended = _Block(group, "ended", "ended_", "ended_id") if layout.files == 2 else None
@@ -78,7 +78,7 @@ class StepReader:
         return forbidden.reshape(rows, self._width)
 
 
-def count(memory: Memory, group: Group, name: str) -> int:
+def count(memory: Memory, group: GroupImage, name: str) -> int:
     """Return a number of rows, checked."""
     rows = int(read_int(memory, group.places[name])[0])
     if not 0 <= rows <= group.spec.max_agents:
@@ -97,7 +97,7 @@ def _copy(memory: Memory, place: int, shape: tuple[int, ...], dtype: Any) -> NDA
 class _Block:
     """A block of fields whose first n rows are read; `counter` holds n."""
 
-    def __init__(self, group: Group, counter: str, prefix: str, agent_id: str) -> None:
+    def __init__(self, group: GroupImage, counter: str, prefix: str, agent_id: str) -> None:
         self._group, self._counter = group, counter
         self._reward, self._agent_id = group.places[prefix + "reward"], group.places[agent_id]
         self._obs = []
@@ -131,7 +131,7 @@ class _Block:
 
 
 def write_actions(
-    memory: mmap.mmap, group: Group, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int
+    memory: mmap.mmap, group: GroupImage, action: ActionTuple, asks: NDArray[np.intp] | None, rows: int
 ) -> None:
     """Write the actions of all agents that ask; of `rows` rows those in `asks` do, where
     it is not None. The others get zeros."""
@@ -144,14 +144,14 @@ def write_actions(
             memory[place : place + array.nbytes] = array.data
 
 
-def write_action(memory: mmap.mmap, group: Group, action: ActionTuple, row: int) -> None:
+def write_action(memory: mmap.mmap, group: GroupImage, action: ActionTuple, row: int) -> None:
     """Write the action of one row; `action` has arrays of one row."""
     for place, array in _placed(group, action):
         if array.size:
             memory[place + row * array.nbytes : place + (row + 1) * array.nbytes] = array.data
 
 
-def clear_actions(memory: mmap.mmap, group: Group) -> None:
+def clear_actions(memory: mmap.mmap, group: GroupImage) -> None:
     """Write zeros for all rows there may be now."""
     rows = count(memory, group, "agents")
     actions = group.spec.action_spec
@@ -166,7 +166,7 @@ def clear_actions(memory: mmap.mmap, group: Group) -> None:
             memory[place : place + 4 * rows * width] = bytes(4 * rows * width)
 
 
-def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]:
+def _placed(group: GroupImage, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]:
     """Return where the first row of each array lies, and the array."""
     assert action.continuous is not None and action.discrete is not None
     places = group.places
@@ -177,7 +177,7 @@ def _placed(group: Group, action: ActionTuple) -> list[tuple[int, NDArray[Any]]]
     return [(places["continuous_actions"], action.continuous), (places["discrete_actions"], action.discrete)]
 
 
-def complete(group: Group, agents: int, action: ActionTuple) -> ActionTuple:
+def complete(group: GroupImage, agents: int, action: ActionTuple) -> ActionTuple:
     """Return the action as arrays of the right shape and type; SchemaError where it is
     not one for so many agents of the group."""
     if not isinstance(action, ActionTuple):
@@ -224,7 +224,7 @@ def as_array(what: str, given: Any) -> NDArray[Any]:
         ) from None
 
 
-def _array(group: Group, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
+def _array(group: GroupImage, what: str, given: Any, shape: tuple[int, int], dtype: Any) -> NDArray[Any]:
     if given is None:
         return np.zeros(shape, dtype)
     array = as_array(f'group "{group.name}": {what} actions', given)

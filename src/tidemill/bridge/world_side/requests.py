@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.image import Group, symbols_of, write_int
+from tidemill.bridge.protocol.image import GroupImage, symbols_of, write_int
 from tidemill.bridge.protocol.specs import BehaviorSpec, Floats, Ints
-from tidemill.bridge.protocol.tables import LAYOUTS, Layout
+from tidemill.bridge.protocol.tables import LAYOUTS, MemoryLayout
 from tidemill.core.errors import SchemaError, SimulatorError
 
 _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
 
 
-class Rows:
+class AgentRows:
     """The rows of agents that ask, or of agents that end. Rows 0 to n − 1 are of this
     exchange; all others are zero, so that whoever fills a row leaves nothing of the one
     before.
@@ -90,7 +90,7 @@ class Rows:
         return 2 * rows > self.most
 
 
-class Requests:
+class WorldRequests:
     """What a world tells in an exchange: `asks`, the rows of agents that ask, and `ends`,
     of those whose episode is over.
 
@@ -100,7 +100,7 @@ class Requests:
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
         self._name, self._most = name, spec.max_agents
-        self.asks, self.ends = Rows(name, spec), Rows(name, spec)
+        self.asks, self.ends = AgentRows(name, spec), AgentRows(name, spec)
         self.shared = False
         self._taken = count()  # rows of both, where they share
 
@@ -109,7 +109,7 @@ class Requests:
         self.shared = True
         self._taken = count(len(self))
 
-    def take(self, agent_id: int, rows: Rows) -> int:
+    def take(self, agent_id: int, rows: AgentRows) -> int:
         """Take one of these rows for an agent; SchemaError where none is left."""
         if not _LOWEST_ID <= agent_id <= _HIGHEST_ID:
             raise self._no_id(agent_id)
@@ -134,7 +134,7 @@ class Requests:
             raise self._no_id(ids[(ids < _LOWEST_ID) | (ids > _HIGHEST_ID)][0])
         return ids
 
-    def take_many(self, ids: NDArray[Any], rows: Rows) -> slice:
+    def take_many(self, ids: NDArray[Any], rows: AgentRows) -> slice:
         """Take such rows for many agents, from one thread."""
         taken = len(self) if self.shared else len(rows)
         if taken + len(ids) > self._most:
@@ -155,7 +155,7 @@ class Requests:
             f"{_HIGHEST_ID}"
         )
 
-    def _full(self, more: int, rows: Rows) -> SchemaError:
+    def _full(self, more: int, rows: AgentRows) -> SchemaError:
         what = "requests" if rows is self.asks else "ends of episodes"
         full = (
             f'world "{self._name}": {more} more {what} in this exchange than max_agents = {self._most} '
@@ -178,7 +178,7 @@ class Requests:
         self.ends.clear()
         self._taken = count()
 
-    def write(self, layout: Layout, memory: mmap.mmap, group: Group) -> Ints:
+    def write(self, layout: MemoryLayout, memory: mmap.mmap, group: GroupImage) -> Ints:
         """Write all rows; in layout 0 those that ask come first. Return who asks, in
         order. Errors: SchemaError where there are more than fit."""
         asks, ends = self.asks, self.ends
@@ -225,7 +225,7 @@ def _write(memory: mmap.mmap, place: int, array: NDArray[Any]) -> None:
         memory[place : place + array.nbytes] = array.data
 
 
-def read_actions(memory: mmap.mmap, group: Group, rows: int) -> tuple[Floats, Ints]:
+def read_actions(memory: mmap.mmap, group: GroupImage, rows: int) -> tuple[Floats, Ints]:
     """Return copies of the first rows' actions: continuous [rows, size], discrete [rows,
     branches]; SimulatorError where they cannot be."""
     spec, places = group.spec.action_spec, group.places

@@ -18,7 +18,7 @@ from tidemill.bridge.protocol.specs import (
     ObservationSpec,
 )
 from tidemill.bridge.protocol.tables import LAYOUTS
-from tidemill.bridge.world_side.requests import Requests, Rows
+from tidemill.bridge.world_side.requests import AgentRows, WorldRequests
 from tidemill.core.errors import SchemaError
 
 Heuristic = Callable[[Ints, list[Floats]], ActionTuple]
@@ -40,7 +40,7 @@ class Request:
 
     __slots__ = ("_row", "_rows", "_world")
 
-    def __init__(self, world: "World", rows: Rows, agent_id: int) -> None:
+    def __init__(self, world: "World", rows: AgentRows, agent_id: int) -> None:
         self._world, self._rows, self._row = world, rows, world.requests.take(agent_id, rows)
 
     def set_reward(self, reward: float) -> "Request":
@@ -112,7 +112,7 @@ class World:
         self.name = name
         self.spec = BehaviorSpec(specs, ActionSpec(continuous_size, tuple(branches)), max_agents)
         check_spec(LAYOUTS["0.3.2"], name, self.spec)
-        self.requests = Requests(name, self.spec)
+        self.requests = WorldRequests(name, self.spec)
         self._heuristic, self._on_action = heuristic, on_action
         self._none()
 
@@ -186,7 +186,7 @@ class World:
         return self._agents, self._continuous, self._discrete
 
     def _fill(
-        self, ids: NDArray[Any], rewards: ArrayLike, observations: Sequence[ArrayLike], rows: Rows
+        self, ids: NDArray[Any], rewards: ArrayLike, observations: Sequence[ArrayLike], rows: AgentRows
     ) -> slice:
         if len(observations) != len(rows.obs):
             raise SchemaError(

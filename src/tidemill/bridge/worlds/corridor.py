@@ -22,7 +22,7 @@ LEFT, RIGHT, PRESS = 1, 2, 1
 
 
 @dataclass
-class Agent:
+class Walker:
     """One agent: where it is, and at which end (-1, 1) it is to press."""
 
     number: int
@@ -47,7 +47,7 @@ class Corridor(Game):
     def __init__(self, seed: int, parameters: EnvironmentParameters, statistics: Statistics) -> None:
         super().__init__(seed, parameters, statistics)
         self.world = World("corridor", SLOTS, [(CELLS + 2,)], branches=(3, 2), heuristic=self.heuristic)
-        self._slots: list[Agent | None] = [None] * SLOTS
+        self._slots: list[Walker | None] = [None] * SLOTS
         self._wait = list(range(1, SLOTS + 1))
         self._number = 0
 
@@ -62,7 +62,7 @@ class Corridor(Game):
                 continue
             self._wait[slot] -= 1
             if self._wait[slot] == 0:
-                agent = Agent(self._number, 1 if self._draw(slot) & 1 else -1)
+                agent = Walker(self._number, 1 if self._draw(slot) & 1 else -1)
                 self._number += 1
                 self._slots[slot] = agent
                 self._ask(agent, 0.0)
@@ -70,7 +70,7 @@ class Corridor(Game):
     def _draw(self, slot: int) -> int:
         return int(self.randoms.next(np.array([slot]))[0])
 
-    def _act(self, slot: int, agent: Agent, move: int, press: int) -> None:
+    def _act(self, slot: int, agent: Walker, move: int, press: int) -> None:
         agent.steps += 1
         pressed = press == PRESS and agent.at_an_end
         reward = -0.02
@@ -89,13 +89,13 @@ class Corridor(Game):
         self.returns.append(agent.total)
         self._slots[slot], self._wait[slot] = None, 1 + self._draw(slot) % 4
 
-    def _ask(self, agent: Agent, reward: float) -> None:
+    def _ask(self, agent: Walker, reward: float) -> None:
         request = self._show(self.world.request_decision(agent.number), agent, reward)
         request.set_action_mask(0, [False, agent.cell == 0, agent.cell == CELLS - 1]).set_action_mask(
             1, [False, not agent.at_an_end]
         )
 
-    def _show(self, request: Request, agent: Agent, reward: float) -> Request:
+    def _show(self, request: Request, agent: Walker, reward: float) -> Request:
         return request.set_reward(reward).set_observation(0, agent.seen())
 
     def heuristic(self, ids: Ints, observations: list[Floats]) -> ActionTuple:

@@ -18,7 +18,7 @@ NEAR = 0.1
 LONGEST = 50
 
 
-class Field:
+class Square:
     """The square: positions and targets of all agents, [slots, 2] each, moved at once. It
     knows of no bridge."""
 
@@ -66,7 +66,7 @@ class Reach(Game):
     def __init__(self, seed: int, parameters: EnvironmentParameters, statistics: Statistics) -> None:
         super().__init__(seed, parameters, statistics)
         self.world = World("reach", SLOTS, [(4,)], continuous_size=2, heuristic=self.heuristic)
-        self.field = Field(self.randoms)
+        self.field = Square(self.randoms)
         self._playing = np.zeros(SLOTS, np.bool_)
         self._ids = np.arange(SLOTS)
         self._returns = np.zeros(SLOTS)
