@@ -20,7 +20,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import Clock
 from tidemill.core.schema import Field
-from tidemill.envs.scripted import Free, Scripted
+from tidemill.testing.scripted import Free, Scripted
 from tidemill.transports.local import local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec
 

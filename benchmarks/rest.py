@@ -95,7 +95,7 @@ def rate(url, seconds, server):
 
 def bare_sessions(url, form):
     """Return what makes sessions by their number, each as its `reset` and `step`."""
-    from tidemill.envs.rest.session import AsyncRemoteEnv, RemoteEnv
+    from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv
 
     host, kind = Rest(url=url).host(), AsyncRemoteEnv if form == "loop" else RemoteEnv
 

@@ -24,14 +24,14 @@ from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.config import WHEN, Config
 from tidemill.core.errors import ConfigError
-from tidemill.envs.rest.faults import Faults
-from tidemill.envs.scripted import Scripted, ScriptedEnvironment
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.torch_network import TorchNetwork
+from tidemill.remote.faults import Faults
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.streams.sources import Drawn
+from tidemill.testing.scripted import Scripted, ScriptedEnvironment
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.buffers import Buffers
 from tidemill.workers.environments import stack_frames

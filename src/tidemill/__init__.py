@@ -52,9 +52,7 @@ if TYPE_CHECKING:
     from tidemill.envs.asynchronous import Asynchronous as Asynchronous
     from tidemill.envs.atari import Atari as Atari
     from tidemill.envs.lanes import Gymnasium as Gymnasium
-    from tidemill.envs.openenv import OpenEnv as OpenEnv
     from tidemill.envs.pettingzoo import PettingZoo as PettingZoo
-    from tidemill.envs.rest.config import Rest as Rest
     from tidemill.envs.slots import Slots as Slots
     from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
     from tidemill.nets.actor_critic import ActorCritic as ActorCritic
@@ -62,6 +60,8 @@ if TYPE_CHECKING:
     from tidemill.nets.recurrent import RecurrentActorCritic as RecurrentActorCritic
     from tidemill.nets.squashed_gaussian import SquashedGaussian as SquashedGaussian
     from tidemill.nets.torch_network import TorchNetwork as TorchNetwork
+    from tidemill.remote.openenv import OpenEnv as OpenEnv
+    from tidemill.remote.rest_config import Rest as Rest
     from tidemill.replay.prioritised import PrioritisedReplay as PrioritisedReplay
     from tidemill.replay.priority_queue import PriorityQueue as PriorityQueue
     from tidemill.replay.queue import Queue as Queue
@@ -110,9 +110,7 @@ _NAMES = {
     "tidemill.envs.asynchronous": "Asynchronous",
     "tidemill.envs.atari": "Atari",
     "tidemill.envs.lanes": "Gymnasium",
-    "tidemill.envs.openenv": "OpenEnv",
     "tidemill.envs.pettingzoo": "PettingZoo",
-    "tidemill.envs.rest.config": "Rest",
     "tidemill.envs.slots": "Slots",
     "tidemill.envs.vector": "GymnasiumVector",
     "tidemill.nets.actor_critic": "ActorCritic",
@@ -120,6 +118,8 @@ _NAMES = {
     "tidemill.nets.recurrent": "RecurrentActorCritic",
     "tidemill.nets.squashed_gaussian": "SquashedGaussian",
     "tidemill.nets.torch_network": "TorchNetwork",
+    "tidemill.remote.openenv": "OpenEnv",
+    "tidemill.remote.rest_config": "Rest",
     "tidemill.replay.prioritised": "PrioritisedReplay",
     "tidemill.replay.priority_queue": "PriorityQueue",
     "tidemill.replay.queue": "Queue",
@@ -140,7 +140,7 @@ _NAMES = {
     "tidemill.workers.trainer_config": "Trainer",
 }
 # Names that are no longer public: environments for tests.
-_OTHERS = {"tidemill.envs.scripted": "Free Scripted"}
+_OTHERS = {"tidemill.testing.scripted": "Free Scripted"}
 _MODULES = {
     name: module for table in (_NAMES, _OTHERS) for module, names in table.items() for name in names.split()
 }

@@ -11,11 +11,11 @@ import sys
 import numpy as np
 import pytest
 from tests.cli.test_cli import refused, tidemill
-from tests.envs.rest.served import Ledger, serving
+from tests.remote.served import Ledger, serving
 
 from tidemill.envs.atari import Atari
-from tidemill.envs.rest.config import Rest
-from tidemill.envs.rest.session import RemoteEnv
+from tidemill.remote.rest_config import Rest
+from tidemill.remote.session import RemoteEnv
 
 
 def test_a_served_environment_is_trained_on_and_its_server_counts_every_step(tmp_path):

@@ -18,6 +18,11 @@ def test_an_old_name_imports_the_module_of_the_new_name(old: str) -> None:
     assert import_module(MOVED[old]).__name__ == MOVED[old]
 
 
+def test_a_module_of_a_package_that_moved_is_the_same_module() -> None:
+    with pytest.warns(DeprecationWarning, match="tidemill.remote.session now"):
+        assert import_module("tidemill.envs.rest.session") is import_module("tidemill.remote.session")
+
+
 def test_an_unknown_module_is_still_unknown() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"tidemill\.bridge\.nothing"):
         import_module("tidemill.bridge.nothing")

@@ -10,7 +10,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.config import Config, decode, members
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import HIDDEN, check_revealed, hide, hide_words, known, mask, reveal, says_secret
-from tidemill.envs.rest.config import Rest, token_of
+from tidemill.remote.rest_config import Rest, token_of
 from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.workers.said import Listener
 

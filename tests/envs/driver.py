@@ -7,7 +7,7 @@ import numpy as np
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.schema import poison
-from tidemill.envs.check import sample_actions
+from tidemill.testing.check_env import sample_actions
 
 
 @dataclass

@@ -170,7 +170,7 @@ class Stubborn(Slow):
 
 
 def test_one_that_does_not_let_itself_be_broken_off_is_closed_when_it_has_ended(monkeypatch):
-    monkeypatch.setattr("tidemill.envs.tasks.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.envs.lane_coroutines.CLOSE_SECONDS", 0.05)
     loop = Loop.take()  # of other environments
     envs = [Slow(), Stubborn()]
     driver = Driver(AsyncLanes(envs, CARTPOLE, 3))

@@ -21,7 +21,7 @@ from tidemill.core.source import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.making import close_all
+from tidemill.envs.parallel_build import close_all
 from tidemill.envs.slots import Slots
 from tidemill.replay_training.actors import ReplayActors
 from tidemill.workers.actor import Actors, AgentSpec
@@ -257,7 +257,7 @@ class AsyncClinging:
 def test_environments_that_hang_are_waited_for_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("tidemill.envs.lane_threads.CLOSE_SECONDS", 0.5)
     inner = (
         Gymnasium(make=f"{__file__}:Clinging", threads=1)
         if kind == "threads"

@@ -273,7 +273,9 @@ def test_configurations_are_plain_data():
 def test_importing_configurations_imports_no_simulator_and_no_torch():
     code = (
         "import sys\n"
-        "from tidemill.envs import atari, check, lanes, scripted, vector\nfrom tidemill.run import resolve\n"
+        "from tidemill.envs import atari, lanes, vector\n"
+        "from tidemill.testing import check_env, scripted\n"
+        "from tidemill.presets import environment_names\n"
         "print([m for m in ('gymnasium', 'torch', 'ale_py', 'mujoco') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -21,10 +21,10 @@ from tidemill import Actors, AgentSpec, Experiment, Limits, PettingZoo
 from tidemill.api.spaces import Box, Dict, Discrete, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.check import check_environment
+from tidemill.envs.aec import TurnLanes
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.envs.turns import TurnLanes
 from tidemill.presets.experiments import experiment_for, kinds_of
+from tidemill.testing.check_env import check_environment
 from tidemill.trained.evaluate import evaluate
 from tidemill.trained.load import LoadedPolicy
 from tidemill.trained.play import play

@@ -6,8 +6,8 @@ from tests.envs.games import __file__ as games
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
-from tidemill.envs.scripted import Free, Scripted
 from tidemill.envs.vector import GymnasiumVector
+from tidemill.testing.scripted import Free, Scripted
 
 
 @pytest.mark.parametrize(

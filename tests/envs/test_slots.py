@@ -17,7 +17,7 @@ from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.making import close_all
+from tidemill.envs.parallel_build import close_all
 from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
 
@@ -184,7 +184,7 @@ def hung(**settings: Any) -> tuple[Environment, Login]:
 
 
 def test_what_hung_is_closed_by_its_own_thread_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.envs.lane_threads.CLOSE_SECONDS", 0.05)
     slot, stuck = hung()
     assert not slot.wait_closed(0.2) and not stuck.closed and stuck in Login.open
     stuck.freed.set()
@@ -197,8 +197,8 @@ def test_what_hung_is_closed_by_its_own_thread_when_it_comes_back(monkeypatch: p
 def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr("tidemill.envs.crew.CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr("tidemill.envs.making.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
+    monkeypatch.setattr("tidemill.envs.lane_threads.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("tidemill.envs.parallel_build.LEAVE_SECONDS", 20.0 if seconds < 1 else 0.2)
     slot, stuck = hung()
     coming_back = threading.Timer(seconds, stuck.freed.set)
     coming_back.start()

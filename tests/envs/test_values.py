@@ -12,17 +12,17 @@ from tests.envs.driver import Driver
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tidemill.core.errors import EnvironmentFault
-from tidemill.envs.agents import Sight
+from tidemill.envs.aec import TurnLanes
 from tidemill.envs.asynchronous import AsyncLanes
-from tidemill.envs.check import check_environment
 from tidemill.envs.faults import TickCheck
 from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.multi_agent import Sight
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.sharing import TICKS
 from tidemill.envs.slots import Slots
 from tidemill.envs.spaces import from_gymnasium
-from tidemill.envs.turns import TurnLanes
 from tidemill.envs.vector import VectorLanes
+from tidemill.testing.check_env import check_environment
 
 CASES = odd.cases()
 

@@ -8,9 +8,9 @@ import pytest
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.errors import ConfigError
-from tidemill.envs.scripted import Scripted
 from tidemill.envs.step_limit import StepLimit
 from tidemill.envs.wrapper import Wrapper
+from tidemill.testing.scripted import Scripted
 
 METHODS = [name for name, _ in inspect.getmembers(Environment, inspect.isfunction) if name[0] != "_"]
 

@@ -4,8 +4,8 @@ from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.rest.config import Rest
 from tidemill.presets.environment_names import environment_from
+from tidemill.remote.rest_config import Rest
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from tidemill import Gymnasium, SimulatorEnvironment
 from tidemill.cli.main import app
-from tidemill.envs.check import Finding
 from tidemill.presets.trainable import training
+from tidemill.testing.check_env import Finding
 
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from pettingzoo import AECEnv, ParallelEnv
-from tests.envs.rest.served import client, serving
+from tests.remote.served import client, serving
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import (

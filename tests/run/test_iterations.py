@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.envs.rest.served import client, serving
+from tests.remote.served import client, serving
 from tests.run.test_limited import FILE, limited, run
 
 from tidemill import Asynchronous, Experiment, Gymnasium, Slots

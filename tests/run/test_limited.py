@@ -58,7 +58,7 @@ limited = load_file(FILE, "test")
 @pytest.fixture(autouse=True)
 def nobody_waits_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does so for ever here."""
-    monkeypatch.setattr("tidemill.envs.making.LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr("tidemill.envs.parallel_build.LEAVE_SECONDS", 0.0)
 
 
 def run(experiment: Experiment, folder: Path, launch: str = "inline") -> dict[str, Any]:

@@ -21,8 +21,8 @@ from tidemill import (
     PolicyWorkers,
     Trainer,
 )
-from tidemill.envs.check import check_environment
 from tidemill.layouts.probe import measure
+from tidemill.testing.check_env import check_environment
 
 STEPS = 10  # of an episode; each pays 1 for the right action
 

@@ -3,12 +3,12 @@
 import re
 
 from tests.cli.test_cli import tidemill
-from tests.envs.rest.served import serving
+from tests.remote.served import serving
 
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.openenv import OpenEnv
-from tidemill.envs.rest.config import Rest
 from tidemill.presets.experiments import dqn, ppo
+from tidemill.remote.openenv import OpenEnv
+from tidemill.remote.rest_config import Rest
 from tidemill.run.remarks import remarks
 from tidemill.run.runners import with_slots
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from tests.envs.rest.served import Ledger, Script, applied, client, serving
+from tests.remote.served import Ledger, Script, applied, client, serving
 from tests.run.test_limited import check_counts, limited, run
 
 from tidemill import Slots
@@ -38,8 +38,8 @@ def experiment(server, form, steps, slots=4, **settings):
 
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch):
-    monkeypatch.setattr("tidemill.envs.rest.calls.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tidemill.envs.rest.session.CLOSE_SECONDS", 20.0)
+    monkeypatch.setattr("tidemill.remote.calls.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 20.0)
 
 
 @pytest.mark.parametrize("form", ["threads", "loop"])

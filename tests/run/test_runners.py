@@ -131,7 +131,7 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
             module.Walk.steps = 0
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, backoff_s=0.2, failures=3)
-    monkeypatch.setattr("tidemill.envs.making.LEAVE_SECONDS", 0.0)  # it hangs for ever
+    monkeypatch.setattr("tidemill.envs.parallel_build.LEAVE_SECONDS", 0.0)  # it hangs for ever
     made = limited.experiment(environment=environment, slots=1, max_no_progress_s=3.0)
     runner = AsyncTrainRunner(made, num_slots=1, num_iterations=2, training_steps=20, evaluation_steps=10)
     assert runner.run(tmp_path / "run", source=FILE).summary["env_steps"] == 40

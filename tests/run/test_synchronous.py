@@ -12,10 +12,10 @@ from tests.run.watching import EXPERIMENTS, wait_until
 from tidemill import PPO, ActorCritic, RecurrentActorCritic
 from tidemill.api.experiment import Experiment
 from tidemill.core.source import load_file
-from tidemill.envs.scripted import Scripted, reward_of
 from tidemill.run.control import tell
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
+from tidemill.testing.scripted import Scripted, reward_of
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -27,9 +27,9 @@ from tidemill import (
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
-from tidemill.envs.scripted import reward_of
 from tidemill.envs.step_limit import StepLimit
 from tidemill.run.folder import RunFolder
+from tidemill.testing.scripted import reward_of
 from tidemill.trained.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
 
 

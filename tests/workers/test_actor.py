@@ -13,7 +13,7 @@ from tests.workers.world import OFFSET, Known, Marked, World, check_samples
 from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.envs.scripted import ScriptedEnvironment
+from tidemill.testing.scripted import ScriptedEnvironment
 from tidemill.workers import actor, actor_memory
 from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
 

@@ -14,8 +14,8 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
-from tidemill.envs.scripted import reward_of
 from tidemill.streams.samples import NullSampleProducer
+from tidemill.testing.scripted import reward_of
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.blocks import Terms, sizes
 from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_blocks

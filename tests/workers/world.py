@@ -14,7 +14,7 @@ from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Field, Schema, poison, schema_of
-from tidemill.envs.scripted import Scripted, ScriptedEnvironment, reward_of
+from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
 from tidemill.transports.local import LocalEndpoints, LocalLink, local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.blocks import Columns

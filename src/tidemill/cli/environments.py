@@ -14,7 +14,7 @@ from tidemill.cli.named import EnvArg, Trained, environments, pairs, settings
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemill.envs.check import Finding
+    from tidemill.testing.check_env import Finding
 
 
 @friendly
@@ -25,8 +25,8 @@ def check_env(
 ) -> None:
     """Look an environment over before training on it: spaces, what can be trained,
     values, resets, determinism, speed."""
-    from tidemill.envs.check import check_environment
     from tidemill.presets.trainable import training
+    from tidemill.testing.check_env import check_environment
 
     failed = [
         not _passed(check_environment(environment, seed, look=training))
@@ -100,10 +100,10 @@ def doctor_env(
 ) -> None:
     """Look an environment server over: latency, how much at a time, repeats, determinism;
     and say how many slots and which deadlines fit."""
-    from tidemill.envs.rest.config import Rest
+    from tidemill.remote.rest_config import Rest
 
     try:
-        from tidemill.envs.rest.doctor import examine
+        from tidemill.remote.doctor import examine
     except ImportError as error:
         raise ConfigError(
             f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})'

@@ -32,9 +32,9 @@ def serve(
             '"FILE.py:NAME", "ALE/Pong-v5"'
         )
     try:
-        from tidemill.envs.rest.faults import Dice, Faults
-        from tidemill.envs.rest.server import Server
-        from tidemill.envs.rest.sessions import Sessions
+        from tidemill.remote.faults import Dice, Faults
+        from tidemill.remote.server import Server
+        from tidemill.remote.server_sessions import Sessions
     except ImportError as error:
         raise ConfigError(
             'serving environments needs a package that is not installed: pip install "tidemill[rest]" '

@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -26,6 +25,12 @@ MOVED = {
     "tidemill.core.checkpoint": "tidemill.store.checkpoint",
     "tidemill.core.query": "tidemill.store.query",
     "tidemill.core.versions": "tidemill.store.parameter_database",
+    "tidemill.envs.check": "tidemill.testing.check_env",
+    "tidemill.envs.openenv": "tidemill.remote.openenv",
+    "tidemill.envs.rest": "tidemill.remote",
+    "tidemill.envs.rest.config": "tidemill.remote.rest_config",
+    "tidemill.envs.rest.sessions": "tidemill.remote.server_sessions",
+    "tidemill.envs.scripted": "tidemill.testing.scripted",
     "tidemill.run.arrange": "tidemill.layouts.auto_layout",
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",
@@ -40,23 +45,34 @@ MOVED = {
 }
 
 
-class MovedModules(MetaPathFinder, Loader):
-    """The finder that is asked last: it answers the old names in `MOVED`."""
+class MovedModules:
+    """The finder of modules by their old names. It is asked before all others, which
+    would find the modules of a moved package a second time."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what loads a moved module, and None for all other names."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        return ModuleSpec(fullname, self) if new_name(fullname) else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make the module that `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module of the new name in the place of the old one."""
-        old, new = module.__name__, MOVED[module.__name__]
+        old, new = module.__name__, new_name(module.__name__)
         warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
         sys.modules[old] = import_module(new)
+
+
+def new_name(old: str) -> str:
+    """Return the new name of a module, or of one in a package that moved; "" for
+    others."""
+    package, _, module = old.rpartition(".")
+    return MOVED.get(old) or (f"{MOVED[package]}.{module}" if package in MOVED else "")
 
 
 def find_moved_modules() -> None:
     """Let the old names be imported in this process."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())

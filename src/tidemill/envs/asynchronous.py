@@ -13,10 +13,10 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.source import load_attribute, name_of_code
-from tidemill.envs.crew import CLOSE_SECONDS
+from tidemill.envs.lane_coroutines import Tasks
+from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
 from tidemill.envs.registry import call_maker
-from tidemill.envs.tasks import Tasks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.core.errors import EnvironmentFault
-from tidemill.envs.agents import MASK, OWN, AgentLanes, picker
 from tidemill.envs.faults import FLAGS
-from tidemill.envs.leaves import brief
+from tidemill.envs.multi_agent import MASK, OWN, AgentLanes, picker
+from tidemill.envs.space_io import brief
 
 
 class ParallelLanes(AgentLanes):

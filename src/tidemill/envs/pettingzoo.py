@@ -15,11 +15,11 @@ from tidemill.api.outside import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.source import import_module, load_attribute, name_of_code
-from tidemill.envs.agents import AgentLanes, Sight
+from tidemill.envs.aec import TurnLanes
+from tidemill.envs.multi_agent import AgentLanes, Sight
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.registry import call_maker, pictures
 from tidemill.envs.spaces import from_gymnasium
-from tidemill.envs.turns import TurnLanes
 
 _INSTALL = {  # by the start of a module's name, longer ones first: what pip installs
     "pettingzoo.atari": "pettingzoo[atari]",

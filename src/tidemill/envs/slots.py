@@ -25,7 +25,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
-from tidemill.envs.making import Making
+from tidemill.envs.parallel_build import Making
 from tidemill.envs.wrapper import Wrapper
 
 

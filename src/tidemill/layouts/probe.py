@@ -40,9 +40,9 @@ from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.source import begin_to_work, load_file, own_path, travel
 from tidemill.core.threads import limit_threads
-from tidemill.envs.check import keep_allowed, sample_actions
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.layout import COLD, Costs, waits
+from tidemill.testing.check_env import keep_allowed, sample_actions
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.environments import seen_by

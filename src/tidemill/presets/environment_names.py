@@ -15,7 +15,7 @@ from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
-from tidemill.envs.rest.config import Rest
+from tidemill.remote.rest_config import Rest
 
 
 def environment_from(

@@ -16,11 +16,11 @@ from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
-from tidemill.envs.rest.config import Rest
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.encoders import SMALLEST_IMAGE
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.remote.rest_config import Rest
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.actors import ReplayActors

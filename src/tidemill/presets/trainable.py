@@ -4,10 +4,10 @@
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.envs.check import Finding
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.testing.check_env import Finding
 from tidemill.workers.stepwise import stepwise_obstacle
 
 _OWN = (

@@ -22,7 +22,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.core.rings import Together
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.making import close_all, make_all
+from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription

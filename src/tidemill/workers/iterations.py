@@ -20,7 +20,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.making import close_all, make_all
+from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer

@@ -1,0 +1,400 @@
+"""Copies of an environment of several agents, stepped one after the other inside `send`:
+what PettingZoo's two kinds have in common.
+
+Python is paid per lane, and per agent where the environment is Python per agent anyway;
+what the agents see becomes rows by a few calls for all of them. A seat, here, is lane · A
++ agent over *all* agents of the environment; a group picks those of its own agents.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.schema import Arrays
+from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
+from tidemill.envs.options import take_options
+from tidemill.envs.registry import fps_of
+from tidemill.envs.sharing import Sharing
+from tidemill.envs.space_io import LeafReader, LeafWriter
+from tidemill.envs.spaces import nest, paths
+
+# where the parts of an observation come from
+OWN, MASK, STATE = "own observation", "action mask", "global state"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one agent sees.
+
+    own: its own observation
+    mask: an action mask that comes in its info: part ``action_mask``; None where there is
+        none, or the observation holds it
+    state: the environment's global state: part ``global_state``; None where it was not
+        asked for
+    """
+
+    own: Space
+    mask: Box | None = None
+    state: Box | None = None
+
+    def space(self) -> Space:
+        """Return the observation's space: `own`, or a Dict of it (its parts, or
+        ``observation``) and what is added."""
+        added = {
+            name: part
+            for name, part in (("action_mask", self.mask), ("global_state", self.state))
+            if part is not None
+        }
+        if not added:
+            return self.own
+        parts = dict(self.own.spaces) if isinstance(self.own, Dict) else {"observation": self.own}
+        for name in added:
+            if name in parts:
+                raise ConfigError(f'the observation has a part "{name}" already; leave state out')
+        return Dict({**parts, **added})
+
+    def readers(self) -> list[tuple[str, LeafReader]]:
+        """Return the leaves of the observation, each with where it comes from."""
+        plain = self.mask is self.state is None
+        own = leaves(self.own, "obs" if plain or isinstance(self.own, Dict) else "obs.observation")
+        found = [
+            (OWN, LeafReader(name, path, leaf))
+            for (name, leaf), path in zip(own.items(), paths(self.own), strict=True)
+        ]
+        if self.mask is not None:
+            found.append((MASK, LeafReader("obs.action_mask", (), self.mask)))
+        if self.state is not None:
+            found.append((STATE, LeafReader("obs.global_state", (), self.state)))
+        return found
+
+
+class _Group:
+    """The seats of one group of agents, in its order."""
+
+    def __init__(
+        self,
+        seats: list[int],
+        every: int,
+        names: list[str],
+        readers: list[tuple[str, LeafReader]],
+        action: Space,
+        check: TickCheck,
+    ) -> None:
+        self.check = check
+        self.names, self.readers, self.action, self.seats = names, readers, action, seats
+        self.whole = seats == list(range(every))
+        self.writers = [LeafWriter(name, leaf, plain=True) for name, leaf in leaves(action, "action").items()]
+        self.pick = _as_it_is if self.whole else picker(seats)
+
+
+class AgentLanes(Environment):
+    """L copies of an environment of A agents. `_begin` and `_step` of a kind call `_show`
+    for every agent that has an observation in this tick, and `_end` for every one whose
+    episode is over; whoever is in neither is absent.
+
+    An agent's episode is open from its first observation to its end; it may be absent
+    meanwhile, and begin another one in the same game. A lane is over when no agent's
+    episode is open; then it does nothing until it is reset.
+    """
+
+    _at_once: ClassVar[bool]
+    """A lane tells all of its agents at one time, so that they may see one array; else by
+    turns, and what one has seen is kept from the next."""
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        name: str,
+        seed: int,
+        ids: Sequence[Any],
+        sights: Sequence[Sight],
+        actions: Sequence[Space],
+        team_reward: bool,
+        max_steps: int,
+        draws: bool,
+    ) -> None:
+        """Take over `envs`, equal ones; `name` is what messages call them, `ids` are the
+        agents as they call them."""
+        self.name, self.lanes, self.envs = name, len(envs), list(envs)
+        self.agents = tuple(
+            AgentInfo(str(agent), Spaces(sight.space(), action))
+            for agent, sight, action in zip(ids, sights, actions, strict=True)
+        )
+        self._ids, self._count, self.render_fps = list(ids), len(ids), fps_of(envs[0])
+        self._index = {agent: number for number, agent in enumerate(ids)}
+        self._readers = [sight.readers() for sight in sights]
+        # what an info without a mask means
+        self._allowed = [
+            None if sight.mask is None else np.ones(sight.mask.shape, np.int8) for sight in sights
+        ]
+        self._masked = any(sight.mask is not None for sight in sights)
+        self._stated = any(sight.state is not None for sight in sights)
+        self._team, self._draws, self.max_episode_steps = team_reward, draws, max_steps
+        self._seeds: list[int | None] = [seed + lane for lane in range(self.lanes)]  # None once used
+        self._options: dict[str, Any] | None = None  # of resets
+        self._groups: list[_Group] = []
+        every = self.lanes * self._count
+        self._open = [False] * every
+        self._living = [0] * self.lanes  # open episodes
+        self._steps = [0] * self.lanes
+        self._done, self._truncated, self._present = (np.zeros(every, np.bool_) for _ in range(3))
+        self._told: dict[str, list[Any]] = {}
+        # of each lane's last step, by what the environment calls its agents
+        self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes
+        self._rewards: list[Any] = []
+        self._sharing = Sharing(name)
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        every = self.lanes * self._count
+        for group in groups:
+            first = self.agents[group[0]]
+            for index in group:
+                if self.agents[index].spaces != first.spaces:
+                    raise ConfigError(
+                        f'{self.name}: agents "{first.name}" and "{self.agents[index].name}" have different '
+                        "spaces and cannot be in one group"
+                    )
+            seats = [lane * self._count + index for lane in range(self.lanes) for index in group]
+            names = [self.agents[index].name for index in group]
+            check = TickCheck(first.spaces.observation, self.name, names)
+            self._groups.append(
+                _Group(seats, every, names, self._readers[group[0]], first.spaces.action, check)
+            )
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """Step or reset every lane; one that is over and not reset does nothing."""
+        given = self._given(actions)
+        every = self.lanes * self._count
+        self._told = {source: [None] * every for source in (OWN, MASK, STATE)}
+        self._rewards = [0.0] * every
+        for flags in (self._done, self._truncated, self._present):
+            flags.fill(False)
+        for lane, begins in enumerate(reset.tolist()):
+            first = lane * self._count
+            try:
+                if begins:
+                    self._open[first : first + self._count] = [False] * self._count
+                    self._living[lane] = self._steps[lane] = 0
+                    seed, self._seeds[lane] = self._seeds[lane], None
+                    self._begin(lane, seed)
+                elif self._living[lane]:
+                    self._steps[lane] += 1
+                    self._step(lane, given, self._steps[lane] == self.max_episode_steps)
+            except EnvironmentFault:
+                raise
+            except Exception as error:
+                doing = "resetting" if begins else self._doing(lane, given)
+                raise EnvironmentFault(
+                    f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
+                ) from error
+
+    def ready(self) -> bool:
+        return True
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        """Write what the lanes told. Raises `EnvironmentFault` for what the spaces
+        forbid."""
+        for group, tick in zip(self._groups, ticks, strict=True):
+            index: Any = slice(None) if group.whole else group.seats
+            tick.done[:] = self._done[index]
+            tick.truncated[:] = self._truncated[index]
+            tick.present[:] = self._present[index]
+            tick.restarted.fill(False)
+            rows = None if tick.present.all() else tick.present.nonzero()[0]
+            pick = group.pick if rows is None else picker([group.seats[row] for row in rows.tolist()])
+            try:
+                paid = group.pick(self._rewards)
+                if not (NUMBERS.issuperset(map(type, paid)) or all(map(is_number, paid))):
+                    raise TypeError("rewards")
+                tick.reward[:] = paid
+                for source, reader in group.readers:
+                    values = pick(self._told[source])
+                    if rows is None:
+                        reader.write(values, tick.observation[reader.name])
+                    else:
+                        reader.write_some(values, tick.observation[reader.name], rows)
+                group.check(tick)
+            except Exception as error:
+                self._explain(group, error)
+        if self._sharing.active:
+            self._sharing.next_tick()
+            self.shared = self._sharing.found
+
+    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        of = self._groups[group].seats
+        told = [(self._infos[of[seat] // self._count], self._ids[of[seat] % self._count]) for seat in seats]
+        return [infos.get(agent) if isinstance(infos, Mapping) else None for infos, agent in told]
+
+    def seed(self, seed: int) -> None:
+        self._seeds = [seed + lane for lane in range(self.lanes)]
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._options = take_options(self.envs[0], self.name, options)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return lane 0's picture, when it was built with `render`."""
+        picture = self.envs[0].render() if self._draws else None
+        return picture if isinstance(picture, np.ndarray) else None
+
+    def close(self) -> None:
+        envs, self.envs = self.envs, []
+        self._sharing.close()
+        for env in envs:
+            env.close()
+
+    # ---- what a kind does --------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self, lane: int, seed: int | None) -> None:
+        """Reset a lane."""
+
+    @abstractmethod
+    def _step(self, lane: int, given: list[Any], last: bool) -> None:
+        """Step a lane by the actions `given` per seat. `last`: it reaches the step limit,
+        so that every open episode ends with it."""
+
+    @abstractmethod
+    def _doing(self, lane: int, given: list[Any]) -> str:
+        """What a lane that raised was doing."""
+
+    # ---- for the kinds -----------------------------------------------------------------
+
+    def _reset(self, lane: int, seed: int | None) -> Any:
+        """Reset a lane's environment, with the curriculum's options where there is one,
+        and return what it returned."""
+        env = self.envs[lane]
+        return (
+            env.reset(seed=seed)
+            if self._options is None
+            else env.reset(seed=seed, options=dict(self._options))
+        )
+
+    def _show(self, lane: int, agent: int, observation: Any, info: Mapping[str, Any] | None) -> None:
+        """This agent has an observation. Its first one since its last end begins an
+        episode."""
+        seat = lane * self._count + agent
+        if self._done[seat] or self._truncated[seat]:
+            raise EnvironmentFault(
+                f"{self.name}: lane {lane}: the episode of agent {self.agents[agent].name} ended and another "
+                "began within one step; "
+                "let the agent come back in a later one"
+            )
+        self._present[seat] = True
+        self._told[OWN][seat] = self._kept(observation, lane, agent)
+        if self._masked:
+            self._told[MASK][seat] = self._mask_of(lane, agent, info)
+        if not self._open[seat]:
+            self._open[seat] = True
+            self._living[lane] += 1
+            for source, reader in self._readers[agent]:
+                if source is OWN:
+                    reader.check(observation, f"{self.name}: lane {lane}", self.agents[agent].name)
+
+    def _end(self, lane: int, agent: int, done: bool) -> None:
+        """This agent's open episode is over: it ended (done), or was cut."""
+        seat = lane * self._count + agent
+        (self._done if done else self._truncated)[seat] = True
+        self._open[seat] = False
+        self._living[lane] -= 1
+
+    def _end_all(self, lane: int, done: bool) -> None:
+        for agent in range(self._count):
+            if self._open[lane * self._count + agent]:
+                self._end(lane, agent, done)
+
+    def _kept(self, value: Any, lane: int, agent: int) -> Any:
+        """Return what a lane told of an agent as it is now, whatever others write where
+        it lies."""
+        if not self._sharing.active:
+            return value
+        return self._sharing.copied(value, lane if self._at_once else lane * self._count + agent)
+
+    def _paid_equally(self, lane: int, rewards: Mapping[Any, Any], agents: Sequence[Any]) -> float:
+        """Return the mean of what `agents` are paid."""
+        for agent in agents:
+            if type(rewards[agent]) not in NUMBERS:
+                check_number(rewards[agent], f"reward of agent {agent}", f"{self.name}: lane {lane}")
+        return float(sum(rewards[agent] for agent in agents)) / max(len(agents), 1)
+
+    def _over(self, lane: int, agent: Any, terminated: Any, truncated: Any) -> bool:
+        """True when an agent's episode is over, by what the environment says."""
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if type(value) is not bool:
+                check_flag(value, f"{name} of agent {agent}", f"{self.name}: lane {lane}")
+        return bool(terminated or truncated)
+
+    def _see_state(self, lane: int) -> None:
+        """Every agent of the lane sees the global state as it is now."""
+        if self._stated:
+            state = self._kept(self.envs[lane].state(), lane, 0)
+            self._told[STATE][lane * self._count : (lane + 1) * self._count] = [state] * self._count
+
+    def _number(self, lane: int, agent: Any) -> int:
+        """Return the index of an agent, by what the environment calls it."""
+        try:
+            return self._index[agent]
+        except KeyError:
+            raise EnvironmentFault(
+                f"{self.name}: lane {lane} has an agent {agent!r} that is not among its possible_agents "
+                f"({', '.join(map(str, self._ids))}); "
+                "name all that may ever appear there"
+            ) from None
+
+    def _mask_of(self, lane: int, agent: int, info: Mapping[str, Any] | None) -> Any:
+        mask = None if info is None or self._allowed[agent] is None else info.get("action_mask")
+        if mask is None:
+            return self._allowed[agent]
+        if isinstance(mask, (tuple, list)) and np.ndim(mask[0]):  # of a MultiDiscrete, one per branch
+            return np.concatenate(mask)
+        return self._kept(mask, lane, agent)
+
+    # ---- the rest ----------------------------------------------------------------------
+
+    def _given(self, actions: Sequence[Arrays]) -> list[Any]:
+        """Return each seat's action, as the environment takes it."""
+        given: list[Any] = [None] * (self.lanes * self._count)
+        for group, arrays in zip(self._groups, actions, strict=True):
+            columns = [writer.column(arrays[writer.name]) for writer in group.writers]
+            nested = isinstance(group.action, (Dict, Tuple))
+            values = (
+                [nest(group.action, iter(parts)) for parts in zip(*columns, strict=True)]
+                if nested
+                else columns[0]
+            )
+            if group.whole:
+                return values
+            for seat, value in zip(group.seats, values, strict=True):
+                given[seat] = value
+        return given
+
+    def _explain(self, group: _Group, error: Exception) -> None:
+        """Find whose answer does not fit, and raise a fault that says what it should have
+        been."""
+        for row, seat in enumerate(group.seats):
+            where, agent = f"{self.name}: lane {seat // self._count}", group.names[row % len(group.names)]
+            check_number(self._rewards[seat], f"reward of agent {agent}", where)
+            if self._present[seat]:
+                for source, reader in group.readers:
+                    reader.check(self._told[source][seat], where, agent)
+        if isinstance(error, EnvironmentFault):
+            raise error
+        raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+
+
+def picker(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """Return what takes these places of a list, or keys of a mapping, in their order."""
+    if len(places) < 2:
+        return lambda values: [values[place] for place in places]
+    return itemgetter(*places)
+
+
+def _as_it_is(values: Sequence[Any]) -> Sequence[Any]:
+    return values

@@ -1,2 +1,0 @@
-"""Remote environments: a small HTTP protocol (docs/rest.md), its client in two forms, a
-reference server with fault injection, and a doctor."""

@@ -1,0 +1,267 @@
+"""What all sessions of one server share within a process: what it said of itself, how
+calls to it are made, and that waiting sessions stay open."""
+
+import itertools
+import secrets
+import threading
+import weakref
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from tidemill.api.spaces import Spaces
+from tidemill.core.errors import ConfigError, RemoteFault
+from tidemill.remote.calls import Answer, Lost, Plan, Send, Terms, call
+from tidemill.remote.connections import Address, Connection
+from tidemill.remote.restraints import Breaker, Budget, Pace
+from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
+
+START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
+# so many sessions in a row are told to be over without an answer before the others' are
+# not waited for
+UNANSWERED = 5
+MOST_UNTOLD = 1000  # sessions that ended while their server was not there
+# seconds between two calls that keep sessions open, whatever a server says of its
+# patience
+SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What tells hosts apart: see `tidemill.remote.rest_config.Rest`."""
+
+    url: str
+    token: str | None
+    deadline: float
+    attempt: float | None
+    retries: float
+
+
+@dataclass
+class Known:
+    """What this process has learnt of a server, also while nobody has a session there.
+
+    answered: it said what it is
+    proven: a step was answered as the protocol asks
+    untold: sessions that ended, of which it could not be told
+    """
+
+    answered: bool = False
+    proven: bool = False
+    untold: list[str] = field(default_factory=list)
+
+
+class Host:
+    """One environment server. Made at the start, when it must be up and say what it is;
+    raises `ConfigError` otherwise."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Ask the server for its description."""
+        self.url, self.settings = settings.url, settings
+        self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
+        self.terms = Terms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
+        self.paces = {kind: Pace() for kind in ("environment", "reset", "step")}
+        self.known = _known.setdefault(settings, Known())
+        self.unanswered = 0
+        """How many sessions in a row were told to be over, and no answer came in time."""
+        headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
+        if settings.token:
+            headers.append((b"authorization", f"Bearer {settings.token}".encode("latin1")))
+        context: Any = None
+        if settings.url.startswith("https:"):
+            import httpx
+
+            context = httpx.create_ssl_context()
+        self.address = Address(settings.url, headers, context)
+        self._run = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._heard: dict[str, float] = {}  # sessions: when each was last heard of
+        # set when there are no sessions any more, for whoever keeps them open; None:
+        # nobody does
+        self._done: threading.Event | None = None
+        self.description = self._ask()
+        self.content_type = (
+            "application/msgpack" if "msgpack" in self.description.encodings else "application/json"
+        )
+        self.spaces: Spaces = self.description.spaces(self.url)
+        self.observations = Values(self.spaces.observation, "observation")
+        self.actions = Values(self.spaces.action, "action")
+
+    def connection(self) -> Connection:
+        """Return a blocking connection of one's own."""
+        return Connection(self.address)
+
+    def session_name(self) -> str:
+        """Return a name that no other session has: of this process, and its number in
+        it."""
+        return f"{self._run}.{next(self._numbers)}"
+
+    def describe(self) -> Plan[Description]:
+        """Plan asking the server what it is, again. Raises `RemoteFault` when it is no
+        longer what it was."""
+        request = Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0)
+        now = yield from call(
+            self.terms, "what it is", request, Description, "late", self.paces["environment"]
+        )
+        try:
+            spaces = now.spaces(self.url)
+        except ConfigError as error:
+            raise RemoteFault(str(error)) from None
+        was = self.description
+        if (now.protocol, now.version, spaces) != (was.protocol, was.version, self.spaces):
+            raise RemoteFault(
+                f"{self.url}: the server changed while this ran: environment {now.environment!r} with "
+                f"{spaces} under {now.protocol} {now.version} is "
+                f"not what it was, {was.environment!r} with {self.spaces}. Start the server as it was, or "
+                "begin a new run"
+            )
+        return now
+
+    def heard(self, session: str) -> None:
+        """The session was just heard of: keep it from being closed as idle, if the server
+        does that."""
+        with self._lock:
+            if session not in self._heard:
+                self.budget.hold(len(self._heard) + 1)
+            self._heard[session] = monotonic()
+            if self._done is None and self.description.idle_seconds > 0:
+                self._done = threading.Event()
+                args = (
+                    weakref.ref(self),
+                    self._done,
+                    min(max(self.description.idle_seconds / 4, SHORTEST_KEEP), LONGEST_KEEP),
+                )
+                threading.Thread(target=_keep, args=args, name="rest keeper", daemon=True).start()
+
+    def forget(self, session: str) -> None:
+        """The session is over."""
+        with self._lock:
+            self._heard.pop(session, None)
+            if self._done is not None and not self._heard:
+                self._done.set()
+                self._done = None
+
+    def take_untold(self) -> list[str]:
+        """Return the sessions that the server is still to be told have ended: whoever
+        takes them does so."""
+        with self._lock:
+            untold, self.known.untold = self.known.untold, []
+        return untold
+
+    def leave_untold(self, sessions: tuple[str, ...]) -> None:
+        """It could not be told of these: the next one to open or end a session tries
+        again."""
+        with self._lock:
+            self.known.untold = [*self.known.untold, *sessions][-MOST_UNTOLD:]
+
+    def keep(self, connection: Connection) -> None:
+        """Tell the server of the sessions that wait."""
+        since = monotonic() - self.description.idle_seconds / 4
+        with self._lock:
+            waiting = tuple(name for name, heard in self._heard.items() if heard < since)
+        if waiting:
+            body = encode(SessionsCall(sessions=waiting), self.content_type)
+            connection.send(
+                Send(
+                    "POST",
+                    f"{PREFIX}/keep",
+                    body,
+                    self.content_type,
+                    min(5.0, self.description.idle_seconds / 4),
+                )
+            )
+
+    def _ask(self) -> Description:
+        """Return the server's description. Raises `ConfigError` that says what the URL is
+        instead."""
+        connection, until = self.connection(), monotonic() + min(START_SECONDS, self.settings.deadline)
+        try:
+            while True:
+                said = connection.send(
+                    Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline)
+                )
+                # One that answered before is starting anew; one that never did is named
+                # at once.
+                busy = (
+                    said.status in (429, 502, 503, 504)
+                    if isinstance(said, Answer)
+                    else said.sent or self.known.answered
+                )
+                if not busy or monotonic() > until:
+                    break
+                threading.Event().wait(0.2)
+        finally:
+            connection.hang_up()
+        if isinstance(said, Lost) and said.late:
+            raise ConfigError(
+                f'url = "{self.url}": somebody listens there, and did not say what it is within '
+                f"{self.settings.deadline:g} s (deadline); see whether "
+                "the server hangs, or raise deadline (--env-arg deadline=SECONDS)"
+            )
+        if isinstance(said, Lost):
+            raise ConfigError(
+                f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill '
+                "serve-env ENV_ID), or mend the url"
+            )
+        described = _read_description(self.url, said)
+        self.known.answered = True
+        return described
+
+
+def _read_description(url: str, said: Answer) -> Description:
+    if said.status in (401, 403):
+        raise ConfigError(
+            f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, '
+            "to what it was started with"
+        )
+    try:
+        plain = msgspec.json.decode(said.body) if said.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
+        raise ConfigError(
+            f'url = "{url}": what answers is no environment server (status {said.status} at '
+            f"{PREFIX}/environment); "
+            "name the server's address without any path of its calls, or see docs/rest.md for what it has to "
+            "answer"
+        )
+    if plain.get("version") != VERSION:
+        raise ConfigError(
+            f'url = "{url}": the server speaks version {plain.get("version")!r} of {PROTOCOL}, this Tidemill '
+            f"version {VERSION}; "
+            "use a server of that version"
+        )
+    try:
+        return msgspec.convert(plain, Description)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f'url = "{url}": the server does not say what it is as docs/rest.md asks: {error}'
+        ) from None
+
+
+def _keep(host: "weakref.ref[Host]", done: threading.Event, every: float) -> None:
+    """Keep the sessions of a host open until they are done."""
+    connection = None
+    while not done.wait(every) and (alive := host()) is not None:
+        connection = connection or alive.connection()
+        alive.keep(connection)
+        del alive
+    if connection is not None:
+        connection.hang_up()
+
+
+_known: dict[Settings, Known] = {}
+_hosts: "weakref.WeakValueDictionary[Settings, Host]" = weakref.WeakValueDictionary()
+_hosts_lock = threading.Lock()
+
+
+def host_of(settings: Settings) -> Host:
+    """Return this process's host of that server: a new one if no session holds one."""
+    with _hosts_lock:
+        host = _hosts.get(settings)
+        if host is None:
+            host = _hosts[settings] = Host(settings)
+        return host

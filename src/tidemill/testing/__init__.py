@@ -1,0 +1,1 @@
+"""Tests of environments: conformance checks, and environments whose numbers are known."""

@@ -1,0 +1,148 @@
+"""What the doctor proposes for a server: how many slots, an evaluation's session
+considered, and which deadlines."""
+
+import re
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from tests.remote.served import Ledger, answering, client, serving
+
+from tidemill.remote import doctor
+from tidemill.remote.doctor import _slots, examine
+from tidemill.testing.check_env import Finding
+
+
+class Slow(Ledger):
+    def step(self, action):
+        time.sleep(0.3)
+        return super().step(action)
+
+
+def found(server, **settings):
+    return {finding.name: finding for finding in examine(client(server, **settings), seconds=1)}
+
+
+def sessions(finding):
+    return [int(count) for count in re.findall(r"(\d+): [\d,.]+", finding.message.partition(";")[0])]
+
+
+def test_as_many_sessions_as_the_server_says_it_takes_are_tried():
+    with serving(limit=3) as server:
+        said = found(server)
+    assert sessions(said["at a time"]) == [1, 2, 3] and said["at a time"].level == "ok"
+
+
+def test_a_limit_that_the_server_does_not_tell_is_found():
+    with serving(limit=3) as server:
+        describe = server.sessions.describe
+        server.sessions.describe = lambda most: msgspec.structs.replace(describe(most), max_sessions=0)
+        said = found(server, deadline=3.0)
+        assert server.sessions.counts().sessions == 0
+    tried = said["at a time"]
+    assert (
+        tried.level == "warn" and sessions(tried) == [1, 2, 3] and "all 3 sessions are taken" in tried.message
+    )
+    assert tried.cure == "stay at 3 sessions, evaluations included"
+
+
+def test_a_server_that_is_gone_before_the_end_is_no_server_of_few_sessions(monkeypatch):
+    rates = iter([(100.0, 0.01, "", 1), (0.0, 0.0, "nothing answers", 0), (0.0, 0.0, "nothing answers", 0)])
+    monkeypatch.setattr(doctor, "_rate", lambda host, count, seconds: next(rates))
+    with serving(limit=4) as server:
+        said = found(server)
+    assert (
+        said["at a time"].level == "fail"
+        and "the server answers no more" in said["at a time"].message
+        and "proposal" not in said
+    )
+
+
+def test_deadlines_are_several_times_the_slowest_call():
+    finding = Finding("latency", "ok", "")
+    for slow, deadline in ((0.3, 30), (11.0, 50)):
+        latency = SimpleNamespace(finding=finding, slowest=slow, steps=(slow, slow, slow))
+        with serving(limit=1) as server:
+            (*_, proposal) = doctor._concurrency(client(server).host(), latency, 0.01, 1)
+        assert proposal.message.endswith(f"Rest(url=…, deadline={deadline})")
+
+
+@pytest.mark.parametrize("field", ["reward", "terminated", "truncated"])
+def test_a_field_that_an_answer_lacks_is_named_before_anything_else_is_tried(field):
+    with serving() as server:
+        answering(server, "step", lambda said: said.pop(field))
+        *_, last = found(server).values()
+    assert (last.name, last.level) == ("replies", "fail") and f"no {field}" in last.message
+
+
+def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another():
+    with serving(Slow, limit=2) as server:
+        said = found(server, deadline=0.2, attempt=0.1)
+    assert (
+        said["calls"].level == "fail"
+        and "(deadline)" in said["calls"].message
+        and "--deadline 2" in said["calls"].cure
+    )
+
+
+def test_a_server_whose_calls_take_long_is_tried_with_fewer_counts_of_sessions():
+    with serving(Slow, limit=8) as server:
+        said = found(server)
+    assert sessions(said["at a time"]) == [1, 8]
+    assert said["repeats"].level == said["replies"].level == "ok"
+
+
+def taking_no_turns(sessions):
+    """Have calls of one session run at the same time, as a server without a lock for each
+    session does."""
+    whole = sessions._taken
+
+    @contextmanager
+    def taken(name, caller, opens):
+        with whole(name, caller, opens) as session:
+            session.lock.release()
+            try:
+                yield session
+            finally:
+                session.lock.acquire()
+
+    sessions._taken = taken
+
+
+def test_a_server_that_applies_a_repeat_while_the_first_call_is_under_way_is_found_out():
+    with serving(lambda: Slow(length=100)) as server:
+        taking_no_turns(server.sessions)
+        said = found(server)
+    assert said["repeats"].level == "fail" and "while the first was under way" in said["repeats"].message
+
+
+def test_a_server_that_resets_twice_is_found_out():
+    with serving() as server:
+        again = server.sessions._again
+
+        def anew(reply):
+            if reply.step == 0:
+                observation = msgspec.structs.replace(reply.observation, data=bytes(12))
+                return msgspec.structs.replace(reply, observation=observation)
+            return again(reply)
+
+        server.sessions._again = anew
+        said = found(server)
+    assert said["repeats"].level == "fail" and "a reset" in said["repeats"].message
+
+
+@pytest.mark.parametrize(
+    ("best", "limit", "most", "said"),
+    [
+        (100, 100, 128, "100 slots, or 99 with evaluation_steps"),
+        (64, 64, 64, "64 slots, or 63 with evaluation_steps"),
+        (1, 1, 64, "1 slot, and no evaluation_steps: there is no session for them"),
+        (32, 100, 64, "32 slots"),
+        (64, 0, 64, "64 slots (more may help still: try --most 256)"),
+        (64, 100, 64, "64 slots (more may help still: try --most 256)"),
+    ],
+)
+def test_slots_leave_a_session_for_an_evaluation(best, limit, most, said):
+    assert _slots(best, limit, most) == said

@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.envs import games
+
+from tidemill.envs.asynchronous import Asynchronous
+from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.spaces import from_gymnasium, to_gymnasium
+from tidemill.envs.vector import GymnasiumVector
+from tidemill.testing.check_env import _determinism, check_environment, sample_actions
+from tidemill.testing.scripted import Free, Scripted
+
+GAMES = str(Path(games.__file__))
+
+
+class Prompt(games.Counter):
+    async def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)
+
+    async def step(self, action):
+        return super().step(action)
+
+
+def levels(config):
+    return {finding.name: finding.level for finding in check_environment(config, seconds=0.2)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gymnasium(id="CartPole-v1"),
+        Gymnasium(make=f"{GAMES}:Nested"),
+        GymnasiumVector(id="CartPole-v1"),
+        Scripted(agents=3, kinds=2, deaths=True, turns=2),
+        Scripted(agents=3, deaths=True, same_step=True),
+    ],
+)
+def test_sound_environments_pass(config):
+    found = levels(config)
+    assert {
+        name: level
+        for name, level in found.items()
+        if level == "fail" or (level == "warn" and name != "speed")
+    } == {}
+    assert {"build", "spaces", "play", "bounds", "reset and step", "episodes", "determinism", "speed"} <= set(
+        found
+    )
+
+
+@pytest.mark.parametrize("fault", ["raise", "shape", "nan", "reward", "old", "reset"])
+def test_faulty_ones_fail_with_the_fault(fault):
+    findings = check_environment(Gymnasium(make=f"{GAMES}:Counter", kwargs={"fault": fault}), seconds=0.2)
+    assert "fail" in [finding.level for finding in findings]
+    assert "lane" in next(finding for finding in findings if finding.level == "fail").message
+
+
+def test_a_reset_of_the_old_kind_is_told_what_it_must_be():
+    findings = check_environment(Gymnasium(make=f"{GAMES}:Counter", kwargs={"fault": "reset"}), seconds=0.2)
+    found = next(finding for finding in findings if finding.name == "raw observation")
+    assert (
+        found.level == "fail"
+        and "reset(self, *, seed=None, options=None), and return (observation, info)" in found.cure
+    )
+
+
+def test_an_unknown_environment_is_one_finding():
+    (finding,) = check_environment(Gymnasium(id="CartPol-v1"))
+    assert (finding.name, finding.level) == ("build", "fail")
+    assert "CartPole-v1" in finding.message
+
+
+def test_an_environment_that_never_ends_is_warned_of():
+    assert levels(Free())["episodes"] == "warn"
+
+
+def test_numbers_drawn_elsewhere_are_noticed():
+    assert levels(Gymnasium(make=f"{GAMES}:Unseeded"))["determinism"] == "warn"
+
+
+@pytest.mark.parametrize(
+    "config", [Asynchronous(make=f"{__file__}:Prompt"), Gymnasium(make=f"{GAMES}:Counter", threads=2)]
+)
+def test_speed_is_what_the_environment_takes_and_not_how_often_somebody_looks(config, monkeypatch):
+    def sleep(_):
+        raise AssertionError("who sleeps is not woken by the answer")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert levels(config)["play"] == "ok" and "speed" in levels(config)
+
+
+def test_determinism_is_looked_at_however_long_building_takes():
+    found = _determinism(Gymnasium(id="CartPole-v1"), 0, 0.0)
+    assert found.level == "ok" and "the same 5 ticks" in found.message
+
+
+def test_observations_outside_their_bounds_are_noticed():
+    found = levels(Gymnasium(make=f"{GAMES}:Outside"))
+    assert found["bounds"] == "warn"
+
+
+def test_a_dtype_that_is_converted_is_noticed():
+    assert levels(Gymnasium(make=f"{GAMES}:Double"))["raw observation"] == "warn"
+
+
+def test_sampled_actions_lie_in_their_space():
+    theirs = games.Nested.action_space.spaces[0]
+    ours = from_gymnasium(theirs)
+    actions = sample_actions(ours, np.random.default_rng(0), 50)["action"]
+    assert all(to_gymnasium(ours).contains(action) for action in actions)
