@@ -32,10 +32,10 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
 from tidemill.core.source import load_file
+from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import read_newest
-from tidemill.workers.limited import LimitedTrainerWorker
 from tidemill.workers.trainer import TrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
@@ -114,24 +114,24 @@ def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     return [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
 
 
-def at_every_row(monkeypatch: pytest.MonkeyPatch, do: Callable[[LimitedTrainerWorker, int], None]) -> None:
+def at_every_row(monkeypatch: pytest.MonkeyPatch, do: Callable[[ReplayTrainerWorker, int], None]) -> None:
     """Have `do` called whenever a row was stored, and all that it owes trained."""
-    receive, look = LimitedTrainerWorker._receive, LimitedTrainerWorker._look_round
+    receive, look = ReplayTrainerWorker._receive, ReplayTrainerWorker._look_round
     rows, seen = [0], [0]
 
-    def count(worker: LimitedTrainerWorker) -> int:
+    def count(worker: ReplayTrainerWorker) -> int:
         came = receive(worker)
         rows[0] += came
         return came
 
-    def look_round(worker: LimitedTrainerWorker) -> None:
+    def look_round(worker: ReplayTrainerWorker) -> None:
         look(worker)
         if rows[0] > seen[0] and not worker.limiter.owed and worker._reason is None:
             seen[0] = rows[0]
             do(worker, rows[0])
 
-    monkeypatch.setattr(LimitedTrainerWorker, "_receive", count)
-    monkeypatch.setattr(LimitedTrainerWorker, "_look_round", look_round)
+    monkeypatch.setattr(ReplayTrainerWorker, "_receive", count)
+    monkeypatch.setattr(ReplayTrainerWorker, "_look_round", look_round)
 
 
 def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inline") -> list[Path]:
@@ -139,7 +139,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
     left just behind each of them."""
     images = []
 
-    def save(worker: LimitedTrainerWorker, row: int) -> None:
+    def save(worker: ReplayTrainerWorker, row: int) -> None:
         worker._saved = -1, -1
         worker._save()
         images.append(folder.with_name(f"{folder.name}-{row}"))
@@ -251,10 +251,10 @@ def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(
 ) -> None:
     """As `tidemill save` may write it: the resumed run trains that before anybody
     acts."""
-    monkeypatch.setattr("tidemill.workers.limited.TASKS", 1)
-    look, images = LimitedTrainerWorker._look_round, []
+    monkeypatch.setattr("tidemill.replay_training.trainer.TASKS", 1)
+    look, images = ReplayTrainerWorker._look_round, []
 
-    def save(worker: LimitedTrainerWorker) -> None:
+    def save(worker: ReplayTrainerWorker) -> None:
         look(worker)
         if worker.limiter.owed and worker._reason is None:
             worker._save()
@@ -262,7 +262,7 @@ def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(
             shutil.copytree(tmp_path / "run", images[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LimitedTrainerWorker, "_look_round", save)
+        patch.setattr(ReplayTrainerWorker, "_look_round", save)
         train(
             dqn(environment=SCRIPTED, ratio="3"),
             launch="inline",
@@ -323,7 +323,7 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
 
     def save_and_copy(worker: TrainerWorker, final: bool = False) -> None:
         save(worker, final)
-        if isinstance(worker, LimitedTrainerWorker) and worker._phases.iteration_end is None:
+        if isinstance(worker, ReplayTrainerWorker) and worker._phases.iteration_end is None:
             evaluated.append(tmp_path / f"evaluated-{worker.counters.steps}")
             shutil.copytree(tmp_path / "run", evaluated[-1], ignore=UNNAMED)
 

@@ -31,7 +31,7 @@ watched = load_file(FILE, "test")
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests have the limiter as it is; and steps and looks are counted from 0."""
-    monkeypatch.setattr("tidemill.workers.intake.Limiter", Limiter)
+    monkeypatch.setattr("tidemill.replay_training.ingest.Limiter", Limiter)
     monkeypatch.setattr(watched.Watched, "looks", 0)
     monkeypatch.setattr(load_attribute(f"{FILE}:Coded", "make"), "steps", 0)
 

@@ -41,6 +41,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.source import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.replay.replay import Replay
+from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.metrics import read_metrics
@@ -49,7 +50,6 @@ from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.trained.retrain import retrain
 from tidemill.workers.base import Worker
-from tidemill.workers.limited import LimitedTrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -420,7 +420,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
 ) -> None:
     monkeypatch.setattr("tidemill.run.controller.EXIT_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.run.controller.CLOSE_DEADLINE", 0.3)
-    monkeypatch.setattr("tidemill.workers.limited.DRAIN", 0.05)
+    monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", 0.05)
     walk, saves = load_attribute(f"{FILE}:Walk", "make"), threading.Event()
     state = limited._Mixing.state
 
@@ -582,9 +582,9 @@ def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> N
 def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> None:
     """Have trainers write a regular checkpoint once so many steps are stored, steps are
     in flight, or are not, and tasks owed."""
-    look, saved = LimitedTrainerWorker._look_round, list[LimitedTrainerWorker]()
+    look, saved = ReplayTrainerWorker._look_round, list[ReplayTrainerWorker]()
 
-    def look_and_save(worker: LimitedTrainerWorker) -> None:
+    def look_and_save(worker: ReplayTrainerWorker) -> None:
         look(worker)
         if (
             not saved
@@ -595,7 +595,7 @@ def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> Non
             saved.append(worker)
             worker._save()
 
-    patch.setattr(LimitedTrainerWorker, "_look_round", look_and_save)
+    patch.setattr(ReplayTrainerWorker, "_look_round", look_and_save)
 
 
 def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_run_that_goes_on_from_one(
@@ -662,7 +662,7 @@ def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_fl
     watched, folder = load_file(Path(__file__).with_name("watched.py"), "test"), tmp_path / "run"
     made = watched.experiment(tmp_path / "log", steps=100, slots=4, ratio="8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidemill.workers.intake.Limiter", watched.Watched)
+        patch.setattr("tidemill.replay_training.ingest.Limiter", watched.Watched)
         save_once(patch, 50)
         train(made, launch="threads", run_dir=folder, source=watched.__file__, quiet=True)
         shutil.rmtree(checkpoints(folder / "checkpoints" / "policy")[1])

@@ -25,12 +25,12 @@ from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_attribute, load_file
 from tidemill.replay.limiter import parse_ratio
+from tidemill.replay_training.policy_lag import PolicyLag
+from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import read_iterations, with_slots
 from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
-from tidemill.workers.ages import Ages
-from tidemill.workers.limited import LimitedTrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -224,15 +224,15 @@ def test_a_resumed_run_ends_the_iteration_that_it_was_finishing(tmp_path: Path) 
     """Its open episodes are cut, so that nothing is left to wait for."""
     made = limited.experiment(slots=3, threads=0, ratio="1", iteration_steps=30, finish_episodes=True)
     folder = tmp_path / "run"
-    grant = LimitedTrainerWorker._grant
+    grant = ReplayTrainerWorker._grant
 
-    def stop(worker: LimitedTrainerWorker) -> int:
+    def stop(worker: ReplayTrainerWorker) -> int:
         if worker._phases.finishing:
             worker.exit("stopped")
         return grant(worker)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LimitedTrainerWorker, "_grant", stop)
+        patch.setattr(ReplayTrainerWorker, "_grant", stop)
         train(made, launch="inline", run_dir=folder, source=FILE, quiet=True)
     assert read_newest(folder / "checkpoints" / "policy")[2]["iteration_end"] == 30
     resume(folder, launch="inline", quiet=True)
@@ -248,7 +248,7 @@ def test_an_evaluation_that_was_due_when_a_run_was_stopped_is_played_by_the_resu
     made = limited.experiment(slots=3, threads=0, steps=20, iteration_steps=20, evaluation_steps=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            LimitedTrainerWorker, "_end_iteration", lambda worker: iter([worker.exit("stopped")][1:])
+            ReplayTrainerWorker, "_end_iteration", lambda worker: iter([worker.exit("stopped")][1:])
         )
         train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
     assert not [record for record in read_metrics(tmp_path / "run") if "iteration/number" in record]
@@ -390,14 +390,14 @@ def test_how_old_the_policy_was_that_acted_is_known_when_its_step_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("tidemill.workers.ages.monotonic", lambda: now)
+    monkeypatch.setattr("tidemill.replay_training.policy_lag.monotonic", lambda: now)
     samples = [Sample(version=np.array([[version]])) for version in (0, 2, -1)]
 
     class Source:
         def consume(self) -> Sample | None:
             return samples.pop(0) if samples else None
 
-    ages = Ages(Source())  # type: ignore[arg-type]
+    ages = PolicyLag(Source())  # type: ignore[arg-type]
     for version in range(4):
         ages.publish(version)
         now += 1.0

@@ -34,7 +34,7 @@ from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import read_newest
 from tidemill.transports.local import local_endpoints
-from tidemill.workers import peers as peers_module
+from tidemill.workers import data_parallel as peers_module
 from tidemill.workers import trainer as trainer_module
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer

@@ -43,7 +43,6 @@ from tidemill.workers.blocks import Terms, make_blocks, sizes
 from tidemill.workers.environments import build_environment
 from tidemill.workers.exact import ExactAgent, ExactRing, ExactTarget, chosen_fields
 from tidemill.workers.gang import Gang
-from tidemill.workers.health import Health
 from tidemill.workers.lockstep import (
     LockstepAgent,
     LockstepTarget,
@@ -55,6 +54,7 @@ from tidemill.workers.open_episodes import newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.said import Listener
+from tidemill.workers.slot_faults import SlotFaults
 from tidemill.workers.stepwise import StepwiseAgent, check_stepwise, credits_of, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "PULL_TICKS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
@@ -160,7 +160,7 @@ class ActorWorker(Worker):
         listener = Listener(lambda text: self.report(Notice(text)))
         for member in [self._gang] if self._gang is not None else self.ring.targets:
             member.listener = listener
-        self._health = Health(self._environments, in_turn, lambda text: self.report(Notice(text)))
+        self._slot_faults = SlotFaults(self._environments, in_turn, lambda text: self.report(Notice(text)))
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
@@ -350,7 +350,7 @@ class ActorWorker(Worker):
                 break
         if self._ticks > ticks:
             self._report_episodes()
-        self._health.look()
+        self._slot_faults.look()
         return PollResult(sum(target.steps for target in self.ring.targets) - steps, self._ticks - ticks)
 
     def _take_parameters(self) -> None:
@@ -374,7 +374,7 @@ class ActorWorker(Worker):
                 break
         if gang.ticks > ticks:
             self._report_episodes()
-        self._health.look()
+        self._slot_faults.look()
         return PollResult(gang.steps - steps, gang.ticks - ticks)
 
     def _go_on(self, gang: Gang) -> bool:
@@ -399,7 +399,7 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(Tallied(told))
-        stats = self._health.stats()
+        stats = self._slot_faults.stats()
         if self._granted:
             stats["slots/waited"] = self._gang.waited if self._gang is not None else self.ring.waited
         return stats
@@ -418,7 +418,7 @@ class ActorWorker(Worker):
                 )
 
     def _on_exit(self) -> None:
-        self._health.end()
+        self._slot_faults.end()
 
     def _close(self) -> None:
         close_all(self._environments)

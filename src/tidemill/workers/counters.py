@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tidemill.api.buffer import Counts
 from tidemill.api.experiment import Limits
-from tidemill.workers.peers import Agreed
+from tidemill.workers.data_parallel import Agreed
 
 
 @dataclass

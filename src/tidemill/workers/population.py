@@ -30,8 +30,8 @@ from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.records import field_of, with_settings
 from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.version_metadata import field_of, with_settings
 
 LOOK = 0.25  # seconds between looks at the database
 

@@ -4,7 +4,7 @@ and keeps checkpoints. The limits of a run are here.
 samples → buffer → batch → algorithm.update → version + 1 → parameter stream
 
 Several equal trainers of one policy each take samples of their own and sum their
-gradients (`workers.peers`).
+gradients (`workers.data_parallel`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +34,11 @@ from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counters import Counters
-from tidemill.workers.peers import Peers
-from tidemill.workers.pusher import LAST_PUSH, VersionPusher
-from tidemill.workers.records import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.data_parallel import Peers
 from tidemill.workers.rows import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, Trainer
+from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
 
 class Kept(NamedTuple):
@@ -60,7 +60,7 @@ class TrainerWorker(Worker):
         self.counters = Counters()
         self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
-        self._versions: VersionPusher | None = None
+        self._versions: VersionWriter | None = None
         self._returns = TrainingReturns()
         self._adopted: dict[str, float] = {}  # settings of the algorithm, where adoptions have changed them
         self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
@@ -370,7 +370,7 @@ class TrainerWorker(Worker):
             return
         folder = Path(context.folder) / PARAMETERS
         text = write_label(context.experiment.policies[config.policy], self._spaces)
-        self._versions = VersionPusher(
+        self._versions = VersionWriter(
             folder, config.policy, config.database_seconds, config.database_versions, text, self._tell
         )
         if self._peers.first:

@@ -14,7 +14,7 @@ from tidemill.nets.device import check_device
 from tidemill.replay.limiter import check_slack, parse_ratio
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.records import RECORDED, field_of, settings_of
+from tidemill.workers.version_metadata import RECORDED, field_of, settings_of
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
 FAREWELL = 120.0  # seconds more to end: a replay memory may be tens of GB
@@ -245,7 +245,7 @@ class Trainer(WorkerConfig):
         return FAREWELL if self.ratio is not None and self.keep_buffer else 0.0
 
     def records(self) -> tuple[str, ...]:
-        """See `tidemill.workers.records`."""
+        """See `tidemill.workers.version_metadata`."""
         return (
             () if self.database_seconds is None else (*RECORDED, *map(field_of, settings_of(self.algorithm)))
         )
@@ -278,9 +278,9 @@ class Trainer(WorkerConfig):
 
     def build(self, context: Context) -> WorkerHandle:
         if self.ratio is not None:
-            from tidemill.workers.limited import LimitedTrainerWorker
+            from tidemill.replay_training.trainer import ReplayTrainerWorker
 
-            return LimitedTrainerWorker(context, self)
+            return ReplayTrainerWorker(context, self)
         from tidemill.workers.trainer import TrainerWorker
 
         return TrainerWorker(context, self)

@@ -13,7 +13,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.source import load_file
 from tidemill.run.session import train
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.workers.records import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -1,7 +1,6 @@
-"""The intake of a limited trainer: how many steps actors may take, and how what they
-bring comes into the replay memory. Samples pass who looks at them on the way: the open
-episodes of an exact run, those that phases end with, the journal, and the ages of what
-acted.
+"""How steps come into a replay memory: how many the actors may take, and who looks at
+what they bring on its way: the open episodes of an exact run, those that phases end
+with, the journal, and the lag of the policy that acted.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,20 +13,20 @@ from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.replay_training.credit_grants import CreditGrants
+from tidemill.replay_training.phases import Phases
+from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.store.checkpoint import Found
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.ages import Ages
 from tidemill.workers.open_episodes import FILE as SLOTS
 from tidemill.workers.open_episodes import OpenEpisodes, Unfinished, read_slots
-from tidemill.workers.phases import Phases
-from tidemill.workers.shares import Shares
 from tidemill.workers.trainer import Kept
 from tidemill.workers.trainer_config import Trainer
 
 MEMORY = "buffer"
 
 
-class Intake:
+class ReplayIngest:
     """Of trainer `config`, from `source`. A resumed run takes back what was `found`; else
     that is None.
 
@@ -56,7 +55,7 @@ class Intake:
             name: worker.lanes if isinstance(worker, ActorConfig) else 1
             for name, worker in context.experiment.members()
         }
-        self.shares = Shares(cells, lanes, [*zip(self.producers, seats, strict=True)])
+        self.grants = CreditGrants(cells, lanes, [*zip(self.producers, seats, strict=True)])
         slots = None if found is None or not config.exact else found.arrays.get(SLOTS)
         self._open: OpenEpisodes | None = None
         if config.exact:
@@ -65,7 +64,7 @@ class Intake:
                 self._open.restore(*read_slots(slots))
         unfinished = None
         if config.finish_episodes:
-            if self.shares.holding:
+            if self.grants.holding:
                 raise ConfigError(
                     "finish_episodes = True needs targets of one lane, which begin and end their episodes "
                     "alone; take lanes = 1, and ring more"
@@ -82,15 +81,15 @@ class Intake:
                 journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end
             )
             source = Journaled(source, self.journal)
-        self.ages = Ages(source)
-        buffer = config.buffer.build(self.ages, demand)
+        self.policy_lag = PolicyLag(source)
+        buffer = config.buffer.build(self.policy_lag, demand)
         assert isinstance(buffer, ReplayBuffer)
         self.buffer = buffer
         self.limiter = self._limit(found, slots is not None, tell)
         facts = {} if found is None else found.facts
         self.phases = Phases(
             self.limiter,
-            self.shares,
+            self.grants,
             config.iteration_steps,
             context.experiment.limits.steps,
             unfinished,
@@ -100,11 +99,11 @@ class Intake:
     def _limit(self, found: Found | None, goes_on: bool, tell: Callable[[str], None]) -> Limiter:
         """Return what limits the steps of the memory, which takes back what it had. Where
         it `goes_on` steps that were in flight are so again."""
-        config, shares, buffer = self._config, self.shares, self.buffer
+        config, grants, buffer = self._config, self.grants, self.buffer
         assert config.ratio is not None
         ratio = parse_ratio(config.ratio)
-        slack = shares.slots * (1 if config.exact else 2) if config.slack is None else config.slack
-        check_slack(slack, shares.holding)
+        slack = grants.slots * (1 if config.exact else 2) if config.slack is None else config.slack
+        check_slack(slack, grants.holding)
         if found is None:
             return Limiter(ratio, slack)
         kept = found.facts.get("limiter")
@@ -124,7 +123,7 @@ class Intake:
                 counts.base = counts.tasks
         limiter = Limiter(ratio, slack, counts, lost=not (goes_on and config.keep_buffer))
         if goes_on:
-            shares.go_on(limiter.in_flight)
+            grants.go_on(limiter.in_flight)
         if config.keep_buffer:
             buffer.restore(found.path / MEMORY)
             if buffer.sampleable:
@@ -152,14 +151,14 @@ class Intake:
         """Store what has come, and return that."""
         arrivals = self.buffer.receive()
         for channel, committed, voided, returns in arrivals:
-            self.shares.receive(channel, committed + voided)
+            self.grants.receive(channel, committed + voided)
             if committed:
                 self.limiter.commit(committed)
             if voided:
                 self.limiter.void(voided)
             self.phases.returns += returns if self._config.iteration_steps is not None else ()
         if arrivals and self.buffer.sampleable:
-            self.limiter.sampleable(self.shares.slots - 1 if self._config.exact else 0)
+            self.limiter.sampleable(self.grants.slots - 1 if self._config.exact else 0)
         return arrivals
 
     def kept(self, steps: int) -> Kept:

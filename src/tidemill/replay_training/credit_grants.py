@@ -1,5 +1,5 @@
-"""The shares that actors have of a limited trainer's steps: how many each was granted,
-and how many of these have not come.
+"""The steps that actors are granted by the trainer of a replay memory: how many each
+was, and how many of these have not come.
 
 Steps are granted ahead, up to an actor's slots, first to whoever has least of what it can
 use.
@@ -17,7 +17,7 @@ from tidemill.streams.credits import CreditWriter
 
 
 @dataclass(eq=False)
-class _Share:
+class _Grant:
     """An actor's: `slots` lanes of all its targets, `lanes` in each, `outstanding` steps
     granted that have not come, and as its actor knows them the steps `granted` and the
     samples that were `dealt` with."""
@@ -30,7 +30,7 @@ class _Share:
     dealt: int = 0
 
 
-class Shares:
+class CreditGrants:
     """What all actors have.
 
     cells: where each actor reads its credits,
@@ -41,21 +41,21 @@ class Shares:
     def __init__(
         self, cells: Mapping[str, Writer], lanes: Mapping[str, int], channels: Sequence[tuple[str, int]]
     ) -> None:
-        shares = {actor: _Share(CreditWriter(cell), lanes[actor]) for actor, cell in cells.items()}
-        self._shares, self._channels = [*shares.values()], [shares[actor] for actor, _ in channels]
+        shares = {actor: _Grant(CreditWriter(cell), lanes[actor]) for actor, cell in cells.items()}
+        self._grants, self._channels = [*shares.values()], [shares[actor] for actor, _ in channels]
         for share, (_, seats) in zip(self._channels, channels, strict=True):
             share.slots += seats
         self._open: Sequence[Array] | None = None
-        self.slots = sum(share.slots for share in self._shares)
+        self.slots = sum(share.slots for share in self._grants)
         """Of all actors."""
-        self.holding = sum(share.lanes - 1 for share in self._shares)
+        self.holding = sum(share.lanes - 1 for share in self._grants)
         """Steps that can be granted to targets that need more before they can begin a
         tick; 0: every lane steps alone."""
 
     def go_on(self, steps: int) -> None:
         """The only actor has so many steps in flight again; the sample that it goes on
         after counts as the first one that it has sent."""
-        (share,) = self._shares
+        (share,) = self._grants
         share.outstanding = share.granted = share.credits.granted = steps
         share.credits.received = 1
 
@@ -64,7 +64,7 @@ class Shares:
         ones: which these are `open_` tells, by the seats of each channel. None: any may
         begin again."""
         self._open = open_
-        for share in self._shares:
+        for share in self._grants:
             share.credits.finishing = open_ is not None
 
     def receive(self, channel: int, steps: int) -> None:
@@ -78,7 +78,7 @@ class Shares:
         """Grant what `limiter` lets start, and return how many steps that was. Actors
         hear of it by `tell`."""
         started = 0
-        for share in sorted(self._shares, key=lambda share: share.outstanding / max(share.slots, 1)):
+        for share in sorted(self._grants, key=lambda share: share.outstanding / max(share.slots, 1)):
             wanted = self._usable(share) - share.outstanding
             steps = limiter.start(wanted) if wanted > 0 else 0
             started += steps
@@ -89,7 +89,7 @@ class Shares:
     def tell(self, dealt: bool) -> None:
         """Tell actors what they were granted since they heard last; where they wait for
         it, also what was `dealt` with."""
-        for share in self._shares:
+        for share in self._grants:
             credits = share.credits
             if credits.granted > share.granted or (dealt and credits.received > share.dealt):
                 share.granted, share.dealt = credits.granted, credits.received
@@ -98,9 +98,9 @@ class Shares:
     def quiet(self) -> bool:
         """True when no target can step: one of many lanes may hold fewer credits than it
         can use."""
-        return all(share.outstanding < share.lanes for share in self._shares)
+        return all(share.outstanding < share.lanes for share in self._grants)
 
-    def _usable(self, share: _Share) -> int:
+    def _usable(self, share: _Grant) -> int:
         if self._open is None:
             return share.slots
         return sum(

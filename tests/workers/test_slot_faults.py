@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import EnvironmentFault
-from tidemill.workers import health as module
-from tidemill.workers.health import LOOK, TELL, Health
+from tidemill.workers import slot_faults as module
+from tidemill.workers.slot_faults import LOOK, TELL, SlotFaults
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_las
     clock: Any, texts: list[str], told: str
 ) -> None:
     several = slots(3)
-    health = Health(several, True, lambda text: None)
+    health = SlotFaults(several, True, lambda text: None)
     for slot, text in zip(several, texts, strict=False):
         health.look()
         slot.faults.append(text)
@@ -56,7 +56,7 @@ def test_an_exact_run_ends_with_a_slot_that_rests_by_the_first_cause_and_the_las
 
 def test_of_slots_that_rest_is_told_how_many_there_are_now(clock: Any) -> None:
     several = slots(3)
-    health = Health(several, False, lambda text: None)
+    health = SlotFaults(several, False, lambda text: None)
     for slot in several[:2]:
         slot.faults.append("it was lost")
         slot.resting = True
@@ -76,7 +76,7 @@ def test_of_slots_that_rest_is_told_how_many_there_are_now(clock: Any) -> None:
 
 def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: Any) -> None:
     several, told = slots(4), list[str]()
-    health = Health(several, False, told.append)
+    health = SlotFaults(several, False, told.append)
     for slot in several[:3]:
         slot.faults.append("it was lost")
         clock.now += 2 * LOOK
@@ -93,7 +93,7 @@ def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: A
 
 def test_each_slots_first_rest_is_told_at_once_by_itself(clock: Any) -> None:
     several, told = slots(5), list[str]()
-    health = Health(several, False, told.append)
+    health = SlotFaults(several, False, told.append)
     several[0].faults.append("it was lost")
     health.look()
     for slot, resting in zip(several[1:4], (True, True, False), strict=True):
@@ -117,7 +117,7 @@ def test_each_slots_first_rest_is_told_at_once_by_itself(clock: Any) -> None:
 
 def test_a_run_that_fails_tells_what_was_kept_back_before(clock: Any) -> None:
     several, told = slots(3), list[str]()
-    health = Health(several, True, told.append)
+    health = SlotFaults(several, True, told.append)
     for slot in several:
         slot.faults.append("it was lost")
         clock.now += 2 * LOOK

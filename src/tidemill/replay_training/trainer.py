@@ -18,12 +18,12 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
+from tidemill.replay_training.ingest import ReplayIngest
+from tidemill.replay_training.iteration_evaluation import evaluate
+from tidemill.replay_training.limiter_metrics import LimiterMetrics
 from tidemill.store.checkpoint import Found
-from tidemill.workers.account import Account
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.intake import Intake
-from tidemill.workers.iterations import evaluate
 from tidemill.workers.trainer import Kept, TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
@@ -36,7 +36,7 @@ TASKS = 8
 TOLD = 0.2  # seconds between reports: tasks are many and short
 
 
-class LimitedTrainerWorker(TrainerWorker):
+class ReplayTrainerWorker(TrainerWorker):
     """See the module's text."""
 
     _buffer: ReplayBuffer
@@ -48,7 +48,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _configure(self, facts: Facts) -> Facts:
         told = super()._configure(facts)
-        self._ages.publish(self._policy.version)
+        self._policy_lag.publish(self._policy.version)
         return told
 
     def _build_buffer(self, source: SampleConsumer, demand: Demand, found: Found | None) -> Buffer:
@@ -65,17 +65,17 @@ class LimitedTrainerWorker(TrainerWorker):
             "spaces": plain_spaces(self._spaces),
             "math_threads": self.context.math_threads,  # products on more threads have other last bits
         }
-        self._intake = intake = Intake(self.context, config, source, demand, found, header, self._tell)
-        self.limiter, self._shares, self._phases = intake.limiter, intake.shares, intake.phases
-        self._ages, self._journal = intake.ages, intake.journal
-        self._account = Account(self.limiter, self._ages, config.measures() is not None)
-        return intake.buffer
+        self._ingest = ingest = ReplayIngest(self.context, config, source, demand, found, header, self._tell)
+        self.limiter, self._grants, self._phases = ingest.limiter, ingest.grants, ingest.phases
+        self._policy_lag, self._journal = ingest.policy_lag, ingest.journal
+        self._metrics = LimiterMetrics(self.limiter, self._policy_lag, config.measures() is not None)
+        return ingest.buffer
 
     # ---- the loop ----------------------------------------------------------------------
 
     def start(self) -> None:
-        self._progress_at = self._account.told_at = awake()
-        self._ages.publish(self._ages.newest)
+        self._progress_at = self._metrics.told_at = awake()
+        self._policy_lag.publish(self._policy_lag.newest)
         super().start()
 
     def _works_on(self) -> bool:
@@ -171,13 +171,13 @@ class LimitedTrainerWorker(TrainerWorker):
         self._saved = -1, -1  # a checkpoint from before the evaluation may be there
         self._save()
         phases.begin(counters.steps)
-        self._progress_at = self._account.told_at = awake()
+        self._progress_at = self._metrics.told_at = awake()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
 
     def _evaluate(self, number: int) -> Generator[PollResult, None, dict[str, float]]:
         """Return what the evaluation of this iteration came to."""
         config, context = self._config, self.context
-        actors = context.experiment.workers[self._intake.producers[0].rpartition("-")[0]]
+        actors = context.experiment.workers[self._ingest.producers[0].rpartition("-")[0]]
         assert isinstance(actors, ActorConfig)
         steps, patience = config.evaluation_steps, config.max_no_progress_s
         try:
@@ -207,7 +207,7 @@ class LimitedTrainerWorker(TrainerWorker):
 
     def _receive(self) -> int:
         """Store what has come. Return how many samples that was."""
-        arrivals = self._intake.receive()
+        arrivals = self._ingest.receive()
         for arrival in arrivals:
             self._returns.extend(arrival.returns)
             if arrival.committed:
@@ -219,12 +219,12 @@ class LimitedTrainerWorker(TrainerWorker):
     def _grant(self) -> int:
         """Grant what the gates allow, and return how many steps that was. In an exact run
         the actor is told of each sample, since it waits until that was dealt with."""
-        granted = self._shares.start(self.limiter)
+        granted = self._grants.start(self.limiter)
         # they are taken with the newest version: while training lags something is owed
         # all the time
         if granted:
             self._publish_newest()
-        self._shares.tell(self._config.exact)
+        self._grants.tell(self._config.exact)
         return granted
 
     def _run_task(self) -> None:
@@ -252,17 +252,17 @@ class LimitedTrainerWorker(TrainerWorker):
         if not self.limiter.owed:
             self._publish_newest()
         self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
-        self._account.count({**metrics, **lags}, self._progress_at - began)
+        self._metrics.count({**metrics, **lags}, self._progress_at - began)
 
     def _publish_newest(self) -> None:
         """Publish the weights, unless the newest ones are."""
-        if self._ages.newest != self._policy.version:
+        if self._policy_lag.newest != self._policy.version:
             self._publish()
-            self._ages.publish(self._policy.version)
+            self._policy_lag.publish(self._policy.version)
 
     def _look_round(self) -> None:
         now = awake()
-        if now - self._account.told_at >= TOLD:
+        if now - self._metrics.told_at >= TOLD:
             self._summarise()
             if self._versions is not None:
                 self._versions.look(self._policy, self._version_counters())
@@ -305,13 +305,13 @@ class LimitedTrainerWorker(TrainerWorker):
                 "populations with journal = False"
             )
         super()._adopt(message)
-        self._ages.publish(self._policy.version)
+        self._policy_lag.publish(self._policy.version)
 
     def _summarise(self) -> None:
         """Report what has happened since the last time."""
         self.counters.add(self._buffer.counts)
         self._buffer.counts = type(self._buffer.counts)()
-        if (told := self._account.take()) is not None:
+        if (told := self._metrics.take()) is not None:
             self._count_time()
             self._report_update(told)
 
@@ -322,7 +322,7 @@ class LimitedTrainerWorker(TrainerWorker):
         super()._save(final)
 
     def _kept(self) -> Kept:
-        return self._intake.kept(self.counters.steps)
+        return self._ingest.kept(self.counters.steps)
 
     def _close(self) -> None:
         if self._journal is not None:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.replay.limiter import Limiter
+from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.workers.open_episodes import Unfinished
-from tidemill.workers.shares import Shares
 
 
 class Phases:
     """Where the run is in them, and which episodes its iteration has seen.
 
-    limiter, shares: of the steps
+    limiter, grants: of the steps
     each: steps of an iteration; None: there are none
     limit: of the run's steps; None: there is none
     unfinished: which episodes are open, where phases end with them
@@ -24,14 +24,14 @@ class Phases:
     def __init__(
         self,
         limiter: Limiter,
-        shares: Shares,
+        grants: CreditGrants,
         each: int | None,
         limit: int | None,
         unfinished: Unfinished | None,
         facts: Mapping[str, Any],
     ) -> None:
         self._limiter = limiter
-        self._shares = shares
+        self._grants = grants
         self._each = each
         self._limit = limit
         self._unfinished = unfinished
@@ -56,9 +56,9 @@ class Phases:
         if self._each is not None and self.iteration_end is None:
             self.iteration_end = (steps // self._each + 1) * self._each
         self._end = min((end for end in (self._limit, self.iteration_end) if end is not None), default=None)
-        self._limiter.begin_phase(None if self._shares.holding else self._end)
+        self._limiter.begin_phase(None if self._grants.holding else self._end)
         self.finishing = False
-        self._shares.keep_to(None)
+        self._grants.keep_to(None)
 
     def end(self, awaiting: bool) -> None:
         """Stop granting, since the phase's steps are there; `awaiting` open episodes,
@@ -72,7 +72,7 @@ class Phases:
         assert self._unfinished is not None
         self.finishing = True
         self._limiter.begin_phase(None)
-        self._shares.keep_to(self._unfinished.open)
+        self._grants.keep_to(self._unfinished.open)
 
     def end_iteration(self) -> None:
         """The iteration was evaluated; the next one is still to `begin`."""
@@ -93,7 +93,7 @@ class Phases:
     def quiet(self) -> bool:
         """True when no step can come. Credits of open episodes that were cut by a resume
         are used in the next phase."""
-        return (self.finishing and not self.open()) or self._shares.quiet()
+        return (self.finishing and not self.open()) or self._grants.quiet()
 
     def facts(self, steps: int) -> dict[str, Any]:
         """Return what checkpoints keep."""

@@ -15,7 +15,7 @@ SLOTS = 2  # a peer may be one message ahead, never two: nobody finishes a sum b
 WHOLE = 1 << 18  # bytes up to which everybody adds up everything: one exchange instead of two
 
 
-class Summing:
+class AllReduce:
     """One trainer's part. `rank` is its place among them; `senders` and `receivers` its
     channels to and from each other trainer, by rank.
 

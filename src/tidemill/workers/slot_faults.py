@@ -15,7 +15,7 @@ TELL = 10.0
 LOOK = 0.02  # seconds between looks
 
 
-class Health:
+class SlotFaults:
     """Of the `environments` that void their steps when these fail (see `envs.slots`).
 
     exact: none of them may rest

@@ -16,7 +16,7 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
-from tidemill.streams.sums import Summing
+from tidemill.streams.all_reduce import AllReduce
 from tidemill.workers.base import PollResult
 from tidemill.workers.trainer_config import Trainer
 
@@ -46,7 +46,7 @@ class Peers:
     """One trainer's equals; without a `summing` there are none, and a sum is what it
     brings. `clock` is the trainer's."""
 
-    def __init__(self, clock: Clock, summing: Summing | None = None) -> None:
+    def __init__(self, clock: Clock, summing: AllReduce | None = None) -> None:
         self._clock, self._summing = clock, summing
         self._met_at = 0.0  # when they last met, or this one began to end
         # parameters and the algorithm's state, while an update is half done
@@ -77,7 +77,7 @@ class Peers:
         }
         return cls(
             clock,
-            Summing(
+            AllReduce(
                 names.index(context.name), senders, receivers, max(algorithm.largest_sum, _AGREED.nbytes)
             ),
         )

@@ -1,5 +1,5 @@
-"""What a limited trainer counts its steps by: shares of the actors, phases, and the
-account that it gives."""
+"""What the trainer of a replay memory counts its steps by: grants to the actors, phases,
+and its metrics."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -11,13 +11,13 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.memory import LocalSegment
 from tidemill.replay.limiter import Limiter
+from tidemill.replay_training.credit_grants import CreditGrants
+from tidemill.replay_training.limiter_metrics import LimiterMetrics
+from tidemill.replay_training.phases import Phases
+from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.streams.credits import Credits
 from tidemill.transports.slots import SlotReader, SlotWriter
-from tidemill.workers.account import Account
-from tidemill.workers.ages import Ages
 from tidemill.workers.open_episodes import Unfinished
-from tidemill.workers.phases import Phases
-from tidemill.workers.shares import Shares
 
 CHANNELS = (("a", 2), ("b", 1), ("a", 1))
 
@@ -37,10 +37,10 @@ class Nothing(SampleConsumer):
 
 def shares_of(
     lanes: int = 1, channels: Sequence[tuple[str, int]] = CHANNELS
-) -> tuple[Shares, dict[str, Credits]]:
+) -> tuple[CreditGrants, dict[str, Credits]]:
     """The shares of actors a and b, and where they read them."""
     cells = {name: LocalSegment() for name in ("a", "b")}
-    shares = Shares(
+    shares = CreditGrants(
         {name: SlotWriter(cell, []) for name, cell in cells.items()}, dict.fromkeys(cells, lanes), channels
     )
     return shares, {name: Credits(SlotReader(cell)) for name, cell in cells.items()}
@@ -159,7 +159,7 @@ def test_open_episodes_are_played_on_when_nothing_else_is_in_flight() -> None:
 def test_an_account_is_of_what_has_happened_since_the_last_one() -> None:
     now = [0.0]
     limiter = Limiter(Fraction(1, 2), 100, clock=lambda: now[0])
-    account = Account(limiter, Ages(Nothing()), known=False)
+    account = LimiterMetrics(limiter, PolicyLag(Nothing()), known=False)
     assert account.take() is None
     limiter.start(4)
     now[0] = 3.0
@@ -186,7 +186,7 @@ def test_an_account_is_of_what_has_happened_since_the_last_one() -> None:
 
 def test_a_warm_up_is_told_of_where_it_is_known_what_is_to_come() -> None:
     limiter = Limiter(Fraction(1), 100)
-    account = Account(limiter, Ages(Nothing()), known=True)
+    account = LimiterMetrics(limiter, PolicyLag(Nothing()), known=True)
     limiter.start(1)
     assert account.take() is None
     limiter.commit(1)

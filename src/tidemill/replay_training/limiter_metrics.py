@@ -5,15 +5,15 @@ from collections.abc import Mapping
 
 from tidemill.core.clock import awake
 from tidemill.replay.limiter import Limiter
-from tidemill.workers.ages import Ages
+from tidemill.replay_training.policy_lag import PolicyLag
 
 
-class Account:
+class LimiterMetrics:
     """Of what has happened since it was told last. Before anything was trained there is
     nothing to tell, unless it is `known` what is to come."""
 
-    def __init__(self, limiter: Limiter, ages: Ages, known: bool) -> None:
-        self._limiter, self._ages, self._known = limiter, ages, known
+    def __init__(self, limiter: Limiter, policy_lag: PolicyLag, known: bool) -> None:
+        self._limiter, self._policy_lag, self._known = limiter, policy_lag, known
         self._sums: dict[str, float] = {}
         self._means: dict[str, float] = {}  # of the tasks that were told last
         self._tasks, self._seconds = 0, 0.0
@@ -28,10 +28,10 @@ class Account:
         self._seconds += seconds
 
     def take(self) -> dict[str, float] | None:
-        """Return the means of what updates returned, what the limiter counts, the ages of
+        """Return the means of what updates returned, what the limiter counts, the lag of
         what came, and the number of slots that would balance the run: N* = seconds of a
         step / (ratio · seconds of a task). None when nothing has happened."""
-        told = {**self._limiter.report(), **self._ages.take()}
+        told = {**self._limiter.report(), **self._policy_lag.take()}
         flown, voided = told.pop("limiter/flown"), int(told["limiter/voided"])
         committed, tasks = int(told["limiter/committed"]) - self._committed, self._tasks
         if tasks:

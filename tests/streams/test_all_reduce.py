@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from tidemill.api.edges import Edge
 from tidemill.core.errors import SchemaError
-from tidemill.streams.sums import WHOLE, Summing
+from tidemill.streams.all_reduce import WHOLE, AllReduce
 from tidemill.transports.local import local_endpoints
 
 
-def trainers(count: int, most_bytes: int) -> list[Summing]:
+def trainers(count: int, most_bytes: int) -> list[AllReduce]:
     names = [f"trainer-{i}" for i in range(count)]
     edges = [Edge(f"sums/p/{a}/{b}", "channel", a, (b,)) for a in names for b in names if a != b]
     ends = {name: endpoints for name, (endpoints, _) in local_endpoints(names, edges).items()}
     return [
-        Summing(
+        AllReduce(
             rank,
             {i: ends[name].producer(f"sums/p/{name}/{other}") for i, other in enumerate(names) if i != rank},
             {i: ends[name].consumer(f"sums/p/{other}/{name}") for i, other in enumerate(names) if i != rank},

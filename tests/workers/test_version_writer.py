@@ -15,7 +15,7 @@ from tidemill.api.label import read_label
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.packed import unpack
 from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
-from tidemill.workers import pusher
+from tidemill.workers import version_writer
 
 
 def kept(folder: Path) -> dict[int, float]:
@@ -118,7 +118,7 @@ def test_training_goes_on_when_the_disk_is_full_and_says_so(
 def test_an_end_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = threading.Event()
     bench = Bench(folder=tmp_path, database_seconds=1e-9)
-    monkeypatch.setattr(pusher, "LAST_PUSH", 0.05)
+    monkeypatch.setattr(version_writer, "LAST_PUSH", 0.05)
     monkeypatch.setattr(ParameterDatabase, "push", lambda *_: hangs.wait(60))
     bench.send(0)
     bench.poll()

@@ -14,7 +14,7 @@ from tidemill.store.parameter_database import ParameterDatabase
 LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
 
 
-class VersionPusher:
+class VersionWriter:
     """Pushes versions of one policy.
 
     seconds: between two pushes

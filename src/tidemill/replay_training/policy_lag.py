@@ -10,7 +10,7 @@ from tidemill.api.stream import SampleConsumer, WatchedConsumer
 KEPT = 4096  # versions whose time is known
 
 
-class Ages(WatchedConsumer):
+class PolicyLag(WatchedConsumer):
     """A sample stream of arrivals whose rows are looked at as they are taken."""
 
     def __init__(self, source: SampleConsumer) -> None:
