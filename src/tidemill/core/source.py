@@ -11,6 +11,7 @@ import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import (
@@ -387,23 +388,25 @@ def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
 def is_installed(file: Path) -> bool:
     """True for what was installed, and for Python's own and this library: no code of the
     user's."""
-    places = (Path(__file__).resolve().parents[1], sysconfig.get_path("stdlib"))
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or any(
-        file.is_relative_to(place) for place in places
+        file.is_relative_to(place) for place in _INSTALLED
     )
 
 
+_INSTALLED = (Path(__file__).resolve().parents[1], Path(sysconfig.get_path("stdlib")))
 _parsing = threading.Lock()  # Python's own parser counts how deep it is for all threads together
 
 
-def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path]:
-    """Where the modules that `file`, which holds `data`, imports may lie: beside it,
-    where relative imports say, in `folders`, or anywhere on the path."""
+@lru_cache(maxsize=256)  # short runs look at the same files again and again
+def _import_statements(data: bytes) -> frozenset[tuple[int, str]]:
+    """Return what a file that holds `data` imports, packages of modules included: the
+    level of the import, 0 for an absolute one, and the name."""
     try:
         with _parsing:
             tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep for the parser
-        return
+        return frozenset()
+    found = set[tuple[int, str]]()
     for node in ast.walk(tree):
         level = 0
         if isinstance(node, ast.Import):
@@ -413,13 +416,19 @@ def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path
             names = [above[:-1], *(above + alias.name for alias in node.names)]
         else:
             continue
-        for name in {
-            prefix for whole in filter(None, names) for prefix in accumulate(whole.split("."), "{}.{}".format)
-        }:
-            above_it = file.parents[min(max(level, 1), len(file.parents)) - 1]
-            for folder in {above_it} if level else {above_it, *folders}:
-                yield from filter(os.path.isfile, module_places(folder.joinpath(*name.split("."))))
-            yield from map(Path, module_file(name) if not level else ())
+        for whole in filter(None, names):
+            found |= {(level, prefix) for prefix in accumulate(whole.split("."), "{}.{}".format)}
+    return frozenset(found)
+
+
+def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path]:
+    """Where the modules that `file`, which holds `data`, imports may lie: beside it,
+    where relative imports say, in `folders`, or anywhere on the path."""
+    for level, name in _import_statements(data):
+        above_it = file.parents[min(max(level, 1), len(file.parents)) - 1]
+        for folder in {above_it} if level else {above_it, *folders}:
+            yield from filter(os.path.isfile, module_places(folder.joinpath(*name.split("."))))
+        yield from map(Path, module_file(name) if not level else ())
 
 
 def file_digest(path: Path) -> str:
