@@ -23,7 +23,7 @@ from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, names_nothing, quoted
-from tidemill.core.config import Config
+from tidemill.core.config import Config, member
 from tidemill.core.errors import Untrusted
 from tidemill.core.secrets import references
 from tidemill.core.source import file_digest, is_installed, module_file, module_places, own_code
@@ -161,6 +161,7 @@ def _outside(config: Any, environments: bool) -> Iterator[tuple[Mapping[str, Any
     """Yield what each table of settings in an encoded configuration names, with the
     table."""
     if isinstance(config, Mapping) and "kind" in config:
+        member(Config, str(config["kind"]))  # imported, if it is the library's
         kinds = [kind for kind in _kinds(Config) if kind.__name__ == config["kind"]]
         own = not kinds or not all(kind.__module__.partition(".")[0] == "tidemill" for kind in kinds)
         if own and not names_nothing(config):
