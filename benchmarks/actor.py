@@ -80,19 +80,19 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
     found = []
     for run in range(runs + 1):
         worker.clock = clock = _Stopwatch()
-        for target in worker.ring.targets:
+        for target in worker.order.targets:
             target._clock = clock
         for client in worker._clients.values():
             client._clock = clock
-        done, spent = worker._ticks, 0.0
-        while worker._ticks - done < ticks:
+        done, spent = worker.order.ticks, 0.0
+        while worker.order.ticks - done < ticks:
             start = perf_counter()
             worker.turn()
             spent += perf_counter() - start
             while channel.take() is not None:
                 channel.release()
         clock.enter("python")
-        count = worker._ticks - done
+        count = worker.order.ticks - done
         other = clock.seconds["environment"] + clock.seconds["inference"]
         if run:
             found.append((1e6 * (spent - other) / count, 1e6 * clock.seconds["environment"] / count))

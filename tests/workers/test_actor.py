@@ -14,8 +14,9 @@ from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.testing.scripted import ScriptedEnvironment
-from tidemill.workers import actor, actor_memory
-from tidemill.workers.actor import MAX_POLL_STEPS, PULL_TICKS, Actors, AgentSpec, match_agents
+from tidemill.workers import actor_memory, parameter_refresh
+from tidemill.workers.actor import MAX_POLL_STEPS, Actors, AgentSpec, match_agents
+from tidemill.workers.parameter_refresh import PULL_TICKS
 
 EDGE = "samples/s/actor-0/0"
 
@@ -182,7 +183,7 @@ def pulled(world: World, ticks: int) -> bool:
     world.begin()
     world.poll()
     world.publish()
-    play(world, lambda: world.actor._ticks > ticks + MAX_POLL_STEPS)
+    play(world, lambda: world.actor.order.ticks > ticks + MAX_POLL_STEPS)
     return Known.built[0].version == 1
 
 
@@ -193,7 +194,7 @@ def test_an_actor_without_boundaries_pulls_all_the_same() -> None:
 def test_the_timed_pull_leaves_the_episode_of_a_single_lane_alone() -> None:
     world = world_of(Marked(shortest=3 * PULL_TICKS, longest=3 * PULL_TICKS), lanes=1)
     world.begin()
-    while world.actor._ticks < 12 * PULL_TICKS:
+    while world.actor.order.ticks < 12 * PULL_TICKS:
         world.poll()
         world.publish()
         world.drain()
@@ -211,7 +212,7 @@ def test_the_timed_pull_takes_single_lanes_whose_samples_are_dropped_when_they_l
 def test_a_single_lane_whose_episode_may_never_end_takes_parameters_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(actor, "ENDLESS_TICKS", 4 * PULL_TICKS)
+    monkeypatch.setattr(parameter_refresh, "ENDLESS_TICKS", 4 * PULL_TICKS)
     endless = Marked(shortest=10**6, longest=10**6, promises=False)
     assert not pulled(world_of(endless, lanes=1), 2 * PULL_TICKS)
     assert pulled(world_of(endless, lanes=1), 5 * PULL_TICKS)

@@ -254,7 +254,9 @@ def test_two_policies_never_wait_for_each_other(environment: Marked) -> None:
 def test_a_seat_that_was_never_there_has_fillers_alone() -> None:
     schema = {**ROW_FIELDS, "obs": Field((), "float32")}
     spec, samples = AgentSpec(sample_steps=STEPS, burn_in=1), NullSampleProducer()
-    blocks = lockstep_blocks(Terms(spec, schema, 3, sizes(spec, 3, 0, True, 1), True, samples, lambda: None))
+    blocks = lockstep_blocks(
+        Terms(spec, schema, schema, 3, sizes(spec, 3, 0, True, 1), True, samples, lambda: None)
+    )
     assert isinstance(blocks, LockstepColumns)
     # the first has the filler of its burn-in and nothing else, the last one a whole
     # sample

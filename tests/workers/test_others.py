@@ -112,7 +112,7 @@ def test_between_its_first_row_and_its_first_answer_a_seat_is_played_by_no_versi
     )
     world = World(Actors(environment=Marked(agents=2), agents=specs, lanes=1, slots=50))
     world.begin()
-    agent, target = world.actor._agents[1][1], world.actor.ring.targets[0]
+    agent, target = world.actor.order.agents[1][1], world.actor.order.targets[0]
     for _ in range(2):
         assert target.all_done()
         target.reset()

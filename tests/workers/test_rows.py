@@ -140,9 +140,9 @@ def play_and_check(world: World, plan: list[tuple[int, bool]], by_index: bool) -
 
 
 def force_index(world: World) -> None:
-    for _, agent in world.actor._agents:
-        if isinstance(agent._blocks, InStep):
-            agent._blocks = agent._blocks.by_index()
+    for _, agent in world.actor.order.agents:
+        if isinstance(agent.blocks, InStep):
+            agent.blocks = agent.blocks.by_index()
 
 
 def streams_of(world: World) -> dict[tuple[int, int], list[dict[str, np.ndarray]]]:
@@ -273,7 +273,7 @@ def test_a_cut_is_forced_from_outside_too(how: str) -> None:
         )
     )
     world.begin()
-    (target,) = world.actor.ring.targets
+    (target,) = world.actor.order.targets
     forced = 0
     while len(world.got.get("samples/red/actor-0/0", ())) < 8:
         if world.got and not forced:

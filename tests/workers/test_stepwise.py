@@ -161,7 +161,7 @@ def test_who_has_waited_for_credits_goes_before_others_are_received(monkeypatch:
     made = World(ReplayActors(environment=Marked(), lanes=1, ring=2))
     made.begin()
     purse = Purse()
-    monkeypatch.setattr(made.actor._gang, "_credits", purse)
+    monkeypatch.setattr(made.actor.order, "_credits", purse)
     made.poll()  # resets need none
     first, second = Marked.built
     first.stalled, purse.steps = True, 1
@@ -190,7 +190,7 @@ def test_slots_wait_while_they_are_free_and_have_no_credit_and_not_while_they_st
     monkeypatch.setattr(clock, "process_time", lambda: used)
     made = World(ReplayActors(environment=Marked(), lanes=1, ring=2))
     made.begin()
-    gang, purse = made.actor._gang, Purse()
+    gang, purse = made.actor.order, Purse()
     assert gang is not None
     monkeypatch.setattr(gang, "_credits", purse)
     first, second = Marked.built

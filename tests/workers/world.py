@@ -271,12 +271,12 @@ class World:
     def begin(self) -> Facts:
         """Configure and start everything, with poisoned slots and rows."""
         facts: Facts = self.actor._configure(Facts())
-        for number, agent in self.actor._agents:
-            if isinstance(agent._blocks, Columns):
+        for number, agent in self.actor.order.agents:
+            if isinstance(agent.blocks, Columns):
                 poison(
                     {
                         name: array[self.actors.agents[number].burn_in :]
-                        for name, array in agent._blocks.arrays.items()
+                        for name, array in agent.blocks.arrays.items()
                     }
                 )
         for consumer in self.consumers.values():

@@ -28,8 +28,9 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.environments import build_environment
-from tidemill.workers.gang import LOOK_AGAIN, Gang
+from tidemill.workers.ready_batch import LOOK_AGAIN, ReadyBatch
 from tidemill.workers.rows import row_schema
+from tidemill.workers.said import Listener
 from tidemill.workers.stepwise import StepwiseAgent, exact
 
 
@@ -61,7 +62,7 @@ class _Play:
         self.environment, self._client, self._seed = environment, client, seed
         self._agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
-        self.gang = Gang([environment], self._agent, tick, Clock())
+        self.batch = ReadyBatch([environment], self._agent, tick, Clock(), Listener(), self._flush)
         self.ended: list[tuple[float, int]] = []
         """Of each episode that ended the return, and the steps since the one before,
         those of cut episodes between them included."""
@@ -69,18 +70,22 @@ class _Play:
         """Steps since then."""
         self.stepped_at = awake()
 
+    def _flush(self, least: int) -> bool:
+        if self._client.buffered < least:
+            return False
+        if self._seed is not None:
+            self._client.reseed(derive_seed(self._seed, self.batch.steps))
+        self._client.flush()
+        return True
+
     def go_on(self) -> bool:
         """Take a turn. False when there is nothing to be done before the environment
         answers."""
-        gang, steps = self.gang, self.gang.steps
-        moved = gang.begin()
-        if moved and self._seed is not None:
-            self._client.reseed(derive_seed(self._seed, steps))
-        self._client.flush()
-        moved = gang.send() or moved
-        moved = gang.receive() or moved
-        if gang.steps > steps:
-            self.open += gang.steps - steps
+        batch, steps = self.batch, self.batch.steps
+        moved = batch.go_on()
+        moved = batch.receive() or moved
+        if batch.steps > steps:
+            self.open += batch.steps - steps
             self.stepped_at = awake()
         if len(self._agent.episodes) > len(self.ended):
             self.ended.append((self._agent.episodes[-1][0], self.open))
@@ -153,14 +158,14 @@ def evaluate(
         until, looked_at = awake() + 0.01, awake()
         for play in plays:
             play.stepped_at = looked_at
-        while sum(play.gang.steps for play in plays) < steps or (returns := _counted(plays, steps)) is None:
+        while sum(play.batch.steps for play in plays) < steps or (returns := _counted(plays, steps)) is None:
             while rung:
                 moving[rung.popleft()] = None
             if (now := awake()) - looked_at > LOOK_AGAIN:  # at deadlines, say, nobody rings
                 looked_at = now
                 plays = _left(plays, steps, patience, iteration)
                 moving = dict.fromkeys(plays)
-            moving = {play: None for play in moving if play.gang.steps < steps and play.go_on()}
+            moving = {play: None for play in moving if play.batch.steps < steps and play.go_on()}
             if stop():
                 return {}
             if not moving or awake() > until:
@@ -173,11 +178,11 @@ def evaluate(
 
 
 def _waker(play: _Play, rung: deque[_Play], ring: Callable[[], None]) -> Callable[[], None]:
-    wake_gang = play.gang.waker(0, ring)
+    wake_play = play.batch.waker(0, ring)
 
     def wake() -> None:
         rung.append(play)
-        wake_gang()
+        wake_play()
 
     return wake
 
@@ -188,7 +193,7 @@ def _left(plays: list[_Play], steps: int, patience: float, iteration: int) -> li
     left = [
         play
         for play in plays
-        if play.gang.steps >= steps or not (play.environment.resting or play.stepped_at < since)
+        if play.batch.steps >= steps or not (play.environment.resting or play.stepped_at < since)
     ]
     if left:
         return left

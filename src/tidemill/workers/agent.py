@@ -55,7 +55,7 @@ class Agent:
         client: InferenceClient,
         blocks: InStep | Columns,
     ) -> None:
-        self._seats, self._deterministic, self._client, self._blocks = seats, deterministic, client, blocks
+        self._seats, self._deterministic, self.client, self.blocks = seats, deterministic, client, blocks
         self._observation_names = [n for n in schema if n == "obs" or n.startswith("obs.")]
         self._state_names = [n for n in schema if n.startswith("state.")]
         self._action_names = [n for n in schema if n == "action" or n.startswith("action.")]
@@ -126,20 +126,21 @@ class Agent:
 
     def is_ready(self) -> bool:
         """True when no seat waits for an answer."""
-        return self._request is None or self._client.is_ready(self._request)
+        return self._request is None or self.client.is_ready(self._request)
 
     def get_action(self) -> Arrays:
         """Complete the rows that were asked for and return the actions: name → [N, ...],
         meaningless for seats that asked for none."""
-        self._complete()
-        self._blocks.send()
+        self.complete()
+        self.blocks.send()
         return self._actions
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
+        """Complete the rows that were asked for; `is_ready`."""
         if self._request is not None:
-            answer = self._client.consume_result(self._request)
+            answer = self.client.consume_result(self._request)
             self._request = None
-            block, asked, fields = self._blocks.arrays, self._asked, answer.fields
+            block, asked, fields = self.blocks.arrays, self._asked, answer.fields
             if self._asking is None:
                 count, seats, extra = self._seats, slice(None), 0
             else:
@@ -160,24 +161,24 @@ class Agent:
     def has_room(self) -> bool:
         """True when the next rows have a place to go (False while the consumer holds all
         slots)."""
-        return self._blocks.has_room()
+        return self.blocks.has_room()
 
     def next_observation(self, tick: Tick) -> None:
         """Point `tick.observation` at the row that comes next, so that the environment
         writes it in place. Needs `has_room`."""
-        if isinstance(self._blocks, InStep):
-            block, position = self._blocks.arrays, self._blocks.position
+        if isinstance(self.blocks, InStep):
+            block, position = self.blocks.arrays, self.blocks.position
             tick.observation = {name: block[name][position] for name in self._observation_names}
 
     def observe(self, tick: Tick) -> None:
         """Store the rows of a tick and post the request for their answers."""
-        blocks = self._blocks
+        blocks = self.blocks
         if isinstance(blocks, InStep):
             if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
                 self._observe_in_step(blocks, tick)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
-            self._blocks = blocks = blocks.by_index()
+            self.blocks = blocks = blocks.by_index()
         self._observe_by_index(blocks, tick)
 
     def _observe_in_step(self, blocks: InStep, tick: Tick) -> None:
@@ -213,7 +214,7 @@ class Agent:
             self._asked, self._asking, self._extra = (position, asking), asking, 0
             observation = {name: self._gather(name, array, asking, 0) for name, array in observation.items()}
             state = {name: self._gather(name, array, asking, 0) for name, array in state.items()}
-        self._request = self._client.post_request(observation, state, self._deterministic)
+        self._request = self.client.post_request(observation, state, self._deterministic)
 
     def _observe_by_index(self, blocks: Columns, tick: Tick) -> None:
         """The general case: in this tick a seat writes one row, none, or (ended and
@@ -249,7 +250,7 @@ class Agent:
             self._asked = tuple(np.concatenate(pair) for pair in zip(asked_first, asked_second, strict=True))
             observation = {name: self._gathered[name][:count] for name in self._observation_names}
             state = {name: self._gathered[name][:count] for name in self._state_names}
-            self._request = self._client.post_request(observation, state, self._deterministic)
+            self._request = self.client.post_request(observation, state, self._deterministic)
 
     def _write_rows(
         self,
@@ -288,6 +289,27 @@ class Agent:
             self._gather(name, self._state[name], asking, start)
         return rows, asking
 
+    def ask_again(self) -> None:
+        """Ask anew for the answers of the newest rows, after these were `complete`: their
+        actions, and what is remembered after them, are those of the second answer."""
+        blocks, open_seats = self.blocks, (~self.finished).nonzero()[0]
+        if isinstance(blocks, Columns):
+            # who was absent has acted on its newest row already
+            absent = np.setdiff1d(open_seats, self._asking)  # type: ignore[arg-type]
+            blocks.arrays["truncated"][blocks.position[absent] - 1, absent] = True
+            self._asked, self._asking = (blocks.position[open_seats] - 1, open_seats), open_seats
+        elif len(open_seats) == self._seats:
+            self._asked, self._asking = blocks.position - 1, None
+        else:
+            self._asked, self._asking = (blocks.position - 1, open_seats), open_seats
+        self._extra = 0
+        if len(open_seats):
+            observation, state = (
+                {n: blocks.arrays[n][self._asked] for n in names}
+                for names in (self._observation_names, self._state_names)
+            )
+            self._request = self.client.post_request(observation, state, self._deterministic)
+
     # ---- the parts both share ----------------------------------------------------------
 
     def _gather(self, name: str, source: NDArray[Any], seats: Seats, start: int) -> NDArray[Any]:
@@ -316,7 +338,7 @@ class Agent:
     def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
         """These seats' episodes are over: show the info on the rows whose actions
         finished them."""
-        block = self._blocks.arrays
+        block = self.blocks.arrays
         returns, lengths = self._return[seats], self._length[seats] + 1
         block["info_mask"][at] = True
         block["info.return"][at] = returns

@@ -56,13 +56,15 @@ def sizes(spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int)
 class Terms:
     """What blocks are made from.
 
-    schema: of a sample's row (`sample_schema`)
+    row: fields of a row as an agent writes it (`row_schema`)
+    schema: fields of a sample's row (`sample_schema`)
     same_step: a seat may end one episode and begin the next within a tick
     samples: where samples go; their slots were offered
     on_sent: called after each sample
     """
 
     spec: PlayerSpec
+    row: Schema
     schema: Schema
     seats: int
     need: Sizes

@@ -15,6 +15,8 @@ last in the ring (`SENT`): a checkpoint needs that too, and the step is in fligh
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self, cast
 
 import numpy as np
 
@@ -25,10 +27,12 @@ from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
+from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
-from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode
+from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
-from tidemill.workers.stepwise import StepwiseAgent
+from tidemill.workers.said import Listener
+from tidemill.workers.stepwise import StepwiseAgent, credits_of
 
 
 def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
@@ -46,7 +50,7 @@ _OBSERVED = ("obs", "on_reset", "done", "truncated", "reward", "voided", "info",
 class ExactAgent(StepwiseAgent):
     """The seat of one slot. `seed`: the root of all that is drawn for it."""
 
-    _client: InlineInferenceClient
+    client: InlineInferenceClient
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class ExactAgent(StepwiseAgent):
         return derive_seed(self._seed, "reset", self.episode)
 
     def ask(self, seats: Seats | None = None) -> int:
-        self._client.reseed(derive_seed(self._seed, "act", self.episode, int(self._length[0])))
+        self.client.reseed(derive_seed(self._seed, "act", self.episode, int(self._length[0])))
         return super().ask(seats)
 
     def observe(self, tick: Tick, came: Seats | None = None) -> None:
@@ -98,28 +102,30 @@ class ExactAgent(StepwiseAgent):
 
 
 class ExactTarget(EnvTarget):
-    """A slot's environment. `tell` takes a text for the user."""
+    """A slot's environment. `credits`: what its steps need, `tell` takes a text for the
+    user."""
 
     def __init__(
         self,
         environment: Environment,
-        agents: Sequence[ExactAgent],
-        ticks: Sequence[Tick],
+        agent: ExactAgent,
+        tick: Tick,
         clock: Clock,
+        listener: Listener,
+        number: int,
+        credits: Credits,
         tell: Callable[[str], None],
     ) -> None:
-        super().__init__(environment, agents, ticks, clock)
-        (self.agent,) = agents
-        self._tell = tell
+        super().__init__(environment, [agent], [tick], clock, listener, number)
+        self.agent, self._credits, self._tell = agent, credits, tell
         self._again: _Again | None = None
         self.turn = False
         self.decided = True
         """What it does next is known: an action was chosen, or it is to be reset."""
 
-    def join(self, ring: "ExactRing", credits: Credits, number: int) -> None:
-        """Say in which ring its turns come, whose credits its steps need, and which slot
-        it is."""
-        self._ring, self._credits, self.number = ring, credits, number
+    def join(self, ring: "ExactRing") -> None:
+        """Say in which ring its turns come."""
+        self._ring = ring
 
     def waits(self) -> bool:
         """It is to be sent, and was not yet: for want of a credit, if it was tried."""
@@ -140,7 +146,7 @@ class ExactTarget(EnvTarget):
         self._ring.rows += 1
         self.decided = False
 
-    def _agents_ready(self) -> bool:
+    def _may_step(self) -> bool:
         agent = self.agent
         if not self.decided:
             if not self.turn or self._credits.received() != self._ring.rows:
@@ -244,25 +250,61 @@ class _Again:
         return False
 
 
+def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarget:
+    context, environment, (spec,) = parts.context, parts.environments[number], parts.config.agents
+    environment.bind(parts.groups)
+    environment.on_ready(context.endpoints.bell.ring)
+    terms, client = parts.terms(0, 1, number), parts.client(spec, number)
+    fields = chosen_fields(terms.row, terms.schema)
+    terms.samples.offer(fields, terms.need.rows, terms.need.columns, terms.need.slots)
+    client = cast("InlineInferenceClient", client)  # `check_stepwise` has seen to that
+    client.reseed(0)  # so that a policy which cannot be is refused now
+    # the same after a resume
+    seed = derive_seed(context.experiment.seed, context.name, "slot", number)
+    agent = ExactAgent(terms.row, spec.deterministic, client, terms.samples, environment.voids, seed)
+    tick = Tick.allocate(parts.spaces[0].observation, 1, environment.info, False)
+    return ExactTarget(environment, agent, tick, parts.clock, parts.listener, number, credits, parts.tell)
+
+
 class ExactRing(EnvRing):
     """Targets strictly in turn. See the module's text."""
 
     targets: list[ExactTarget]  # type: ignore[assignment]
 
-    def __init__(self, targets: list[ExactTarget], credits: Credits) -> None:
-        super().__init__(targets)
+    def __init__(self, targets: list[ExactTarget], parts: ActorParts, credits: Credits) -> None:
+        super().__init__(targets, parts)
         self.rows = 0
         """Samples that all targets have sent."""
         self.last: Arrays | None = None
         """What was chosen last; None: nothing, its slot is reset."""
-        for number, target in enumerate(targets):
-            target.join(self, credits, number)
-        self._credits = credits
+        for target in targets:
+            target.join(self)
+        self._credits, self._waited = credits, 0.0
         self._finishing = False
         self._again: list[ExactTarget] = []
         self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
         self._held, self._since = False, awake()
         self._begin(0)
+
+    @classmethod
+    def build(cls, parts: ActorParts) -> Self:
+        context, (spec,) = parts.context, parts.config.agents
+        credits = credits_of(context, spec)
+        assert credits is not None  # steps that nobody grants are not granted in turn
+        made = cls(
+            [_build_target(parts, number, credits) for number in range(parts.config.ring)], parts, credits
+        )
+        if context.resume is not None and context.folder is not None:
+            (policy,) = {
+                port.policy for stream in spec.streams for port in context.experiment.granting(stream)
+            }
+            if (found := newest_slots(Path(context.folder) / "checkpoints" / policy)) is not None:
+                made.resume(*found)
+        return made
+
+    @property
+    def waited(self) -> float:
+        return self._waited
 
     def resume(self, last: int, episodes: Sequence[OpenEpisode]) -> None:
         """Go on after a row of target `last`, -1 for none, with these open episodes; the
@@ -296,7 +338,7 @@ class ExactRing(EnvRing):
     def _count_wait(self) -> None:
         """Count the time up to now for what was so until now."""
         now, target = awake(), self.targets[self._at]
-        self.waited += (now - self._since) * self._held
+        self._waited += (now - self._since) * self._held
         self._since = now
         self._held = target.waits() or (not target.decided and self._credits.received() != self.rows)
 

@@ -16,6 +16,9 @@ all the same, so that what it remembers comes from the new version, and the row 
 `truncated`: it is the one that nobody trains on.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 
 from tidemill.api.experiment import Experiment
@@ -24,7 +27,7 @@ from tidemill.streams.sources import Newest
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import Columns, InStep, Terms, fill
-from tidemill.workers.ring import EnvTarget
+from tidemill.workers.parameter_refresh import ParameterRefresh
 
 
 def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
@@ -141,65 +144,33 @@ def lockstep_blocks(terms: Terms) -> LockstepRows | LockstepColumns:
     return LockstepColumns(terms) if terms.same_step else LockstepRows(terms)
 
 
-class LockstepAgent(Agent):
-    """An agent whose rows are `LockstepRows` or `LockstepColumns`."""
+class LockstepGate:
+    """Lets a target step until a sample of one of `agents` has all of its rows; then it
+    sends what all of them have, and opens again once that was given back: the rows that
+    are to act next are asked for again, the newest version."""
 
-    _blocks: LockstepRows | LockstepColumns
+    def __init__(self, agents: Sequence[Agent], refresh: ParameterRefresh) -> None:
+        self._agents, self._refresh = agents, refresh
+        self._waits = False  # samples were sent, and not yet all given back
 
-    def fills(self) -> bool:
-        """Complete the rows that were asked for. True when some seat has all rows of a
-        sample."""
-        self._complete()
-        return self._blocks.full()
+    def _blocks(self) -> list[LockstepRows | LockstepColumns]:
+        return [cast("LockstepRows | LockstepColumns", agent.blocks) for agent in self._agents]
 
-    def cut(self) -> None:
-        """Send what there is of a sample; all rows are complete."""
-        self._blocks.cut()
-
-    def settled(self) -> bool:
-        """True when the sample was given back, and the next one has room."""
-        return self._blocks.settled()
-
-    def ask_again(self) -> None:
-        """Begin the next sample: ask the newest version for its first actions."""
-        blocks, open_seats = self._blocks, (~self.finished).nonzero()[0]
-        self._client.refresh()
-        if isinstance(blocks, Columns):
-            absent = np.setdiff1d(open_seats, self._asking)  # type: ignore[arg-type]
-            blocks.arrays["truncated"][blocks.position[absent] - 1, absent] = True
-            self._asked, self._asking = (blocks.position[open_seats] - 1, open_seats), open_seats
-        elif len(open_seats) == self._seats:
-            self._asked, self._asking = blocks.position - 1, None
-        else:
-            self._asked, self._asking = (blocks.position - 1, open_seats), open_seats
-        self._extra = 0
-        if len(open_seats):
-            observation, state = (
-                {n: blocks.arrays[n][self._asked] for n in names}
-                for names in (self._observation_names, self._state_names)
-            )
-            self._request = self._client.post_request(observation, state, self._deterministic)
-
-
-class LockstepTarget(EnvTarget):
-    """A target some of whose agents are `LockstepAgent`."""
-
-    _waits = False
-    """Samples were sent, and not yet all given back."""
-
-    def _agents_ready(self) -> bool:
-        if not super()._agents_ready():
-            return False
-        agents = [agent for agent in self._agents if isinstance(agent, LockstepAgent)]
+    def opens(self) -> bool:
+        """True when the target may step. Asked when no agent waits for an answer."""
         if not self._waits:
-            if not max([agent.fills() for agent in agents]):  # of each one, whatever the others say
+            for agent in self._agents:
+                agent.complete()
+            blocks = self._blocks()
+            if not any(each.full() for each in blocks):
                 return True
-            for agent in agents:
-                agent.cut()
+            for each in blocks:
+                each.cut()
             self._waits = True
-        if not all(agent.settled() for agent in agents):
+        if not all(each.settled() for each in self._blocks()):
             return False
         self._waits = False
-        for agent in agents:
+        for agent in self._agents:
+            self._refresh.next_samples(agent.client)
             agent.ask_again()
-        return super()._agents_ready()
+        return all(agent.is_ready() for agent in self._agents)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock
 from tidemill.envs.step_limit import cut
+from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
+from tidemill.workers.blocks import make_blocks
+from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_blocks
 from tidemill.workers.said import Listener, Numbers
+from tidemill.workers.service_order import ServiceOrder
 
 
 class EnvTarget:
     """One environment (one lane or many) and the agents in it. A tick is `step` and, once
-    the environment is ready, `observe`."""
+    the environment is ready, `observe`.
+
+    number: which one of the ring
+    gate: what must open besides before a step begins; None: nothing
+    """
 
     def __init__(
         self,
@@ -24,13 +32,15 @@ class EnvTarget:
         agents: Sequence[Agent],
         ticks: Sequence[Tick],
         clock: Clock,
+        listener: Listener,
+        number: int = 0,
+        gate: LockstepGate | None = None,
     ) -> None:
-        self._environment, self._agents, self._ticks = environment, list(agents), list(ticks)
-        for group, agent in enumerate(self._agents):
+        self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
+        for group, agent in enumerate(self.agents):
             agent.hear = partial(self._hear, group)
-        self.listener = Listener()
-        """What the environment says of episodes goes through it."""
-        self._clock = clock
+        self._clock, self._listener = clock, listener
+        self.number, self._gate = number, gate
         self._stage = 0
         self._stepping = False  # sent and not yet received
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
@@ -42,12 +52,12 @@ class EnvTarget:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
     def _hear(self, group: int, seats: Sequence[int]) -> list[Numbers]:
-        return [self.listener.numbers(info) for info in self._environment.said(group, seats)]
+        return [self._listener.numbers(info) for info in self._environment.said(group, seats)]
 
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the
         next tick resets all of them."""
-        return not self._stepping and bool(self._reset.all()) and self._agents_ready()
+        return not self._stepping and bool(self._reset.all()) and self._may_step()
 
     def unmask_all_info(self) -> None:
         """Cut the episodes still open now: the next observations are their final ones,
@@ -56,10 +66,13 @@ class EnvTarget:
 
     def ready_to_step(self) -> bool:
         """True when no agent waits for an answer, and the last tick was received."""
-        return not self._stepping and self._agents_ready()
+        return not self._stepping and self._may_step()
 
-    def _agents_ready(self) -> bool:
-        return all(agent.is_ready() for agent in self._agents)
+    def _may_step(self) -> bool:
+        for agent in self.agents:
+            if not agent.is_ready():
+                return False
+        return self._gate is None or self._gate.opens()
 
     def reset(self) -> None:
         """Begin a tick that resets every lane. Where episodes are open it is their last:
@@ -76,11 +89,11 @@ class EnvTarget:
     def step(self) -> None:
         """Begin a tick: take the actions from the agents and send them; lanes whose seats
         are all finished are reset instead."""
-        actions = [agent.get_action() for agent in self._agents]
+        actions = [agent.get_action() for agent in self.agents]
         left = self._clock.enter("environment")
         self._environment.send(actions, self._reset)
         self._clock.enter(left)
-        for agent in self._agents:
+        for agent in self.agents:
             agent.stage = self._stage
         self._stepping = True
         self.elsewhere = False
@@ -93,11 +106,11 @@ class EnvTarget:
         if not self._environment.ready():
             self.elsewhere = True
             return False
-        return all(agent.has_room() for agent in self._agents)
+        return all(agent.has_room() for agent in self.agents)
 
     def observe(self) -> None:
         """Finish the tick: receive it, store its rows, post the requests."""
-        for agent, tick in zip(self._agents, self._ticks, strict=True):
+        for agent, tick in zip(self.agents, self._ticks, strict=True):
             agent.next_observation(tick)
         left = self._clock.enter("environment")
         self._environment.recv(self._ticks)
@@ -108,30 +121,84 @@ class EnvTarget:
         self.steps += lanes - resets
         if self._environment.voids:
             self.steps -= int(np.count_nonzero(self._ticks[0].voided))
-        for agent in self._agents if resets and len(self._agents) > 1 else ():
+        for agent in self.agents if resets and len(self.agents) > 1 else ():
             agent.acting.reshape(lanes, -1)[self._reset] = -1
         if self._forced:
-            every, before = np.ones(lanes, np.bool_), [agent.finished for agent in self._agents]
+            every, before = np.ones(lanes, np.bool_), [agent.finished for agent in self.agents]
             cut(self._ticks, before, every, self._reset, self._environment.same_step)
             self._forced = False
-        for agent, tick in zip(self._agents, self._ticks, strict=True):
+        for agent, tick in zip(self.agents, self._ticks, strict=True):
             agent.observe(tick)
         finished = [
             a.finished if len(a.finished) == lanes else np.all(a.finished.reshape(lanes, -1), axis=1)
-            for a in self._agents
+            for a in self.agents
         ]
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
 
 
-class EnvRing:
-    """Targets in turn. One that is not ready holds up no other."""
+def build_target(parts: ActorParts, number: int) -> EnvTarget:
+    """Return target `number` of an actor, its agents with it."""
+    environment, config = parts.environments[number], parts.config
+    environment.bind(parts.groups)
+    environment.on_ready(parts.context.endpoints.bell.ring)
+    agents, ticks, lockstep = [], [], []
+    for index, (spec, group) in enumerate(zip(config.agents, parts.groups, strict=True)):
+        terms = parts.terms(index, config.lanes * len(group), number)
+        waits = in_lockstep(parts.context.experiment, spec)
+        blocks = lockstep_blocks(terms) if waits else make_blocks(terms)
+        agent = Agent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), blocks)
+        agents.append(agent)
+        lockstep += [agent] if waits else []
+        space = parts.spaces[index].observation
+        ticks.append(Tick.allocate(space, terms.seats, environment.info, environment.same_step))
+    for spec, agent in zip(config.agents, agents, strict=True):
+        agent.meet(agents, config.lanes, spec.parameters.numbered)
+    gate = LockstepGate(lockstep, parts.refresh) if lockstep else None
+    return EnvTarget(environment, agents, ticks, parts.clock, parts.listener, number, gate)
 
-    def __init__(self, targets: Sequence[EnvTarget]) -> None:
+
+class EnvRing(ServiceOrder):
+    """Targets in turn, round robin. One that is not ready holds up no other."""
+
+    def __init__(self, targets: Sequence[EnvTarget], parts: ActorParts) -> None:
         self.targets = list(targets)
+        self.agents = [pair for target in targets for pair in enumerate(target.agents)]
         self._at = 0
-        self.waited = 0.0
-        """Seconds so far that a slot was held back by its trainer, where one limits its
-        steps."""
+        self._flush, self._least = parts.flush, parts.config.flush_requests
+        self._refresh = parts.refresh
+
+    @classmethod
+    def build(cls, parts: ActorParts) -> Self:
+        return cls([build_target(parts, number) for number in range(parts.config.ring)], parts)
+
+    @property
+    def steps(self) -> int:
+        return sum(target.steps for target in self.targets)
+
+    def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
+        for target in self.targets:
+            target.enter_stage(stage, options)
+
+    def serve(self, rounds: int) -> None:
+        flush, least, refresh = self._flush, self._least, self._refresh
+        for _ in range(rounds):
+            moved = False
+            for target in self:
+                if target.all_done():
+                    refresh.before_episodes(target.number)
+                    target.reset()
+                    moved = True
+                elif target.ready_to_step():
+                    target.step()
+                    moved = True
+                if target.ready_to_observe():
+                    target.observe()
+                    self.ticks += 1
+                    moved = True
+                    refresh.after_tick()
+                moved = flush(least) or moved
+            if not moved and not flush(1):
+                return
 
     def __iter__(self) -> Iterator[EnvTarget]:
         """Yield each target once, beginning with the one whose turn it is; the turn moves

@@ -244,18 +244,18 @@ class StepwiseAgent(Agent):
             observation, state = (
                 {name: array[seats] for name, array in part.items()} for part in (observation, state)
             )
-        request = self._client.post_request(observation, state, self._deterministic)
+        request = self.client.post_request(observation, state, self._deterministic)
         self._requests[request] = seats
         self.asked = True
         return request
 
     def answered(self, request: int) -> bool:
         """True when the answer to a request has come."""
-        return self._client.is_ready(request)
+        return self.client.is_ready(request)
 
     def take(self, request: int) -> None:
         """Take the answer to a request: `actions` of its seats are there."""
-        seats, answer = self._requests.pop(request), self._client.consume_result(request)
+        seats, answer = self._requests.pop(request), self.client.consume_result(request)
         count = len(seats)
         at: Any = slice(None) if count == self._seats else seats
         for name in self._answer_names:
@@ -271,7 +271,7 @@ class StepwiseAgent(Agent):
         return self._actions
 
     def is_ready(self) -> bool:
-        return all(self._client.is_ready(request) for request in self._requests)
+        return all(self.client.is_ready(request) for request in self._requests)
 
     def get_action(self) -> Arrays:
         for request in list(self._requests):

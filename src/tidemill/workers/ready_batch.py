@@ -1,15 +1,15 @@
-"""The environments of a stepwise actor: each answers in its own time, and whatever has
-come by one moment is dealt with at once.
+"""Environments that each answer in their own time, served in batches: whatever has come
+by one moment is dealt with at once.
 
-So a turn takes what has come, stores it as one row of all seats, asks once for the
-actions of all that may go on, and sends these. What Python costs is per turn and not per
+So a round takes what has come, stores it as one row of all seats, asks once for the
+actions of all that may go on, and sends these. What Python costs is per round and not per
 environment, but for the calls of the environments themselves.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,21 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import Clock, awake
 from tidemill.core.own_loop import turn
+from tidemill.core.rings import Together
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
+from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
 from tidemill.workers.said import Listener, Numbers
-from tidemill.workers.stepwise import StepwiseAgent
+from tidemill.workers.service_order import ServiceOrder
+from tidemill.workers.stepwise import StepwiseAgent, credits_of
 
 LOOK_AGAIN = 0.1
 """Seconds between looks at all environments, whatever happens."""
 
 
 class _Member(NamedTuple):
-    """An environment, and its seats' parts of what the gang has: views."""
+    """An environment, and its seats' parts of what all have together: views."""
 
     environment: Environment
     ticks: list[Tick]
@@ -37,12 +40,16 @@ class _Member(NamedTuple):
     begun_in: NDArray[np.int64]
 
 
-class Gang:
+class ReadyBatch(ServiceOrder):
     """See the module's text. Environment i has the seats of `agent` from i · lanes on. A
-    turn is `receive`, `begin`, the flush of requests, `send`.
+    round is `receive`, `begin`, the flush of requests, `send`.
 
+    flush: as in `ActorParts`
+    least: requests that are buffered before they are flushed
     credits: what steps need; None: nobody limits them
     """
+
+    one_target: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -50,11 +57,14 @@ class Gang:
         agent: StepwiseAgent,
         tick: Tick,
         clock: Clock,
+        listener: Listener,
+        flush: Callable[[int], bool],
+        least: int = 1,
         credits: Credits | None = None,
     ) -> None:
         agent.hear = self._hear
-        self.listener = Listener()
-        """What environments say of episodes goes through it."""
+        self.agents = [(0, agent)]
+        self._listener, self._flush, self._least = listener, flush, least
         self._agent = agent
         self._tick = tick
         self._clock = clock
@@ -75,10 +85,35 @@ class Gang:
         self._looked_at, self._since = monotonic(), awake()
         self._held = 0  # lanes that could step, and have no credit
         self._waited = 0.0
-        self.steps = 0
-        """Env steps so far: lanes that stepped, resets and lost steps not counted."""
-        self.ticks = 0
-        """Rows sent so far."""
+        self._steps = 0
+
+    @classmethod
+    def build(cls, parts: ActorParts) -> Self:
+        config, environments = parts.config, parts.environments
+        (spec,), (spaces,), first = config.agents, parts.spaces, environments[0]
+        for environment in environments:
+            environment.bind(parts.groups)
+        terms = parts.terms(0, config.ring * config.lanes, 0)
+        terms.samples.offer(terms.schema, terms.need.rows, terms.need.columns, terms.need.slots)
+        client = parts.client(spec, 0)
+        agent = StepwiseAgent(terms.row, terms.seats, spec.deterministic, client, terms.samples, first.voids)
+        made = cls(
+            environments,
+            agent,
+            Tick.allocate(spaces.observation, terms.seats, first.info, False),
+            parts.clock,
+            parts.listener,
+            parts.flush,
+            config.flush_requests,
+            credits_of(parts.context, spec),
+        )
+        for number, environment in enumerate(environments):
+            environment.on_ready(made.waker(number, parts.context.endpoints.bell.ring))
+        return made
+
+    @property
+    def steps(self) -> int:
+        return self._steps
 
     def waker(self, number: int, ring: Callable[[], None]) -> Callable[[], None]:
         """Return what environment `number` calls, from any thread, when it is ready;
@@ -93,15 +128,30 @@ class Gang:
     def _hear(self, seats: Sequence[int]) -> list[Numbers]:
         places = [divmod(seat, self._lanes) for seat in seats]
         return [
-            self.listener.numbers(self._members[number].environment.said(0, (lane,))[0])
+            self._listener.numbers(self._members[number].environment.said(0, (lane,))[0])
             for number, lane in places
         ]
 
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
-        """Begin episodes in this stage of the curriculum from the next reset on."""
         self._stage = stage
         for member in self._members:
             member.environment.enter_stage(options)
+
+    def serve(self, rounds: int) -> None:
+        with Together():
+            self.go_on()  # who has waited for credits goes before others are received
+        for _ in range(rounds):
+            with Together():  # who is woken finds the whole round done
+                moved = self.receive()
+                moved = self.go_on() or moved
+            if not moved:
+                return
+
+    def go_on(self) -> bool:
+        """Send on their way all that may go on. False when nothing could be done."""
+        moved = self.begin()
+        moved = self._flush(self._least) or moved
+        return self.send() or moved or self._flush(1)
 
     # ---- from answers to rows ----------------------------------------------------------
 
@@ -122,7 +172,7 @@ class Gang:
         came = self._seats(numbers)
         every = len(came) == len(agent.finished)
         resets = agent.finished if every else agent.finished[came]
-        self.steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
+        self._steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
         agent.next_observation(self._tick)
         agent.observe(self._tick, came)
         self.ticks += 1
@@ -154,8 +204,6 @@ class Gang:
 
     @property
     def waited(self) -> float:
-        """Seconds so far that lanes could have stepped and had no credit, on average over
-        all of them."""
         return (self._waited + self._held * (awake() - self._since)) / (len(self._members) * self._lanes)
 
     # ---- from credits to actions -------------------------------------------------------

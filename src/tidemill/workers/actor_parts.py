@@ -1,0 +1,67 @@
+"""What an actor's targets and agents are made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.api.environment import Environment
+from tidemill.api.experiment import Context
+from tidemill.api.spaces import Spaces
+from tidemill.api.stream import InferenceClient
+from tidemill.core.clock import Clock
+from tidemill.streams.samples import sample_producer
+from tidemill.workers.actor_config import ActorConfig, PlayerSpec
+from tidemill.workers.blocks import Terms, sizes
+from tidemill.workers.inference_clients import ClientKey
+from tidemill.workers.parameter_refresh import ParameterRefresh
+from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.said import Listener
+
+
+@dataclass(frozen=True)
+class ActorParts:
+    """What the parts of one actor share.
+
+    environments: one per target
+    groups: the agents of each spec
+    spaces: what these see and do
+    clients: who answers their requests
+    refresh: says when these take new parameters
+    flush: sends (or, inline, computes) the requests where at least so many are buffered;
+        True when any was sent
+    listener: takes what environments say of episodes
+    tell: takes a text for the user
+    """
+
+    context: Context
+    config: ActorConfig
+    environments: Sequence[Environment]
+    groups: Sequence[Sequence[int]]
+    spaces: Sequence[Spaces]
+    clients: Mapping[ClientKey, InferenceClient]
+    refresh: ParameterRefresh
+    flush: Callable[[int], bool]
+    clock: Clock
+    listener: Listener
+    tell: Callable[[str], None]
+
+    def client(self, spec: PlayerSpec, target: int) -> InferenceClient:
+        """Return who answers the requests of `spec` in `target`."""
+        return self.clients[ClientKey.of(spec, target)]
+
+    def terms(self, number: int, seats: int, target: int) -> Terms:
+        """Return what the rows of spec `number` are written by, `seats` of them in a tick
+        of `target`."""
+        context, config, environment = self.context, self.config, self.environments[target]
+        spec, own = config.agents[number], self.spaces[number]
+        row = row_schema(context, spec, own, environment.info)
+        limit, same_step = limit_of_steps(spec, environment), environment.same_step
+        return Terms(
+            spec,
+            row,
+            sample_schema(spec, row, len(environment.agents) - len(self.groups[number])),
+            seats,
+            sizes(spec, seats, limit, same_step, config.slots),
+            same_step,
+            sample_producer(context, spec.streams, target),
+            self.refresh.sample_sent,
+        )

@@ -1,0 +1,84 @@
+"""Whom an actor asks for actions: an inference client for all agents that play one policy
+with the same parameters."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tidemill.api.experiment import Context
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.api.stream import InferenceClient
+from tidemill.core.clock import Clock
+from tidemill.streams.inference import ChannelInferenceClient
+from tidemill.streams.inline import InlineInferenceClient
+from tidemill.streams.parameters import Subscription
+from tidemill.streams.sources import ParameterSource
+from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec
+
+
+class ClientKey(NamedTuple):
+    """What agents must have in common to be answered by one client. What is drawn is
+    drawn for each target (`target`, None where nothing is)."""
+
+    inference: str
+    policy: str
+    parameters: ParameterSource
+    target: int | None
+
+    @classmethod
+    def of(cls, spec: PlayerSpec, target: int) -> "ClientKey":
+        """Return the key of `spec` in `target`."""
+        return cls(spec.inference, spec.policy, spec.parameters, target if spec.parameters.varies else None)
+
+
+def make_clients(
+    context: Context,
+    config: ActorConfig,
+    spaces: Sequence[Spaces],
+    rows: Sequence[int],
+    targets: int,
+    clock: Clock,
+) -> dict[ClientKey, InferenceClient]:
+    """Return the clients of an actor that has so many `targets`. `spaces` has what the
+    agents of each spec see and do, `rows` how many rows they may ask for in a tick of one
+    target."""
+    most: Counter[ClientKey] = Counter()
+    of_key: dict[ClientKey, Spaces] = {}
+    for target in range(targets):
+        for spec, own, count in zip(config.agents, spaces, rows, strict=True):
+            key = ClientKey.of(spec, target)
+            most[key] += count
+            of_key.setdefault(key, own)
+    sources: dict[tuple[str, ParameterSource], Subscription] = {}
+    return {key: _make(context, config, key, own, most[key], sources, clock) for key, own in of_key.items()}
+
+
+def _make(
+    context: Context,
+    config: ActorConfig,
+    key: ClientKey,
+    spaces: Spaces,
+    rows: int,
+    sources: dict[tuple[str, ParameterSource], Subscription],
+    clock: Clock,
+) -> InferenceClient:
+    name = key.policy
+    policy = context.experiment.policies[name]
+    observation = schema_of_space(spaces.observation, "obs")
+    answer, state = policy.answer(spaces), policy.state(spaces)
+    if key.inference != INLINE:
+        stream = f"{key.inference}/{context.name}/{name}"
+        requests = context.endpoints.producer(f"requests/{stream}")
+        answers = context.endpoints.consumer(f"answers/{stream}")
+        in_flight = config.ring * len(config.agents)
+        return ChannelInferenceClient(requests, answers, observation, state, rows, in_flight)
+    built = policy.build(spaces, context.seed("policy", name))
+    if (name, key.parameters) not in sources:
+        rng = np.random.default_rng(context.seed("parameters", name))
+        sources[name, key.parameters] = key.parameters.build(context, name, rng)
+    index = list(context.experiment.policies).index(name)
+    return InlineInferenceClient(
+        built, index, sources[name, key.parameters], answer, state, observation, rows, clock
+    )
