@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import SpecEvaluation, evaluate

@@ -90,7 +90,7 @@ def steps_so_far(folder: Path) -> int:
 def one(work: str, seconds: float) -> dict[str, float]:
     """Run `work` of the checkout in the working directory; return its two speeds."""
     import tidemill
-    from tidemill.core.source import load_file
+    from tidemill.core.user_code import load_file
 
     works = Path("benchmarks/works.py").resolve()
     made = getattr(load_file(works, "works"), work)()

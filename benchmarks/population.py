@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train
 from tidemill.run.source_info import versions

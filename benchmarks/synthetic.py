@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 
 
 class Burn(gymnasium.Env):

@@ -51,7 +51,7 @@ from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.layouts import auto_layout as arrange
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.run.session import Result

@@ -18,7 +18,7 @@ from tidemill.bench.tune import candidates, check_out, literal_of, source_text, 
 from tidemill.cli import measuring
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_given
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)

@@ -17,7 +17,7 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
 from tidemill.core.own_loop import turn
 from tidemill.core.schema import poison
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium

@@ -12,7 +12,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill import Gymnasium, Limits
 from tidemill.core.errors import CheckpointError, RunError
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.presets import experiments as presets
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train

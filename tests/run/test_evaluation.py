@@ -10,7 +10,7 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, Policy, PolicyConfig, Scripted
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import Result, resume, train

@@ -31,7 +31,7 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train

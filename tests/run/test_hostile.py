@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 import tidemill
 from tidemill import ActorCritic, Actors, Experiment, Limits, Scripted, Trainer
 from tidemill.api.control import Status, pack, unpack_down, unpack_up
-from tidemill.api.label import LABEL, read_label, read_spaces, write_label
+from tidemill.api.policy_header import LABEL, read_label, read_spaces, write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.cli.main import app
-from tidemill.core import packed
+from tidemill.core import safetensors_io as packed
 from tidemill.core.errors import (
     CheckpointError,
     ConfigError,

@@ -30,7 +30,7 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.run.folder import RunFolder
 from tidemill.run.metrics import read_metrics
 from tidemill.run.resume_point import Past

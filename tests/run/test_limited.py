@@ -38,7 +38,7 @@ from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.source import load_attribute, load_file
+from tidemill.core.user_code import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.trainer import ReplayTrainerWorker

@@ -24,7 +24,7 @@ from tidemill import (
 )
 from tidemill.api.control import Episodes
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.envs.atari import Atari
 from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures

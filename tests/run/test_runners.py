@@ -23,7 +23,7 @@ from tidemill import (
 )
 from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_attribute, load_file
+from tidemill.core.user_code import load_attribute, load_file
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer import ReplayTrainerWorker

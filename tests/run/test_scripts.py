@@ -23,7 +23,7 @@ from tidemill import (
     train,
 )
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 
 SCRIPT = """
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run import controller, metrics, session
 from tidemill.run.folder import RunFolder

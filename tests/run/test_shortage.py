@@ -18,7 +18,7 @@ from tests.run.watching import EXPERIMENTS, ended_well
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
 from tidemill.core.memory import held
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.layouts.memory_plan import Plan
 from tidemill.run.session import train
 

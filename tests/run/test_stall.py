@@ -4,7 +4,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill.api.control import State
 from tidemill.core.clock import awake
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.run.progress import Member
 from tidemill.run.stall import explain_stall
 from tidemill.transports.local import LocalBell, LocalLink

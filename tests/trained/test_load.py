@@ -11,7 +11,7 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
-from tidemill.api.label import write_label
+from tidemill.api.policy_header import write_label
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.errors import (
     CheckpointError,
@@ -21,7 +21,7 @@ from tidemill.core.errors import (
     SchemaError,
     VersionGone,
 )
-from tidemill.core.packed import pack, unpack
+from tidemill.core.safetensors_io import pack, unpack
 from tidemill.run.folder import RunFolder
 from tidemill.store.checkpoint import write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
@@ -324,10 +324,10 @@ import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import numpy as np, tidemill
 from own import OwnForExport
-from tidemill.api.label import write_label
+from tidemill.api.policy_header import write_label
 from tidemill.api.spaces import Box, Discrete, Spaces
 from pathlib import Path
-from tidemill.core.packed import pack
+from tidemill.core.safetensors_io import pack
 spaces, config = Spaces(Box((4,), "float32"), Discrete(2)), OwnForExport()
 text = {{**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
 Path({str(tmp_path / "own.safetensors")!r}).write_bytes(pack(config.build(spaces, 1).parameters(), text))

@@ -33,7 +33,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
-from tidemill.core.source import load_file
+from tidemill.core.user_code import load_file
 from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase

@@ -11,9 +11,9 @@ from tests.workers.test_trainer import Bench
 
 from tidemill.api.control import Notice, State
 from tidemill.api.experiment import Limits
-from tidemill.api.label import read_label
+from tidemill.api.policy_header import read_label
 from tidemill.core.errors import ConfigError, DatabaseError
-from tidemill.core.packed import unpack
+from tidemill.core.safetensors_io import unpack
 from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
 from tidemill.workers import version_writer
 

@@ -18,7 +18,7 @@ class Job:
     folder: the run's folder, or None
     resume: name of the checkpoint to go on from, or None
     files: digests of files that workers may run only as they are, by path (see
-        `core.source.expect`)
+        `core.user_code.expect`)
     """
 
     experiment: Experiment

@@ -23,7 +23,7 @@ from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.source import environment_of_ours, own_path, refuse_while_loading
+from tidemill.core.user_code import environment_of_ours, own_path, refuse_while_loading
 from tidemill.launchers.processes import kill_session
 from tidemill.nets.device import choose_device
 from tidemill.run.metrics import read_metrics

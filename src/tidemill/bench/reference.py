@@ -51,8 +51,8 @@ from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.core.source import begin_to_work, load_file, travel
 from tidemill.core.threads import limit_threads
+from tidemill.core.user_code import begin_to_work, load_file, travel
 from tidemill.layouts.probe import end_session, end_with
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type

@@ -12,7 +12,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.secrets import says_secret
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.workers.actor_config import ActorConfig
 
 KINDS = (

@@ -12,7 +12,7 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.source import load_attribute, name_of_code
+from tidemill.core.user_code import load_attribute, name_of_code
 from tidemill.envs.lane_coroutines import Tasks
 from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result

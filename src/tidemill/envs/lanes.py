@@ -18,7 +18,7 @@ from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.source import load_attribute, name_of_code
+from tidemill.core.user_code import load_attribute, name_of_code
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.lane_threads import Crew, Raised
 from tidemill.envs.options import take_options

@@ -27,7 +27,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
-from tidemill.core.source import begin_to_work, expect, load_file, travel
+from tidemill.core.user_code import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
 

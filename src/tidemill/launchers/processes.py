@@ -30,7 +30,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private
-from tidemill.core.source import environment_of_ours, own_path
+from tidemill.core.user_code import environment_of_ours, own_path
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 
 # seconds of polling before a sleep, where every worker has a core of its own: two

@@ -26,7 +26,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private, private_folder
 from tidemill.core.secrets import hide, known, mask
-from tidemill.core.source import environment_of_ours, named_files, named_modules, own_code, own_path
+from tidemill.core.user_code import environment_of_ours, named_files, named_modules, own_code, own_path
 from tidemill.launchers.processes import kill_session
 from tidemill.layouts.layout import (
     Costs,

@@ -38,8 +38,8 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
-from tidemill.core.source import begin_to_work, load_file, own_path, travel
 from tidemill.core.threads import limit_threads
+from tidemill.core.user_code import begin_to_work, load_file, own_path, travel
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.layout import COLD, Costs, waits
 from tidemill.testing.check_env import keep_allowed, sample_actions

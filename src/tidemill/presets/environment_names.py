@@ -10,7 +10,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
-from tidemill.core.source import load_attribute
+from tidemill.core.user_code import load_attribute
 from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium

@@ -29,7 +29,7 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.core.secrets import reveal
-from tidemill.core.source import load_attribute, name_of_code
+from tidemill.core.user_code import load_attribute, name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.registry import call_maker
 from tidemill.envs.space_io import brief

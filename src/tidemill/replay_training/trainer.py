@@ -12,11 +12,11 @@ from collections.abc import Generator, Iterator
 from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
 from tidemill.api.control import Adopt, Facts, Measured, Notice
 from tidemill.api.experiment import Context
-from tidemill.api.label import plain_spaces
+from tidemill.api.policy_header import plain_spaces
 from tidemill.api.stream import SampleConsumer
+from tidemill.core.bell_batching import Together
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
-from tidemill.core.rings import Together
 from tidemill.replay.journal import JournalWriter
 from tidemill.replay_training.ingest import ReplayIngest
 from tidemill.replay_training.iteration_evaluation import evaluate

@@ -35,7 +35,7 @@ from tidemill.core.private import private, private_folder
 from tidemill.core.reading import read_json, read_plain
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.shortage import why
-from tidemill.core.source import expect, load_file, own_code
+from tidemill.core.user_code import expect, load_file, own_code
 from tidemill.run.source_info import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 from tidemill.store.checkpoint import checkpoints
@@ -263,9 +263,10 @@ class RunFolder:
         """Return the run's experiment, once the user's word allows what the folder names:
         `file` is the word for that one alone, `trust` for all.
 
-        What was looked at is then what this process runs (`core.source.expect`). Without
-        `environments` none is built of it; where the caller `writes` into the folder, its
-        links count, too. Raises `Untrusted`, and `RunError` for what cannot be read.
+        What was looked at is then what this process runs (`core.user_code.expect`).
+        Without `environments` none is built of it; where the caller `writes` into the
+        folder, its links count, too. Raises `Untrusted`, and `RunError` for what cannot
+        be read.
         """
         config, file = self.read(CONFIG), source_file(file) if file is not None else None
         source = self._source(config, file)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.source import refuse_while_loading
+from tidemill.core.user_code import refuse_while_loading
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio

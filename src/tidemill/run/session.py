@@ -15,7 +15,7 @@ from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
-from tidemill.core.source import refuse_while_loading
+from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.launchers.processes import ProcessesLauncher, allow_descriptors
 from tidemill.launchers.threads import ThreadsLauncher

@@ -26,7 +26,7 @@ from tidemill.api.outside import Outside, names_nothing, quoted
 from tidemill.core.config import Config, member
 from tidemill.core.errors import Untrusted
 from tidemill.core.secrets import references
-from tidemill.core.source import file_digest, is_installed, module_file, module_places, own_code
+from tidemill.core.user_code import file_digest, is_installed, module_file, module_places, own_code
 
 Trust = bool | Callable[[str], bool]
 """The user's word for all that a folder names: given, not given, or asked for with the

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidemill.core.errors import CheckpointError, SchemaError
-from tidemill.core.packed import pack, unpack
 from tidemill.core.private import private, private_folder
 from tidemill.core.reading import open_plain, read_json, read_plain
+from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.shortage import why
 

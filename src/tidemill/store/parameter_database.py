@@ -41,8 +41,8 @@ from tidemill.core.errors import (
     VersionGone,
     did_you_mean,
 )
-from tidemill.core.packed import pack, unpack
 from tidemill.core.reading import check_database, read_json, read_plain
+from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays, check_finite
 from tidemill.store.checkpoint import sync, write_synced
 from tidemill.store.query import Query, check_field
@@ -206,8 +206,8 @@ class ParameterDatabase:
             raise DatabaseError(f"{_file(self.folder / policy, version)}: {error}") from None
 
     def read(self, policy: str, which: int | str) -> tuple[bytes, int]:
-        """Return the bytes of a version's file (see `tidemill.core.packed`), and its
-        number. They are those that were pushed."""
+        """Return the bytes of a version's file (see `tidemill.core.safetensors_io`), and
+        its number. They are those that were pushed."""
         check_name("policy", policy)
         known: tuple[int, str] | None = None
         while True:  # again when it was collected, or its tag moved, between looking it up and reading it

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.experiment import Experiment
-from tidemill.api.label import read_label, read_spaces
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
+from tidemill.api.policy_header import read_label, read_spaces
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.config import decode
 from tidemill.core.errors import (
@@ -22,11 +22,11 @@ from tidemill.core.errors import (
     SchemaError,
     did_you_mean,
 )
-from tidemill.core.packed import unpack
 from tidemill.core.reading import read_json, read_plain
+from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.source import expect, load_file, own_code
+from tidemill.core.user_code import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust, allow, named

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import msgspec
 
 from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.core.bell_batching import ring
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
 from tidemill.core.own_loop import own
-from tidemill.core.rings import ring
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message

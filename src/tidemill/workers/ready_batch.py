@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
+from tidemill.core.bell_batching import Together
 from tidemill.core.clock import Clock, awake
 from tidemill.core.own_loop import turn
-from tidemill.core.rings import Together
 from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts

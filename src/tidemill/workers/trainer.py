@@ -19,8 +19,8 @@ from tidemill.api.buffer import Buffer, Counts, Demand, Held
 from tidemill.api.control import Adopt, Facts, Notice, Saving, State, Statistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
-from tidemill.api.label import plain_spaces, write_label
 from tidemill.api.policy import check_weights
+from tidemill.api.policy_header import plain_spaces, write_label
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean

@@ -15,7 +15,7 @@ from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.spaces import Group
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
 from tidemill.core.secrets import reveal
-from tidemill.core.source import is_expected, load_attribute
+from tidemill.core.user_code import is_expected, load_attribute
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tidemill.core.rings import Together, ring
+from tidemill.core.bell_batching import Together, ring
 
 
 def test_rings_put_off_are_rung_once_each_in_order_at_the_end():
