@@ -12,7 +12,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import HIDDEN, check_revealed, hide, hide_words, known, mask, reveal, says_secret
 from tidemill.remote.rest_config import Rest, token_of
 from tidemill.run.metrics import MetricsWriter, read_metrics
-from tidemill.workers.said import Listener
+from tidemill.workers.episode_info import Listener
 
 SECRETS = (
     "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password",

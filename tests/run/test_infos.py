@@ -36,7 +36,7 @@ from tidemill.run.metrics import read_metrics
 from tidemill.run.resume_point import Past
 from tidemill.run.session import Result, train
 from tidemill.store.query import Query
-from tidemill.workers.said import LONGEST, MOST, SAID, Listener, pack, unpack
+from tidemill.workers.episode_info import LONGEST, MOST, SAID, Listener, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -18,7 +18,7 @@ from tidemill.streams.sources import Drawn
 from tidemill.transports.local import local_endpoints
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.rows import row_schema, sample_schema
+from tidemill.workers.row_schema import row_schema, sample_schema
 
 SPACES = Spaces(Box((5,), "float32"), Discrete(4))
 

@@ -28,9 +28,9 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.environments import build_environment
+from tidemill.workers.episode_info import Listener
 from tidemill.workers.ready_batch import LOOK_AGAIN, ReadyBatch
-from tidemill.workers.rows import row_schema
-from tidemill.workers.said import Listener
+from tidemill.workers.row_schema import row_schema
 from tidemill.workers.stepwise import StepwiseAgent, exact
 
 

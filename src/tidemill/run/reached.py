@@ -14,7 +14,7 @@ import msgspec
 from tidemill.api.control import Episodes
 from tidemill.api.curriculum import reached_name
 from tidemill.api.experiment import Experiment
-from tidemill.workers.said import NONE, Numbers, by_name
+from tidemill.workers.episode_info import NONE, Numbers, by_name
 
 # checkpoints of each policy of whose time the last episodes are known: the newest ones,
 # should one be damaged

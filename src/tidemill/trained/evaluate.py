@@ -31,7 +31,7 @@ from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
 from tidemill.workers.environments import build_environment
-from tidemill.workers.said import Listener, Numbers, means
+from tidemill.workers.episode_info import Listener, Numbers, means
 
 LANES = 10
 TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere

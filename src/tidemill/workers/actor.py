@@ -32,13 +32,13 @@ from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Episode
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.environments import build_environment
+from tidemill.workers.episode_info import Listener
 from tidemill.workers.exact import ExactRing
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.ready_batch import ReadyBatch
 from tidemill.workers.ring import EnvRing
-from tidemill.workers.said import Listener
 from tidemill.workers.service_order import ServiceOrder
 from tidemill.workers.slot_faults import SlotFaults
 from tidemill.workers.stepwise import check_stepwise, exact

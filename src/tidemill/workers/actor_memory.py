@@ -10,7 +10,7 @@ from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
 from tidemill.workers.blocks import sizes
 from tidemill.workers.environments import build_environment
-from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.trainer_config import Trainer
 
 MANY_LANES = 256  # an actor with as many or more looks first whether they fit

@@ -11,10 +11,10 @@ from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.blocks import Terms, sizes
+from tidemill.workers.episode_info import Listener
 from tidemill.workers.inference_clients import ClientKey
 from tidemill.workers.parameter_refresh import ParameterRefresh
-from tidemill.workers.rows import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.said import Listener
+from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 
 
 @dataclass(frozen=True)

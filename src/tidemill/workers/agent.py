@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers import said
+from tidemill.workers import episode_info
 from tidemill.workers.blocks import Columns, InStep, Seats
-from tidemill.workers.said import NONE, Numbers
+from tidemill.workers.episode_info import NONE, Numbers
 
 _NOBODY = np.empty(0, np.intp)
 
@@ -69,11 +69,11 @@ class Agent:
             "version",
             "policy",
         }
-        self._said = said.FIELD in schema
-        cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != said.FIELD)]
+        self._said = episode_info.FIELD in schema
+        cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != episode_info.FIELD)]
         self._cleared = cleared  # what a row has only once its action was done
         self._answer_names = [
-            n for n in schema if n not in known and n not in self._cleared and n != said.FIELD
+            n for n in schema if n not in known and n not in self._cleared and n != episode_info.FIELD
         ]
         self._info_names = [
             n for n in self._cleared if n not in ("reward", "info_mask", "info.return", "info.length")
@@ -355,8 +355,8 @@ class Agent:
             )
         heard = self.hear(seats.tolist())
         for place, numbers in enumerate(heard) if self._said else ():
-            block[said.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = said.pack(
-                numbers
+            block[episode_info.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
+                episode_info.pack(numbers)
             )
         self.episodes += zip(
             returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), heard, strict=True

@@ -26,7 +26,7 @@ from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.blocks import MOST_SLOTS
-from tidemill.workers.rows import misfit_of_rows
+from tidemill.workers.row_schema import misfit_of_rows
 
 
 @dataclass(frozen=True, kw_only=True)

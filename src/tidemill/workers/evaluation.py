@@ -53,8 +53,8 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.episode_info import FIELD, Numbers, by_name, means, unpack
 from tidemill.workers.rating import performance
-from tidemill.workers.said import FIELD, Numbers, by_name, means, unpack
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 MOST_EPISODES = 256  # that are taken in one poll

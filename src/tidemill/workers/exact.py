@@ -29,9 +29,9 @@ from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
+from tidemill.workers.episode_info import Listener
 from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
-from tidemill.workers.said import Listener
 from tidemill.workers.stepwise import StepwiseAgent, credits_of
 
 

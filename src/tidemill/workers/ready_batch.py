@@ -22,7 +22,7 @@ from tidemill.core.schema import Arrays
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
-from tidemill.workers.said import Listener, Numbers
+from tidemill.workers.episode_info import Listener, Numbers
 from tidemill.workers.service_order import ServiceOrder
 from tidemill.workers.stepwise import StepwiseAgent, credits_of
 

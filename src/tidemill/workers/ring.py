@@ -13,8 +13,8 @@ from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import make_blocks
+from tidemill.workers.episode_info import Listener, Numbers
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_blocks
-from tidemill.workers.said import Listener, Numbers
 from tidemill.workers.service_order import ServiceOrder
 
 

@@ -35,7 +35,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counters import Counters
 from tidemill.workers.data_parallel import Peers
-from tidemill.workers.rows import misfit_of_rows
+from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, Trainer
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
