@@ -33,16 +33,18 @@ class Port:
     at a time has that many `outlets`. The ends of an inference stream say which `policy`
     they mean: a port for each; so does who trains a policy by a sample stream. A consumer
     may ask its producers to go in `lockstep` with it, and producers say that they can: at
-    each outlet they go on only once their sample was given back. Who grants in `lockstep`
-    does so ticket by ticket. A producer that `gathers` fills one block for all of its
-    outlets, unless somebody grants its steps ticket by ticket. A consumer whose samples
-    are `lag_bounded` drops those whose rows are too many versions behind."""
+    each outlet they go on only once their sample was given back. Who grants steps may do
+    so `in_turn`: each outlet gets the next one when all before it were dealt with. A
+    producer that `gathers` fills one block for all of its outlets, unless somebody grants
+    its steps in turn. A consumer whose samples are `lag_bounded` drops those whose rows
+    are too many versions behind."""
 
     stream: str
     role: Role
     outlets: int = 1
     policy: str = ""
     lockstep: bool = False
+    in_turn: bool = False
     gathers: bool = False
     lag_bounded: bool = False
 
@@ -87,8 +89,8 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
     that lacks an end, or that cannot be shared so."""
     streams = dict.fromkeys((_FAMILY[port.role], port.stream) for _, port in ends)
     _check_overlap(ends)
-    tickets = {port.stream for _, port in ends if port.role == "grant" and port.lockstep}
-    in_turn = {worker for worker, port in ends if port.role == "produce" and port.stream in tickets}
+    ordered = {port.stream for _, port in ends if port.in_turn}
+    in_turn = {worker for worker, port in ends if port.role == "produce" and port.stream in ordered}
     edges: list[Edge] = []
     for family, stream in streams:
         sources, targets = (

@@ -307,7 +307,7 @@ class Experiment(Config):
 
     def granting(self, stream: str) -> list[Port]:
         """Return the ports by which trainers grant the producers of sample `stream` their
-        steps; `lockstep`: ticket by ticket."""
+        steps."""
         return [
             port
             for _, config in self.members()

@@ -6,12 +6,14 @@ A step that is granted counts as started (see `replay.limiter`). An actor's targ
 what it was granted.
 """
 
-import numpy as np
-
 from tidemill.api.transport import Reader, Writer
-from tidemill.core.schema import Field
+from tidemill.core.schema import Field, allocate
 
-_SCHEMA = {"received": Field((), "int64")}
+_SCHEMA = {
+    "granted": Field((), "int64"),
+    "received": Field((), "int64"),
+    "finishing": Field((), "bool"),
+}
 
 
 class CreditWriter:
@@ -21,38 +23,49 @@ class CreditWriter:
 
     def __init__(self, cell: Writer) -> None:
         self._cell = cell
-        self._value = {"received": np.zeros((), np.int64)}
+        self._value = allocate(_SCHEMA, ())
+        self._writes = 0
         self.granted = self.received = 0
         self.finishing = False
         cell.offer(_SCHEMA)
 
     def write(self) -> None:
         """Tell the actor, and wake it."""
-        self._value["received"][...] = self.received
-        self._cell.write(self._value, 2 * self.granted + self.finishing)
+        for name, array in self._value.items():
+            array[...] = getattr(self, name)
+        self._writes += 1
+        self._cell.write(self._value, self._writes)
 
 
 class Credits:
-    """The spending end."""
+    """The spending end. Each question looks for news, which costs one read of memory
+    where there are none."""
 
     def __init__(self, cell: Reader) -> None:
         self._cell = cell
         self._attached = False
-        self._spent = 0
-        self._value = {"received": np.zeros((), np.int64)}
+        self._read = 0  # the newest write that was read
+        self._value = allocate(_SCHEMA, ())
+        self._spent = self._granted = self._received = 0
+        self._finishing = False
 
-    def _granted(self) -> int:
+    def _look(self) -> None:
         self._attached = self._attached or self._cell.attach()
-        return self._cell.newest() >> 1 if self._attached else 0
+        if self._attached and self._cell.newest() > self._read:
+            self._read = self._cell.read(self._value)
+            self._granted, self._received = int(self._value["granted"]), int(self._value["received"])
+            self._finishing = bool(self._value["finishing"])
 
     @property
     def finishing(self) -> bool:
         """True while no episode may begin."""
-        return self._granted() > 0 and bool(self._cell.newest() & 1)
+        self._look()
+        return self._finishing
 
     def left(self) -> int:
         """Return how many steps may start now."""
-        return self._granted() - self._spent
+        self._look()
+        return self._granted - self._spent
 
     def spend(self, steps: int) -> None:
         """So many of those that are left start now."""
@@ -61,6 +74,5 @@ class Credits:
     def received(self) -> int:
         """Return how many of this actor's samples the trainer has dealt with: what they
         owed was trained, and the version after it is published."""
-        if self._granted() > 0:
-            self._cell.read(self._value)
-        return int(self._value["received"])
+        self._look()
+        return self._received

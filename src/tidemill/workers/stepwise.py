@@ -45,13 +45,13 @@ def check_stepwise(context: Context, config: ActorConfig, environment: Environme
             f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor "
             "back; let one of them do"
         )
-    if any(port.lockstep for port in granting) and environment.timed:
+    if any(port.in_turn for port in granting) and environment.timed:
         raise ConfigError(
             "exact = True needs episodes that depend on nothing but seeds and actions, and "
             "max_episode_seconds cuts them by the clock; leave it out, "
             "or take max_episode_steps"
         )
-    if any(port.lockstep for port in granting) and (
+    if any(port.in_turn for port in granting) and (
         config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE
     ):
         raise ConfigError(
@@ -289,5 +289,5 @@ def credits_of(context: Context, spec: PlayerSpec) -> Credits | None:
 
 
 def exact(context: Context, spec: PlayerSpec) -> bool:
-    """True when the steps of `spec` are granted ticket by ticket."""
-    return any(port.lockstep for stream in spec.streams for port in context.experiment.granting(stream))
+    """True when the steps of `spec` are granted in turn."""
+    return any(port.in_turn for stream in spec.streams for port in context.experiment.granting(stream))

@@ -234,7 +234,7 @@ class Trainer(WorkerConfig):
         ]
         ports += [Port(self.policy, "sum")] if self.count > 1 else []
         ports += (
-            [Port(self.samples, "grant", policy=self.policy, lockstep=self.exact)]
+            [Port(self.samples, "grant", policy=self.policy, in_turn=self.exact)]
             if self.ratio is not None
             else []
         )
