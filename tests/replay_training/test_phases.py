@@ -13,11 +13,11 @@ from tidemill.core.memory import LocalSegment
 from tidemill.replay.limiter import Limiter
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.limiter_metrics import LimiterMetrics
+from tidemill.replay_training.open_episodes import Unfinished
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.streams.credits import Credits
 from tidemill.transports.slots import SlotReader, SlotWriter
-from tidemill.workers.open_episodes import Unfinished
 
 CHANNELS = (("a", 2), ("b", 1), ("a", 1))
 

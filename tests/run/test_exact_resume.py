@@ -425,8 +425,8 @@ def test_an_environment_that_does_not_repeat_itself_is_named_and_its_episode_cut
 def test_an_episode_that_is_too_long_is_cut_and_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.workers.open_episodes.LONGEST", 2)
-    monkeypatch.setattr("tidemill.workers.exact.LONGEST", 2)
+    monkeypatch.setattr("tidemill.replay_training.open_episodes.LONGEST", 2)
+    monkeypatch.setattr("tidemill.replay_training.exact.LONGEST", 2)
     stopped(dqn(slots=2), tmp_path / "run", 20)
     resume(tmp_path / "run", launch="inline")
     assert re.search(

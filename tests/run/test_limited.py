@@ -712,7 +712,7 @@ def test_impossible_settings_are_refused_at_once(changes: dict[str, Any], text: 
             {"environment": Scripted(agents=2)},
             "go with environments of one agent.*without a ratio.*take an environment of one",
         ),
-        ({"environment": Scripted(same_step=True)}, "sends one row in a tick.*resets in the next step"),
+        ({"environment": Scripted(same_step=True)}, "send one row in a tick.*resets in the next step"),
     ],
 )
 def test_what_the_environment_makes_impossible_is_refused_at_the_start(

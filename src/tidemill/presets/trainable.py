@@ -7,8 +7,8 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.replay_training.granted_order import replay_obstacle
 from tidemill.testing.check_env import Finding
-from tidemill.workers.stepwise import stepwise_obstacle
 
 _OWN = (
     "write a policy that acts so, or give the agents one kind of actions: a Box, a Discrete or a "
@@ -30,7 +30,7 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
             for name, why in failed
         ]
     off = [name for name in ("dqn", "sac") if not any(_obstacle(name, spaces) for _, spaces in kinds)]
-    cause, cure = stepwise_obstacle(config, environment)
+    cause, cure = replay_obstacle(config, environment)
     if off and cause:
         return [
             Finding(

@@ -1,10 +1,14 @@
 """The configuration of actors that fill a replay memory."""
 
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
 from tidemill.workers.actor_config import INLINE, PLAYED, ActorConfig, PlayerSpec
+
+if TYPE_CHECKING:
+    from tidemill.workers.service_order import ServiceOrder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,13 @@ class ReplayActors(ActorConfig):
                 frame_stack=self.frame_stack,
             ),
         )
+
+    def service_order(self, context: Context) -> "type[ServiceOrder]":
+        from tidemill.replay_training.exact import ExactRing
+        from tidemill.replay_training.granted_order import in_turn
+        from tidemill.replay_training.ready_batch import ReadyBatch
+
+        return ExactRing if in_turn(context, self.agents[0]) else ReadyBatch
 
     @classmethod
     def like(cls, actors: ActorConfig, spec: PlayerSpec) -> Self:

@@ -14,12 +14,12 @@ from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
 from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
 from tidemill.replay_training.credit_grants import CreditGrants
+from tidemill.replay_training.open_episodes import FILE as SLOTS
+from tidemill.replay_training.open_episodes import OpenEpisodes, Unfinished, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.store.checkpoint import Found
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.open_episodes import FILE as SLOTS
-from tidemill.workers.open_episodes import OpenEpisodes, Unfinished, read_slots
 from tidemill.workers.trainer import Kept
 from tidemill.workers.trainer_config import Trainer
 

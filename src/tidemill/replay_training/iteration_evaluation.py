@@ -21,6 +21,9 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.parallel_build import close_all, make_all
+from tidemill.replay_training.granted_order import in_turn
+from tidemill.replay_training.ready_batch import LOOK_AGAIN, ReadyBatch
+from tidemill.replay_training.transitions import StepwiseAgent
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
@@ -29,9 +32,7 @@ from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.environments import build_environment
 from tidemill.workers.episode_info import Listener
-from tidemill.workers.ready_batch import LOOK_AGAIN, ReadyBatch
 from tidemill.workers.row_schema import row_schema
-from tidemill.workers.stepwise import StepwiseAgent, exact
 
 
 class _Frozen(Subscription):
@@ -133,7 +134,7 @@ def evaluate(
     answer = config.answer(spaces)
     state = config.state(spaces)
     observation = schema_of_space(spaces.observation, "obs")
-    drawn = exact(context, actors.agents[0])
+    drawn = in_turn(context, actors.agents[0])
     client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
     rung: deque[_Play] = deque()  # by environments, in their threads
     environments: list[Environment] = []

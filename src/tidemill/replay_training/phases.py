@@ -8,7 +8,7 @@ from typing import Any
 
 from tidemill.replay.limiter import Limiter
 from tidemill.replay_training.credit_grants import CreditGrants
-from tidemill.workers.open_episodes import Unfinished
+from tidemill.replay_training.open_episodes import Unfinished
 
 
 class Phases:

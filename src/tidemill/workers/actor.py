@@ -1,8 +1,8 @@
 """The actor worker: steps environments and sends their rows as samples.
 
-One poll serves its environments up to 16 times, in an order (`ServiceOrder`) that the
-configuration implies: round robin (`EnvRing`), all that have answered by now
-(`ReadyBatch`), or strictly in turn (`ExactRing`). A target whose agents have their
+One poll serves its environments up to 16 times, in the order (`ServiceOrder`) that its
+configuration asks for: round robin (`EnvRing`); of a replay memory, all that have
+answered by now, or strictly in turn (`replay_training`). A target whose agents have their
 answers begins a tick, unless its `gate` is closed; a tick whose environment has answered
 is stored as rows, by a writer for each mode of samples (`blocks`). Requests are flushed
 when enough are buffered, or when nothing can proceed.
@@ -33,15 +33,9 @@ from tidemill.workers.agent import Episode
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.environments import build_environment
 from tidemill.workers.episode_info import Listener
-from tidemill.workers.exact import ExactRing
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
-from tidemill.workers.ready_batch import ReadyBatch
-from tidemill.workers.ring import EnvRing
-from tidemill.workers.service_order import ServiceOrder
-from tidemill.workers.slot_faults import SlotFaults
-from tidemill.workers.stepwise import check_stepwise, exact
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -62,13 +56,6 @@ def _check(config: ActorConfig, spaces: Sequence[Spaces]) -> None:
             )
 
 
-def _order_of(context: Context, config: ActorConfig) -> type[ServiceOrder]:
-    """Return in which order an actor serves its environments."""
-    if config.agents[0].mode != "transitions":
-        return EnvRing
-    return ExactRing if exact(context, config.agents[0]) else ReadyBatch
-
-
 class ActorWorker(Worker):
     """See the module's text."""
 
@@ -87,14 +74,13 @@ class ActorWorker(Worker):
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, spaces)
-        check_stepwise(context, config, first)
+        order = config.service_order(context)
+        order.check(context, config, first)
         needs = check_rows(context, config, first)
-        order = _order_of(context, config)
         lanes, targets = (config.ring * config.lanes, 1) if order.one_target else (config.lanes, config.ring)
         rows = [lanes * len(group) * (1 + first.same_step) for group in groups]
         self._clients = make_clients(context, config, spaces, rows, targets, self.clock)
-        granted = config.agents[0].mode == "transitions"
-        self._refresh = ParameterRefresh(context.experiment, config, first, self._clients, granted)
+        self._refresh = ParameterRefresh(context.experiment, config, first, self._clients, order.granted)
         self.order = order.build(
             ActorParts(
                 context,
@@ -110,7 +96,6 @@ class ActorWorker(Worker):
                 self._tell,
             )
         )
-        self._slot_faults = SlotFaults(self._environments, order is ExactRing, self._tell)
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
@@ -161,7 +146,7 @@ class ActorWorker(Worker):
         order.serve(MAX_POLL_STEPS)
         if order.ticks > ticks:
             self._report_episodes()
-        self._slot_faults.look()
+        self.order.look()
         return PollResult(order.steps - steps, order.ticks - ticks)
 
     def _flush(self, least: int) -> bool:
@@ -179,10 +164,7 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(Tallied(told))
-        stats = self._slot_faults.stats()
-        if (waited := self.order.waited) is not None:
-            stats["slots/waited"] = waited
-        return stats
+        return self.order.stats()
 
     def _report_episodes(self) -> None:
         reported, by_spec = self._config.plays(), dict[int, list[Episode]]()
@@ -198,7 +180,7 @@ class ActorWorker(Worker):
                 )
 
     def _on_exit(self) -> None:
-        self._slot_faults.end()
+        self.order.end()
 
     def _close(self) -> None:
         close_all(self._environments)

@@ -5,7 +5,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
@@ -15,6 +15,9 @@ from tidemill.core.config import Config, acting, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
+
+if TYPE_CHECKING:
+    from tidemill.workers.service_order import ServiceOrder
 
 INLINE = "inline"
 PLAYED = ("policy", "inference", "samples", "frame_stack")
@@ -289,6 +292,10 @@ class ActorConfig(WorkerConfig):
                     f"{known}"
                 )
 
+    @abstractmethod
+    def service_order(self, context: Context) -> "type[ServiceOrder]":
+        """Return in which order the environments are served."""
+
     def build(self, context: Context) -> WorkerHandle:
         from tidemill.workers.actor import ActorWorker
 
@@ -315,6 +322,11 @@ class Actors(ActorConfig):
             raise ConfigError(
                 f"two agent specs use one sample stream ({', '.join(streams)}); give each its own"
             )
+
+    def service_order(self, context: Context) -> "type[ServiceOrder]":
+        from tidemill.workers.ring import EnvRing
+
+        return EnvRing
 
     @classmethod
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
+from tidemill.api.experiment import Context
 from tidemill.core.clock import Clock
+from tidemill.core.errors import ConfigError
 from tidemill.envs.step_limit import cut
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import make_blocks
@@ -166,6 +169,15 @@ class EnvRing(ServiceOrder):
         self._at = 0
         self._flush, self._least = parts.flush, parts.config.flush_requests
         self._refresh = parts.refresh
+
+    @classmethod
+    def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
+        if environment.voids:
+            raise ConfigError(
+                f"{type(config.environment).__name__}: steps of this environment may be lost, which only "
+                "a replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
+                "whose faults end the run"
+            )
 
     @classmethod
     def build(cls, parts: ActorParts) -> Self:

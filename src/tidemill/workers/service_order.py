@@ -4,6 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from tidemill.api.environment import Environment
+from tidemill.api.experiment import Context
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
 
@@ -13,13 +16,20 @@ class ServiceOrder(ABC):
     served.
 
     one_target: all environments are one target, whose seats write one row
+    granted: the trainer grants the steps
     agents: the agents, each with the number of its spec
     ticks: ticks so far
     """
 
     one_target: ClassVar[bool] = False
+    granted: ClassVar[bool] = False
     agents: list[tuple[int, Agent]]
     ticks: int = 0
+
+    @classmethod
+    @abstractmethod
+    def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
+        """Raise `ConfigError` where agents of `config` cannot play so there."""
 
     @classmethod
     @abstractmethod
@@ -36,11 +46,16 @@ class ServiceOrder(ABC):
     def steps(self) -> int:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
-    @property
-    def waited(self) -> float | None:
-        """Seconds so far, on average over its lanes, in which a lane could have stepped
-        and was held back by the trainer; None where no trainer limits steps."""
-        return None
+    def look(self) -> None:
+        """Look at what may have gone wrong since the last look. Raises what ends the
+        run."""
+
+    def stats(self) -> dict[str, float]:
+        """Return numbers for the actor's statistics."""
+        return {}
+
+    def end(self) -> None:
+        """The actor ends: tell what was kept back until now."""
 
     @abstractmethod
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:

@@ -19,12 +19,13 @@ from tidemill.core.bell_batching import Together
 from tidemill.core.clock import Clock, awake
 from tidemill.core.own_loop import turn
 from tidemill.core.schema import Arrays
+from tidemill.replay_training.granted_order import GrantedOrder, credits_of
+from tidemill.replay_training.slot_faults import SlotFaults
+from tidemill.replay_training.transitions import StepwiseAgent
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
 from tidemill.workers.episode_info import Listener, Numbers
-from tidemill.workers.service_order import ServiceOrder
-from tidemill.workers.stepwise import StepwiseAgent, credits_of
 
 LOOK_AGAIN = 0.1
 """Seconds between looks at all environments, whatever happens."""
@@ -40,7 +41,7 @@ class _Member(NamedTuple):
     begun_in: NDArray[np.int64]
 
 
-class ReadyBatch(ServiceOrder):
+class ReadyBatch(GrantedOrder):
     """See the module's text. Environment i has the seats of `agent` from i · lanes on. A
     round is `receive`, `begin`, the flush of requests, `send`.
 
@@ -107,6 +108,7 @@ class ReadyBatch(ServiceOrder):
             config.flush_requests,
             credits_of(parts.context, spec),
         )
+        made.faults = SlotFaults(environments, False, parts.tell)
         for number, environment in enumerate(environments):
             environment.on_ready(made.waker(number, parts.context.endpoints.bell.ring))
         return made

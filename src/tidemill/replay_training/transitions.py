@@ -1,5 +1,5 @@
-"""Stepwise agents: each tick sends a sample of one row of all seats, with what was
-observed and what led to it (`ARRIVAL_FIELDS`).
+"""How transitions are sent to a replay memory: each tick sends a sample of one row of all
+seats, with what was observed and what led to it (`ARRIVAL_FIELDS`).
 
 Nothing waits for the next action, so that an open episode never holds back what is known
 of its steps. Where a limiter stands behind the stream, a tick needs a credit for each
@@ -14,72 +14,11 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.algorithm import FILLER
-from tidemill.api.environment import Environment, EnvironmentConfig, Tick
-from tidemill.api.experiment import Context
+from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient, SampleProducer
-from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.streams.credits import Credits
-from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.blocks import Blocks, Seats
-
-
-def check_stepwise(context: Context, config: ActorConfig, environment: Environment) -> None:
-    """Raise `ConfigError` for stepwise specs that cannot be."""
-    stepwise = [spec for spec in config.agents if spec.mode == "transitions"]
-    if environment.voids and len(stepwise) < len(config.agents):
-        raise ConfigError(
-            f"{type(config.environment).__name__}: steps of this environment may be lost, which only "
-            "a replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
-            "whose faults end the run"
-        )
-    if not stepwise:
-        return
-    cause, cure = stepwise_obstacle(config.environment, environment)
-    if cause:
-        raise ConfigError(f"{type(config).__name__} {cause}; {cure}")
-    granting = [port for stream in stepwise[0].streams for port in context.experiment.granting(stream)]
-    if len(granting) > 1:
-        raise ConfigError(
-            f"samples = {stepwise[0].streams}: two trainers with a ratio would hold the steps of one actor "
-            "back; let one of them do"
-        )
-    if any(port.in_turn for port in granting) and environment.timed:
-        raise ConfigError(
-            "exact = True needs episodes that depend on nothing but seeds and actions, and "
-            "max_episode_seconds cuts them by the clock; leave it out, "
-            "or take max_episode_steps"
-        )
-    if any(port.in_turn for port in granting) and (
-        config.lanes > 1 or config.count > 1 or stepwise[0].inference != INLINE
-    ):
-        raise ConfigError(
-            "exact = True needs one actor whose targets have one lane each and whose policy runs inline, "
-            f"not count = {config.count}, lanes = "
-            f'{config.lanes}, inference = "{stepwise[0].inference}"; set ring to the number of slots '
-            "(--slots), and count and lanes to 1"
-        )
-
-
-def stepwise_obstacle(config: EnvironmentConfig, environment: Environment) -> tuple[str, str]:
-    """Return why no replay memory can be filled from `environment`, which `config` built,
-    and what to do, after "ReplayActors"; ("", "") where one can."""
-    if len(environment.agents) > 1:
-        return (
-            f"go with environments of one agent, and this one has {len(environment.agents)}: a ratio "
-            "counts steps of the environment, and none "
-            "says how many transitions of several agents are one",
-            "train several agents by an algorithm without a ratio (PPO, IMPALA) and Actors, or take an "
-            "environment of one agent",
-        )
-    if environment.same_step:
-        cause = (
-            "send one row in a tick, and this environment may end an episode and begin the next within one, "
-            "which are two"
-        )
-        return cause, config.bare().one_row
-    return "", ""
 
 
 class Arrivals(Blocks):
@@ -277,17 +216,3 @@ class StepwiseAgent(Agent):
         for request in list(self._requests):
             self.take(request)
         return self._actions
-
-
-def credits_of(context: Context, spec: PlayerSpec) -> Credits | None:
-    """Return the credits of this actor for the steps of `spec`, None where nobody limits
-    them."""
-    for stream in spec.streams:
-        for edge in context.edges(f"credits/{stream}/"):
-            return Credits(context.endpoints.reader(edge.name))
-    return None
-
-
-def exact(context: Context, spec: PlayerSpec) -> bool:
-    """True when the steps of `spec` are granted in turn."""
-    return any(port.in_turn for stream in spec.streams for port in context.experiment.granting(stream))

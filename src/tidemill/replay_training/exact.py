@@ -21,18 +21,23 @@ from typing import Self, cast
 import numpy as np
 
 from tidemill.api.environment import Environment, Tick
+from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleProducer
 from tidemill.core.clock import Clock, awake
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
+from tidemill.replay_training.granted_order import GrantedOrder, credits_of
+from tidemill.replay_training.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
+from tidemill.replay_training.slot_faults import SlotFaults
+from tidemill.replay_training.transitions import StepwiseAgent
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
+from tidemill.workers.actor_config import INLINE, ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.blocks import Seats
 from tidemill.workers.episode_info import Listener
-from tidemill.workers.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
 from tidemill.workers.ring import EnvRing, EnvTarget
-from tidemill.workers.stepwise import StepwiseAgent, credits_of
 
 
 def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
@@ -257,7 +262,7 @@ def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarg
     terms, client = parts.terms(0, 1, number), parts.client(spec, number)
     fields = chosen_fields(terms.row, terms.schema)
     terms.samples.offer(fields, terms.need.rows, terms.need.columns, terms.need.slots)
-    client = cast("InlineInferenceClient", client)  # `check_stepwise` has seen to that
+    client = cast("InlineInferenceClient", client)  # `check` has seen to that
     client.reseed(0)  # so that a policy which cannot be is refused now
     # the same after a resume
     seed = derive_seed(context.experiment.seed, context.name, "slot", number)
@@ -266,7 +271,7 @@ def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarg
     return ExactTarget(environment, agent, tick, parts.clock, parts.listener, number, credits, parts.tell)
 
 
-class ExactRing(EnvRing):
+class ExactRing(GrantedOrder, EnvRing):
     """Targets strictly in turn. See the module's text."""
 
     targets: list[ExactTarget]  # type: ignore[assignment]
@@ -287,13 +292,31 @@ class ExactRing(EnvRing):
         self._begin(0)
 
     @classmethod
+    def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
+        super().check(context, config, environment)
+        if environment.timed:
+            raise ConfigError(
+                "exact = True needs episodes that depend on nothing but seeds and actions, and "
+                "max_episode_seconds cuts them by the clock; leave it out, "
+                "or take max_episode_steps"
+            )
+        (spec,) = config.agents
+        if config.lanes > 1 or config.count > 1 or spec.inference != INLINE:
+            raise ConfigError(
+                "exact = True needs one actor whose targets have one lane each and whose policy runs inline, "
+                f"not count = {config.count}, lanes = "
+                f'{config.lanes}, inference = "{spec.inference}"; set ring to the number of slots '
+                "(--slots), and count and lanes to 1"
+            )
+
+    @classmethod
     def build(cls, parts: ActorParts) -> Self:
         context, (spec,) = parts.context, parts.config.agents
         credits = credits_of(context, spec)
         assert credits is not None  # steps that nobody grants are not granted in turn
-        made = cls(
-            [_build_target(parts, number, credits) for number in range(parts.config.ring)], parts, credits
-        )
+        targets = [_build_target(parts, number, credits) for number in range(parts.config.ring)]
+        made = cls(targets, parts, credits)
+        made.faults = SlotFaults(parts.environments, True, parts.tell)
         if context.resume is not None and context.folder is not None:
             (policy,) = {
                 port.policy for stream in spec.streams for port in context.experiment.granting(stream)

@@ -1,5 +1,5 @@
 """The open episodes of an exact run's slots, as its trainer knows them from their rows:
-what a resumed run plays again (see `workers.exact`).
+what a resumed run plays again (see `replay_training.exact`).
 
 Rows of exact runs have fields that begin with `SENT`: what was chosen after the row
 before this one, for the slot whose row that was. These are taken out here, before any
