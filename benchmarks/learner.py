@@ -107,7 +107,7 @@ def main() -> None:
             lambda: gae(s["reward"], s["value"], s["done"], s["truncated"], acted, 0.99, 0.95), repeats
         ),
         "gather, GAE included": best(lambda: gather([sample], gae_of(0.99, 0.95)), repeats),
-        "forward, all epochs": best(lambda: learner.policy.forward(inputs, action), repeats) * passes,
+        "forward, all epochs": best(lambda: learner.policy.network.forward(inputs, action), repeats) * passes,
         "minibatch's gradient, all epochs": best(
             lambda: learner._differentiate(source, columns, order, 1 / size), repeats
         )

@@ -14,8 +14,7 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.spaces import Box, Spaces
 from tidemill.core.errors import RunError
-from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.torch_device import Mirror
 
 BOXES = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0, -3.0), (1.0, 5.0)))
@@ -27,7 +26,7 @@ def both(spaces=SPACES, net=NET, device="cpu", **settings):
     config = PPO(**{"minibatch_size": 8, "learning_rate": 1e-2, **settings})
     return [
         config.build(policy, 0)
-        for policy in (net.build(spaces, 0), TorchActorCriticPolicy(net, spaces, 0, device))
+        for policy in (net.build(spaces, 0), ActorCriticPolicy(net, spaces, 0, "torch", device))
     ]
 
 
@@ -84,7 +83,7 @@ def test_a_checkpoint_goes_on_with_either():
     other.load_state(plain.state())
     for learner in (plain, other):
         learner.update([sample], 0.0)
-    np.testing.assert_allclose(other.policy.flat, plain.policy.flat, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(other.policy.network.flat, plain.policy.network.flat, rtol=1e-4, atol=1e-5)
     state = plain.state()
     plain.load_state(other.state())
     for name, array in plain.state().items():
@@ -96,11 +95,11 @@ def test_steps_that_are_not_finite_change_nothing_and_are_named_at_the_end(field
     _, learner = both(minibatch_size=1000, epochs=3)
     sample = make_sample(learner.policy)
     row = tuple(np.argwhere(sample.trained())[0])
-    before = learner.policy.flat.copy()
+    before = learner.policy.network.flat.copy()
     sample[field][row] = np.inf if field == "reward" else np.nan
     with np.errstate(invalid="ignore"), pytest.raises(RunError, match=r"loss/.* is nan"):
         learner.update([sample], 0.0)
-    np.testing.assert_array_equal(learner.policy.flat, before)
+    np.testing.assert_array_equal(learner.policy.network.flat, before)
     assert learner.state()["adam.0.step"] == 0
 
 
@@ -126,13 +125,13 @@ def test_an_update_leaves_the_device_once(monkeypatch):
     monkeypatch.setattr(Mirror, "pull", lambda mirror, rows=None: None)
     monkeypatch.setattr(torch.optim, "Adam", Steps)
     monkeypatch.setattr(TorchLibrary, "to_host", to_host)
-    sample, policy = make_sample(NET.build(SPACES, 0)), TorchActorCriticPolicy(NET, SPACES, 0, "meta")
+    sample, policy = make_sample(NET.build(SPACES, 0)), ActorCriticPolicy(NET, SPACES, 0, "torch", "meta")
     learner = PPO(minibatch_size=8, epochs=3, entropy_coefficient=0.01, clip_value=0.2).build(policy, 0)
     metrics = learner.update([sample], 0.0)
     assert read == [(metrics["minibatches"], 6)]
     for array in learner.parallel_update([sample], 0.0):
         assert isinstance(array, np.ndarray)
-    assert read.count((policy.size + 6,)) == metrics["minibatches"]
+    assert read.count((policy.network.size + 6,)) == metrics["minibatches"]
 
 
 def test_the_gradient_on_the_host_is_the_device_s_where_they_share_memory():

@@ -12,8 +12,7 @@ from tests.algorithms.test_ppo import NET, SPACES, assert_equal, check_masked, m
 from tidemill.algorithms.impala import Impala, ImpalaLearner
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 
 
 def learner_of(seed=0, net=NET, **settings):
@@ -27,7 +26,7 @@ def learner_of(seed=0, net=NET, **settings):
 def other_weights(policy, seed):
     """The weights of a version that has gone on."""
     rng = np.random.default_rng(seed)
-    for weight in policy.weights.values():
+    for weight in policy.network.weights.values():
         weight += rng.standard_normal(weight.shape).astype(np.float32) * 0.3
 
 
@@ -77,7 +76,7 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
     other_weights(policy, 1)
     policy.fold_moments(policy.moments({}, None if scale == 1 else np.array([-scale, scale], np.float32)))
     assert policy.value_scale == scale
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
     metrics = learner.update([sample], 0.0)
 
     def tower(g, h):
@@ -160,7 +159,7 @@ def test_updates_in_torch_are_those_in_numpy():
     net = ActorCritic(hidden=(8, 8), normalise_observations=True)
     learners = [
         config.build(policy, 0)
-        for policy in (net.build(SPACES, 0), TorchActorCriticPolicy(net, SPACES, 0, "cpu"))
+        for policy in (net.build(SPACES, 0), ActorCriticPolicy(net, SPACES, 0, "torch", "cpu"))
     ]
     actor = learner_of().policy
     for update in range(2):
@@ -194,7 +193,7 @@ def test_what_is_not_finite_is_named_before_the_weights_are_spoilt():
     sample["reward"][:-1] = np.inf
     with np.errstate(invalid="ignore"), pytest.raises(RunError, match="Impala left out a step"):
         learner.update([sample], 0.0)
-    assert np.isfinite(learner.policy.flat).all()
+    assert np.isfinite(learner.policy.network.flat).all()
 
 
 def test_it_learns_which_action_pays_from_samples_of_older_weights():

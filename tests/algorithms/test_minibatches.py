@@ -17,10 +17,9 @@ from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate, poison
 from tidemill.core.threads import limit_threads
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.recurrent import RecurrentActorCritic
 from tidemill.nets.torch_device import Mirror
-from tidemill.nets.torch_recurrent import TorchRecurrentPolicy
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(3))
 NETS = {
@@ -36,7 +35,7 @@ def _one_thread():
 
 def stirred(policy, seed=0):
     rng = np.random.default_rng(seed)
-    for weight in policy.weights.values():
+    for weight in policy.network.weights.values():
         weight += rng.standard_normal(weight.shape).astype(np.float32) * 0.4
     return policy
 
@@ -119,7 +118,7 @@ def test_unchanged_weights_give_the_behaviour_s_log_probs_and_values(kind, shape
     seen = []
     for pieces in np.array_split(np.random.default_rng(0).permutation(len(source)), 3):
         inputs, rows = source.pick(pieces)
-        found = learner.policy.forward(inputs, {"action": batch.action["action"][rows]})
+        found = learner.policy.network.forward(inputs, {"action": batch.action["action"][rows]})
         np.testing.assert_allclose(found.log_prob, batch.log_prob[rows], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
             found.value * learner.policy.value_scale, batch.value[rows], rtol=1e-5, atol=1e-5
@@ -177,7 +176,7 @@ def test_samples_of_any_length_make_one_batch():
     assert (found.place.reshape(8, 3) >= 0).sum(0).tolist() == [8, 3, 6]
     batch = gather(samples, gae_of(0.99, 0.95))
     inputs, rows = learner._source(batch, samples).pick(np.arange(3))
-    log_prob = learner.policy.forward(inputs, {"action": batch.action["action"][rows]}).log_prob
+    log_prob = learner.policy.network.forward(inputs, {"action": batch.action["action"][rows]}).log_prob
     np.testing.assert_allclose(log_prob, batch.log_prob[rows], rtol=1e-5, atol=1e-5)
 
 
@@ -189,9 +188,9 @@ def test_chunks_without_a_trained_row_are_left_out():
     sample["version"][:, 2] = -1
     assert cut([sample], trained_rows([sample]), 0, 4).on_reset.shape == (4, 4)
     sample["version"][:] = -1
-    before = learner.policy.flat.copy()
+    before = learner.policy.network.flat.copy()
     assert learner.update([sample], 0.0)["rows"] == 0
-    np.testing.assert_array_equal(learner.policy.flat, before)
+    np.testing.assert_array_equal(learner.policy.network.flat, before)
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -205,7 +204,7 @@ def test_cells_that_are_masked_change_nothing(kind):
                 sample[name][t, seat] = number
         sample["reward"][-1] = number
         metrics.append(learner.update([sample], 0.0))
-        weights.append(learner.policy.flat.copy())
+        weights.append(learner.policy.network.flat.copy())
     assert metrics[0] == metrics[1]
     np.testing.assert_array_equal(*weights)
 
@@ -222,10 +221,10 @@ def test_burn_in_brings_an_old_state_up_to_date(kind):
     batch = gather([sample], gae_of(0.99, 0.95))
     source = learner._source(batch, [sample])
     inputs, rows = source.pick(np.arange(3))
-    found = policy.forward(inputs, {"action": batch.action["action"][rows]}).log_prob.copy()
+    found = policy.network.forward(inputs, {"action": batch.action["action"][rows]}).log_prob.copy()
     whole = policy.prepare({"obs": sample["obs"].reshape(-1, 3)})
     start = {name: np.zeros_like(sample[name][0]) for name in net.state(SPACES)}
-    fresh = policy.forward(
+    fresh = policy.network.forward(
         {**whole, **start, "on_reset": sample["on_reset"], "rows": np.arange(12, 24)},
         {"action": sample["action"][4:8].ravel()},
     )
@@ -233,7 +232,7 @@ def test_burn_in_brings_an_old_state_up_to_date(kind):
     sample.burn_in = 0  # without it the chunk begins with the state of the old weights
     batch = gather([sample], gae_of(0.99, 0.95))
     inputs, rows = learner._source(batch, [sample]).pick(np.arange(3, 6))
-    stale = policy.forward(inputs, {"action": batch.action["action"][rows]}).log_prob
+    stale = policy.network.forward(inputs, {"action": batch.action["action"][rows]}).log_prob
     assert np.abs(stale - found).max() > 1e-2
 
 
@@ -252,10 +251,10 @@ def test_what_an_earlier_episode_showed_changes_no_gradient_of_a_later_one(kind)
         late = rows[rows >= 7 * 5]
         source = Chunks(NumpyLibrary(), learner.policy, cut([sample], [late], 0, 13))
         inputs, found = source.pick(np.arange(len(source)))
-        learner.policy.forward(inputs, {"action": sample["action"].ravel()[late][found]})
-        out = np.empty(learner.policy.size, np.float32)
+        learner.policy.network.forward(inputs, {"action": sample["action"].ravel()[late][found]})
+        out = np.empty(learner.policy.network.size, np.float32)
         ones = np.ones(len(found), np.float32)
-        learner.policy.backward(ones, ones, ones, out)
+        learner.policy.network.backward(ones, ones, ones, out)
         gradients.append(out)
     np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-5)
     assert np.abs(gradients[0]).max() > 0.1
@@ -301,7 +300,10 @@ def test_parts_teach_what_the_whole_does(kind, empty):
 def test_updates_in_torch_are_those_in_numpy(kind):
     net = NETS[kind]
     settings = {"minibatch_size": 16, "learning_rate": 1e-2, "chunk_steps": 4, "correct_off_policy": True}
-    plain, other = learner_of(net, **settings), PPO(**settings).build(TorchRecurrentPolicy(net, SPACES, 0), 0)
+    plain, other = (
+        learner_of(net, **settings),
+        PPO(**settings).build(ActorCriticPolicy(net, SPACES, 0, "torch"), 0),
+    )
     other.policy.load({name: array.copy() for name, array in plain.policy.parameters().items()}, 0)
     for update in range(2):
         sample = rollout(plain.policy, net, update, burn_in=2, fillers=2)
@@ -327,7 +329,7 @@ def test_an_update_on_a_device_stays_there(monkeypatch):
     net = NETS["lstm"]
     sample = rollout(net.build(SPACES, 0), net, burn_in=2, fillers=2)
     learner = PPO(minibatch_size=16, epochs=2, chunk_steps=4).build(
-        TorchRecurrentPolicy(net, SPACES, 0, "meta"), 0
+        ActorCriticPolicy(net, SPACES, 0, "torch", "meta"), 0
     )
     metrics = learner.update([sample], 0.0)
     assert read == [(metrics["minibatches"], 6)]
@@ -410,5 +412,5 @@ def test_a_resumed_learner_goes_on_exactly():
     second.load_state(first.state())
     for learner in (whole, second):
         learner.update(samples[2:], 0.0)
-    np.testing.assert_array_equal(whole.policy.flat, second.policy.flat)
+    np.testing.assert_array_equal(whole.policy.network.flat, second.policy.network.flat)
     assert torch.is_tensor(second.policy.trainable_parameters()[0])

@@ -195,7 +195,7 @@ def test_all_stop_before_the_step_that_one_of_them_would_spoil():
     for generator, learner in zip(steps, learners, strict=True):
         with pytest.raises(RunError, match="loss/policy is nan"):
             next(generator)
-        assert np.isfinite(learner.policy.flat).all()
+        assert np.isfinite(learner.policy.network.flat).all()
 
 
 def test_update_is_the_same_with_nobody_to_add():

@@ -183,7 +183,7 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     learner = learner_of(net=net, entropy_coefficient=0.01)
     policy = learner.policy
     rng = np.random.default_rng(1)
-    for weight in policy.weights.values():
+    for weight in policy.network.weights.values():
         weight += rng.standard_normal(weight.shape).astype(np.float32) * 0.3
     n = 16
     x, action = torch.randn(n, 3), torch.randint(0, 3, (n,))
@@ -194,7 +194,7 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     of_policy, of_value, entropy, *_, share = learner._parts.tolist()
     assert share == 1
 
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
     function = getattr(torch, activation)
 
     def tower(g):
@@ -204,7 +204,7 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
         return h
 
     logits = tower(0) @ w["actor.weight"].T + w["actor.bias"].T
-    value = tower(policy.towers - 1) @ w["critic.weight"] + w["critic.bias"]
+    value = tower(policy.network.shape.towers - 1) @ w["critic.weight"] + w["critic.bias"]
     p = torch.softmax(logits, -1)
     ratio = p[torch.arange(n), action] / old.exp()
     surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 0.8, 1.2) * advantage).mean()
@@ -237,7 +237,7 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
     }
     learner = learner_of(minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, **settings)
     policy, scale = learner.policy, deviation or 1
-    policy.weights["critic.weight"] *= 30  # so that values leave what they are clipped to
+    policy.network.weights["critic.weight"] *= 30  # so that values leave what they are clipped to
     policy.fold_moments(
         policy.moments({}, None if deviation is None else np.array([-scale, scale], np.float32))
     )
@@ -245,7 +245,9 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
     sample = make_sample(policy, T=33, N=8)
     batch = gather([sample], gae_of(0.99, 0.95))
     w = {
-        name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items() if array.size
+        name: torch.tensor(array, requires_grad=True)
+        for name, array in policy.network.weights.items()
+        if array.size
     }
     adam = torch.optim.Adam(w.values(), lr=1e-2, eps=1e-5)
     x, action = torch.from_numpy(batch.observation["obs"]), torch.from_numpy(batch.action["action"])
@@ -286,7 +288,7 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
         # the head follows the deviation afterwards
         rescaled = policy.value_scale / scale if name.startswith("critic") else 1
         np.testing.assert_allclose(
-            policy.weights[name] * rescaled, tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name
+            policy.network.weights[name] * rescaled, tensor.detach(), rtol=1e-4, atol=1e-5, err_msg=name
         )
 
 
@@ -330,12 +332,12 @@ def test_the_linear_schedule_ends_at_zero():
     learner = learner_of(learning_rate_schedule="linear")
     sample = make_sample(learner.policy)
     assert learner.update([sample], 0.25)["learning_rate"] == pytest.approx(0.0075)
-    before = learner.policy.flat.copy()
+    before = learner.policy.network.flat.copy()
     assert learner.update([sample], 1.0)["learning_rate"] == 0
     # only the critic's head moves: rescaled with the returns' deviation
-    ratio = learner.policy.flat / np.where(before == 0, 1, before)
+    ratio = learner.policy.network.flat / np.where(before == 0, 1, before)
     unchanged = np.ones(len(before), bool)
-    unchanged[-len(learner.policy.weights["critic.weight"]) - 1 :] = False
+    unchanged[-len(learner.policy.network.weights["critic.weight"]) - 1 :] = False
     assert np.isin(ratio[unchanged], [0, 1]).all()
 
 
@@ -394,7 +396,7 @@ def test_what_is_not_finite_is_named_before_the_weights_are_spoilt(field, name):
     sample[field][row] = np.inf if field == "reward" else np.nan
     with np.errstate(invalid="ignore"), pytest.raises(RunError, match=name):
         learner.update([sample], 0.0)
-    assert np.isfinite(learner.policy.flat).all()
+    assert np.isfinite(learner.policy.network.flat).all()
 
 
 def test_observations_and_returns_are_folded_in_once_after_the_last_epoch():
@@ -418,21 +420,21 @@ def test_off_policy_correction_changes_nothing_on_policy_and_something_off_it():
     sample = make_sample(plain.policy)
     plain.update([sample], 0.0)
     corrected.update([sample], 0.0)
-    np.testing.assert_allclose(plain.policy.flat, corrected.policy.flat, atol=1e-5)
+    np.testing.assert_allclose(plain.policy.network.flat, corrected.policy.network.flat, atol=1e-5)
     plain.update([sample], 0.0)
     corrected.update([sample], 0.0)
-    assert np.abs(plain.policy.flat - corrected.policy.flat).max() > 1e-4
+    assert np.abs(plain.policy.network.flat - corrected.policy.network.flat).max() > 1e-4
 
 
 def test_ratios_are_computed_once_per_batch_before_the_first_step():
     learner = learner_of(correct_off_policy=True, epochs=3)
     sample = make_sample(learner.policy)
-    before, found, steps = learner.policy.flat.copy(), [], []
+    before, found, steps = learner.policy.network.flat.copy(), [], []
     evaluate, step = learner._evaluate, learner._step
 
     def look(sample, rows):
         assert not steps
-        np.testing.assert_array_equal(learner.policy.flat, before)
+        np.testing.assert_array_equal(learner.policy.network.flat, before)
         assert not (sample["done"] | sample["truncated"]).reshape(-1)[rows].any()
         found.append(len(rows))
         return evaluate(sample, rows)
@@ -458,13 +460,13 @@ def test_the_clip_is_around_the_behaviour_whatever_the_policy_at_the_start_of_th
     )
     sample = make_sample(learner.policy, reward=lambda action: 1000.0)
     sample["log_prob"] -= np.float32(np.log(9))
-    before = learner.policy.flat.copy()
+    before = learner.policy.network.flat.copy()
     metrics = learner.update([sample], 0.0)
     assert metrics["clip_fraction"] == 1 and metrics["kl"] == pytest.approx(9 - 1 - np.log(9), rel=1e-4)
     assert metrics["gradient_norm"] == 0
     # folding the returns in rescales the critic's head, which comes last
-    unchanged = len(learner.policy.weights["critic.weight"]) + 1
-    np.testing.assert_array_equal(learner.policy.flat[:-unchanged], before[:-unchanged])
+    unchanged = len(learner.policy.network.weights["critic.weight"]) + 1
+    np.testing.assert_array_equal(learner.policy.network.flat[:-unchanged], before[:-unchanged])
 
 
 def test_it_learns_which_action_pays():

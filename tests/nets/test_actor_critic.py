@@ -157,8 +157,8 @@ def test_images_reach_the_network_as_bytes_and_the_layout_does_not_matter():
     np.testing.assert_array_equal(prepared, np.moveaxis(images["obs"], 1, 3), strict=True)
     last = np.ascontiguousarray(prepared)
     assert np.shares_memory(policies[1].prepare({"obs": last})["obs"], last)
-    assert policies[0].towers == 1
-    assert config.replace(shared_critic=False).build(spaces_first, 0).towers == 2
+    assert policies[0].network.shape.towers == 1
+    assert config.replace(shared_critic=False).build(spaces_first, 0).network.shape.towers == 2
     values = [
         act(p, config, s, {"obs": o}, True)["value"]
         for p, s, o in zip(
@@ -176,7 +176,7 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
     policy = config.build(spaces, 0)
     stir(policy)
     images = draw(spaces.observation, 3)
-    w = {k: torch.tensor(v) for k, v in policy.weights.items()}
+    w = {k: torch.tensor(v) for k, v in policy.network.weights.items()}
     x = torch.from_numpy(images["obs"]).float() / 255
     for i, stride in enumerate((4, 2, 1)):
         x = torch.relu(torch.conv2d(x, w[f"cnn.obs.{i}.weight"][0], w[f"cnn.obs.{i}.bias"][0], stride))
@@ -188,7 +188,7 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
 
 
 def fused(policy):
-    optimiser = TorchLibrary(policy).optimiser(policy, torch.ones(policy.size), 1e-5)
+    optimiser = TorchLibrary(policy.network).optimiser(policy.network, torch.ones(policy.network.size), 1e-5)
     optimiser.descend(0.01, 1.0, None, torch.zeros(()))
 
 
@@ -313,7 +313,7 @@ def test_the_gaussian_has_the_stated_mean_deviation_and_density():
     # 4·e^0.5.
     spaces, config = Spaces(VECTOR, Box((1,), "float32", (-2.0,), (6.0,))), ActorCritic(log_std_init=0.5)
     policy = config.build(spaces, 0)
-    policy.weights["actor.weight"][...] = 0
+    policy.network.weights["actor.weight"][...] = 0
     observation = draw(VECTOR, 40_000)
     out = act(policy, config, spaces, observation)
     assert out["action"].mean() == pytest.approx(2, abs=0.1)
@@ -331,7 +331,7 @@ def test_entropies_by_hand():
     for action, expected in (("discrete", np.log(4)), ("branches", np.log(30)), ("bits", 6 * np.log(2))):
         spaces, config = Spaces(VECTOR, ACTIONS[action]), ActorCritic()
         policy = config.build(spaces, 0)
-        policy.weights["actor.weight"][...] = 0
+        policy.network.weights["actor.weight"][...] = 0
         observation = draw(VECTOR, 2)
         out = act(policy, config, spaces, observation)
         assert evaluate(policy, observation, out["action"]).entropy[0].item() == pytest.approx(
@@ -345,7 +345,7 @@ def test_extreme_heads_give_finite_answers(action):
     policy = config.build(spaces, 0)
     stir(policy, 200)
     if "log_std" in policy.parameters():
-        policy.weights["log_std"][...] = 1
+        policy.network.weights["log_std"][...] = 1
     out = act(policy, config, spaces, draw(VECTOR, 50))
     evaluation = evaluate(policy, draw(VECTOR, 50), out["action"])
     assert np.isfinite(out["log_prob"]).all()
@@ -380,11 +380,11 @@ def test_weights_and_samples_come_from_the_seed():
 def test_first_weights_are_orthogonal_with_the_usual_gains():
     policy = ActorCritic(hidden=(16, 16)).build(Spaces(VECTOR, Discrete(4)), 0)
     for tower in range(2):
-        w = policy.weights["hidden.1.weight"][tower]
+        w = policy.network.weights["hidden.1.weight"][tower]
         np.testing.assert_allclose(w @ w.T, 2 * np.eye(16), atol=1e-5)
-    w = policy.weights["actor.weight"]
+    w = policy.network.weights["actor.weight"]
     np.testing.assert_allclose(w @ w.T, 1e-4 * np.eye(4), atol=1e-9)
-    assert np.linalg.norm(policy.weights["critic.weight"]) == pytest.approx(1)
+    assert np.linalg.norm(policy.network.weights["critic.weight"]) == pytest.approx(1)
 
 
 def test_parameters_view_the_policy_s_memory_and_load_copies():
@@ -416,10 +416,10 @@ def test_parameters_of_another_network_are_refused_and_change_nothing(change):
         given["actor.bias"] = (
             np.zeros((5, 1), np.float32) if change == "shape" else np.zeros((4, 1), np.float64)
         )
-    before = policy.flat.copy()
+    before = policy.network.flat.copy()
     with pytest.raises(SchemaError, match="extra" if change == "unknown" else "actor.bias"):
         policy.load(given, 1)
-    np.testing.assert_array_equal(policy.flat, before)
+    np.testing.assert_array_equal(policy.network.flat, before)
     assert policy.version == -1
 
 

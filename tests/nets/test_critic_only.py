@@ -11,9 +11,8 @@ from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces, Tuple, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.device_acting import DeviceActing
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 from tidemill.nets.weights import IMAGE_FEATURES
 
 STATE = Box((7,), "float32")
@@ -38,9 +37,11 @@ NET = ActorCritic(hidden=(8, 6), normalise_observations=True)
 def built(observation="vector", action="discrete", kind="numpy", net=NET):
     """A policy whose weights are stirred but where they must be 0, and random rows."""
     spaces = Spaces(OBSERVATIONS[observation], ACTIONS[action])
-    policy = TorchActorCriticPolicy(net, spaces, 0) if kind != "numpy" else net.build(spaces, 0)
-    stir = np.random.default_rng(1).standard_normal(policy.size).astype(np.float32)
-    policy.flat[:] = np.where(policy.flat, policy.flat + 0.1 * stir, policy.flat)
+    policy = ActorCriticPolicy(net, spaces, 0, "torch") if kind != "numpy" else net.build(spaces, 0)
+    stir = np.random.default_rng(1).standard_normal(policy.network.size).astype(np.float32)
+    policy.network.flat[:] = np.where(
+        policy.network.flat, policy.network.flat + 0.1 * stir, policy.network.flat
+    )
     return policy, spaces
 
 
@@ -48,7 +49,9 @@ def answered(policy, spaces, seen, kind, deterministic=False):
     """The answers to `seen`, drawn by the policy's first random numbers."""
     out = allocate(NET.answer(spaces), (len(next(iter(seen.values()))),))
     if kind == "device":
-        DeviceActing(policy, 0, True).begin(policy.prepare(seen), deterministic, policy.value_scale, out)()
+        DeviceActing(policy.network, 0, True).begin(
+            policy.prepare(seen), deterministic, policy.value_scale, out
+        )()
     else:
         policy._rng = np.random.default_rng(3)
         policy.act(seen, {}, deterministic, out)
@@ -104,7 +107,7 @@ def blind(policy, array):
     """The actor's part of the first layer where it does not see, of weights or of a
     gradient."""
     named, start = {}, 0
-    for name, shape in policy._shapes.items():
+    for name, shape in policy.network.shape.forms().items():
         size = int(np.prod(shape))
         named[name], start = array[start : start + size].reshape(shape), start + size
     return named["hidden.0.weight"][0, policy.encoder.seen + IMAGE_FEATURES * len(policy.encoder.images) :]
@@ -113,17 +116,19 @@ def blind(policy, array):
 def by_autograd(policy, features, action, factors):
     """(log_prob, entropy, value) and the gradient of a plain network of two separate
     towers."""
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
     x, seen = torch.from_numpy(features), policy.encoder.seen
 
     def tower(i, h):
-        for layer in range(len(policy.layers)):
+        for layer in range(len(policy.network.shape.hidden)):
             weight = w[f"hidden.{layer}.weight"][i]
             h = torch.tanh(h @ weight[: h.shape[1]] + w[f"hidden.{layer}.bias"][i])
         return h
 
     head = tower(0, x[:, :seen]) @ w["actor.weight"].T + w["actor.bias"][:, 0]
-    log_prob, entropy = policy.distribution.evaluate(head, w["log_std"][:, 0], torch.from_numpy(action))
+    log_prob, entropy = policy.network.shape.distribution.evaluate(
+        head, w["log_std"][:, 0], torch.from_numpy(action)
+    )
     found = log_prob, entropy, tower(1, x) @ w["critic.weight"] + w["critic.bias"]
     sum(
         (torch.from_numpy(factor) * part).sum() for factor, part in zip(factors, found, strict=True)
@@ -145,14 +150,17 @@ def test_gradients_are_autograd_s_and_0_where_the_actor_is_blind(action, observa
         acted, inputs = answered(policy, spaces, seen, kind)["action"], policy.prepare(seen)
         expected, gradient = by_autograd(policy, inputs["features"], acted, factors)
         if kind == "numpy":
-            found, out = policy.forward(inputs, {"action": acted}), np.full(policy.size, np.nan, np.float32)
-            policy.backward(*factors, out)
+            found, out = (
+                policy.network.forward(inputs, {"action": acted}),
+                np.full(policy.network.size, np.nan, np.float32),
+            )
+            policy.network.backward(*factors, out)
         else:
-            tensor = torch.full((policy.size,), torch.nan)
-            found = policy.forward(
+            tensor = torch.full((policy.network.size,), torch.nan)
+            found = policy.network.forward(
                 {"features": torch.from_numpy(inputs["features"])}, {"action": torch.from_numpy(acted)}
             )
-            policy.backward(*torch.from_numpy(factors), tensor)
+            policy.network.backward(*torch.from_numpy(factors), tensor)
             out = tensor.numpy()
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
@@ -189,7 +197,7 @@ def test_updates_leave_the_actor_blind_and_teach_the_critic(observation):
             sample[name][...] = array.reshape(steps, seats, *array.shape[1:])
         sample["reward"][...] = sample[state][..., 0] / 3
         metrics = learner.update([sample], 0.0)
-        assert (blind(policy, policy.flat) == 0).all()
+        assert (blind(policy, policy.network.flat) == 0).all()
     if "camera" not in observation:
         assert metrics["explained_variance"] > 0.8
     out, other = (answered(policy, spaces, rows, "torch") for rows in (seen, changed(seen)))
@@ -198,7 +206,7 @@ def test_updates_leave_the_actor_blind_and_teach_the_critic(observation):
 
 def test_first_weights_are_orthogonal_for_what_each_tower_sees():
     policy = ActorCritic(hidden=(16,)).build(Spaces(OBSERVATIONS["vector"], Discrete(4)), 0)
-    actor, critic = policy.weights["hidden.0.weight"]
+    actor, critic = policy.network.weights["hidden.0.weight"]
     np.testing.assert_allclose(actor[:3] @ actor[:3].T, 2 * np.eye(3), atol=1e-5)
     np.testing.assert_allclose(critic @ critic.T, 2 * np.eye(10), atol=1e-5)
     assert (actor[3:] == 0).all()
@@ -210,7 +218,7 @@ def test_a_state_that_an_observation_lacks_changes_nothing():
         ActorCritic(critic_only=parts).build(Spaces(space, Discrete(4)), 0)
         for parts in (("global_state",), ())
     )
-    np.testing.assert_array_equal(named.flat, bare.flat)
+    np.testing.assert_array_equal(named.network.flat, bare.network.flat)
     seen = draw(space, 30)
     outs = [answered(policy, Spaces(space, Discrete(4)), seen, "numpy") for policy in (named, bare)]
     for name in outs[0]:
@@ -263,7 +271,7 @@ def test_what_cannot_be_is_refused_by_name(settings, observation, message):
 def test_a_mask_is_not_for_the_critic():
     with pytest.raises(ConfigError, match='"legal" is named by action_mask and by critic_only'):
         ActorCritic(action_mask="legal", critic_only=("legal",))
-    assert ActorCritic(shared_critic=True).build(Spaces(VIEW, Discrete(4)), 0).towers == 1
+    assert ActorCritic(shared_critic=True).build(Spaces(VIEW, Discrete(4)), 0).network.shape.towers == 1
     flattened = ActorCritic(critic_only=("camera",), encoder="mlp").build(
         Spaces(OBSERVATIONS["camera and vector"], Discrete(4)), 0
     )

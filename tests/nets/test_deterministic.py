@@ -7,9 +7,8 @@ from tests.nets.test_actor_critic import ACTIONS, draw, stir
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
 from tidemill.core.schema import allocate
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.device_acting import DeviceActing
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 
 N = 48
 VIEW = Box((3,), "float32")
@@ -30,7 +29,7 @@ def ways(spaces):
     if "obs.action_mask" in seen:
         # one of each branch at least
         seen["obs.action_mask"][:, [0, 2, 7][: 1 + 2 * (spaces.action == MultiDiscrete((2, 5, 3)))]] = 1
-    plain, torched = NET.build(spaces, 0), TorchActorCriticPolicy(NET, spaces, 0)
+    plain, torched = NET.build(spaces, 0), ActorCriticPolicy(NET, spaces, 0, "torch")
     stir(plain)
     torched.load(plain.parameters(), 0)
 
@@ -41,7 +40,7 @@ def ways(spaces):
 
     def device(flags):
         out = allocate(NET.answer(spaces), (N,))
-        DeviceActing(torched, 5, True).begin(torched.prepare(seen), flags, torched.value_scale, out)()
+        DeviceActing(torched.network, 5, True).begin(torched.prepare(seen), flags, torched.value_scale, out)()
         return out
 
     return {

@@ -20,10 +20,9 @@ from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
 from tidemill.nets import device as devices
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.device import check_device, choose_device
 from tidemill.nets.device_acting import LANES, DeviceActing
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 from tidemill.nets.torch_device import Mirror, Staging
 from tidemill.nets.torch_network import TorchNetwork
 
@@ -36,7 +35,7 @@ def both(action, **settings):
     computes on devices."""
     spaces = Spaces(VECTOR, action)
     config = ActorCritic(hidden=(16, 8), normalise_observations=True, **settings)
-    plain, other = config.build(spaces, 0), TorchActorCriticPolicy(config, spaces, 0, "cpu")
+    plain, other = config.build(spaces, 0), ActorCriticPolicy(config, spaces, 0, "torch", "cpu")
     assert all(np.array_equal(array, other.parameters()[name]) for name, array in plain.parameters().items())
     stir(plain)
     other.load(plain.parameters(), 3)
@@ -56,15 +55,15 @@ def test_an_mlp_in_torch_is_the_one_in_numpy(action, settings):
     seen, rng = draw(VECTOR, 40), np.random.default_rng(0)
     out = answer(plain, config, spaces, seen)
     inputs, factors = plain.prepare(seen), rng.standard_normal((3, 40)).astype(np.float32)
-    found = plain.forward(inputs, {"action": out["action"]})
-    torched = other.forward(
+    found = plain.network.forward(inputs, {"action": out["action"]})
+    torched = other.network.forward(
         {name: torch.from_numpy(x) for name, x in inputs.items()}, {"action": torch.from_numpy(out["action"])}
     )
     for ours, theirs in zip(found, torched, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
-    gradient, of_torch = np.empty(plain.size, np.float32), torch.empty(plain.size)
-    plain.backward(*factors, gradient)
-    other.backward(*torch.from_numpy(factors), of_torch)
+    gradient, of_torch = np.empty(plain.network.size, np.float32), torch.empty(plain.network.size)
+    plain.network.backward(*factors, gradient)
+    other.network.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(of_torch, gradient, rtol=1e-5, atol=1e-5)
     modes = [answer(policy, config, spaces, seen, True) for policy in (plain, other)]
     for name in modes[0]:
@@ -75,7 +74,7 @@ def test_an_mlp_in_torch_is_the_one_in_numpy(action, settings):
 @pytest.mark.parametrize("action", ACTIONS)
 def test_acting_on_a_device_answers_what_the_policy_is(action, recorded):
     plain, other, config, spaces = both(ACTIONS[action])
-    acting = DeviceActing(other, 0, recorded)
+    acting = DeviceActing(other.network, 0, recorded)
     for n in (5, 1, 8, 9, 33, 2):  # larger and smaller than what has memory already
         seen = draw(VECTOR, n)
         flags = np.arange(n) % 2 == 0
@@ -84,7 +83,7 @@ def test_acting_on_a_device_answers_what_the_policy_is(action, recorded):
         mode = answer(plain, config, spaces, seen, True)
         np.testing.assert_allclose(out["action"][:n][flags], mode["action"][flags], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(out["value"][:n], mode["value"], rtol=1e-5, atol=1e-5)
-        found = plain.forward(plain.prepare(seen), {"action": out["action"][:n]})
+        found = plain.network.forward(plain.prepare(seen), {"action": out["action"][:n]})
         np.testing.assert_allclose(out["log_prob"][:n], found.log_prob, rtol=1e-5, atol=1e-5)
         assert not any(array[n:].any() for array in out.values())
 
@@ -97,7 +96,7 @@ def test_draws_follow_the_probabilities_and_the_seed():
         outs = []
         for seed in (1, 1, 2):
             out = allocate(config.answer(spaces), (n,))
-            DeviceActing(other, seed, True).begin(other.prepare(seen), False, 1.0, out)()
+            DeviceActing(other.network, seed, True).begin(other.prepare(seen), False, 1.0, out)()
             outs.append(out)
         np.testing.assert_array_equal(outs[0]["action"], outs[1]["action"])
         assert (outs[0]["action"] != outs[2]["action"]).any()
@@ -107,15 +106,15 @@ def test_draws_follow_the_probabilities_and_the_seed():
         np.testing.assert_allclose(counts / n, np.exp(outs[0]["log_prob"][where]), atol=0.012)
     _, other, config, spaces = both(Box((1,), "float32", (-2.0,), (6.0,)))
     out, mode = allocate(config.answer(spaces), (n,)), answer(other, config, spaces, seen, True)
-    DeviceActing(other, 0, False).begin(other.prepare(seen), False, 1.0, out)()
-    deviation = 4 * np.exp(other.weights["log_std"].item())
+    DeviceActing(other.network, 0, False).begin(other.prepare(seen), False, 1.0, out)()
+    deviation = 4 * np.exp(other.network.weights["log_std"].item())
     assert out["action"].mean() == pytest.approx(mode["action"].mean(), abs=4 * deviation / n**0.5)
     assert out["action"].std() == pytest.approx(deviation, rel=0.02)
 
 
 def test_several_batches_are_under_way_and_one_more_waits_for_a_lane():
     _, other, config, spaces = both(Discrete(4))
-    acting = DeviceActing(other, 0, True)
+    acting = DeviceActing(other.network, 0, True)
     batches = [
         {name: array + i for name, array in other.prepare(draw(VECTOR, 4)).items()} for i in range(LANES + 1)
     ]
@@ -131,7 +130,7 @@ def test_several_batches_are_under_way_and_one_more_waits_for_a_lane():
     rest.join(30)
     assert not rest.is_alive()
     for batch, out in zip(batches, outs, strict=True):
-        value = other.heads({name: torch.from_numpy(array) for name, array in batch.items()})[1]
+        value = other.network.heads({name: torch.from_numpy(array) for name, array in batch.items()})[1]
         np.testing.assert_allclose(out["value"], value.detach(), rtol=1e-5, atol=1e-5)
 
 
@@ -140,7 +139,7 @@ def test_images_are_answered_in_padded_batches_too(convolutions):
     spaces, config = Spaces(BOTH, Discrete(4)), ActorCritic(convolutions=convolutions)
     policy, seen = config.build(spaces, 0), draw(BOTH, 11)
     out, plain = (allocate(config.answer(spaces), (11,)) for _ in range(2))
-    DeviceActing(policy, 0, True).begin(policy.prepare(seen), True, 1.0, out)()
+    DeviceActing(policy.network, 0, True).begin(policy.prepare(seen), True, 1.0, out)()
     policy.act(seen, {}, True, plain)
     np.testing.assert_array_equal(out["action"], plain["action"])
     np.testing.assert_allclose(
@@ -154,18 +153,18 @@ def test_nothing_on_the_way_lies_on_another_device_or_is_read(action, observatio
     monkeypatch.setattr(Mirror, "pull", lambda mirror, rows=None: None)
     spaces, config, n = Spaces(observation, ACTIONS[action]), ActorCritic(), 6
     policy = config.build_on("meta", spaces, 0)
-    inputs = Staging(policy.device)(policy.prepare(draw(observation, n)))
+    inputs = Staging(policy.network.device)(policy.prepare(draw(observation, n)))
     field = allocate(config.answer(spaces), (n,))["action"]
-    distribution, (head, value) = policy.distribution, policy.heads(inputs)
+    distribution, (head, value) = policy.network.shape.distribution, policy.network.heads(inputs)
     noise = torch.empty((n, distribution.draws), device="meta")
     flags = torch.empty(n, dtype=torch.bool, device="meta")
-    chosen = distribution.choose(head, policy.log_std(), noise, flags)
+    chosen = distribution.choose(head, policy.network.log_std(), noise, flags)
     assert (chosen.device.type, chosen.shape, value.shape) == ("meta", field.shape, (n,))
-    found = policy.forward(inputs, {"action": chosen})
+    found = policy.network.forward(inputs, {"action": chosen})
     _, of_log_prob, *_ = differentiate_surrogate(torch, found.log_prob, found.value, 0.2)
     _, of_value = differentiate_value_loss(torch, found.value, found.value, found.value, 0.2)
-    policy.backward(
-        of_log_prob, torch.full_like(of_value, 0.1), of_value, torch.empty(policy.size, device="meta")
+    policy.network.backward(
+        of_log_prob, torch.full_like(of_value, 0.1), of_value, torch.empty(policy.network.size, device="meta")
     )
 
 
@@ -188,7 +187,7 @@ def test_a_module_of_one_s_own_moves_with_its_buffers(monkeypatch):
     spaces, config = Spaces(VECTOR, ACTIONS["box"]), OwnScaled()
     policy, seen = config.build(spaces, 0), draw(VECTOR, 5)
     out = allocate(config.answer(spaces), (5,))
-    DeviceActing(policy, 0, False).begin(policy.prepare(seen), True, 1.0, out)()
+    DeviceActing(policy.network, 0, False).begin(policy.prepare(seen), True, 1.0, out)()
     np.testing.assert_allclose(
         out["action"], answer(policy, config, spaces, seen, True)["action"], rtol=1e-5, atol=1e-6
     )
@@ -196,7 +195,10 @@ def test_a_module_of_one_s_own_moves_with_its_buffers(monkeypatch):
     moved = config.build_on("meta", spaces, 0)
     assert {
         tensor.device.type
-        for tensor in (*moved.trainable_parameters(), *moved.heads(Staging(moved.device)(seen)))
+        for tensor in (
+            *moved.trainable_parameters(),
+            *moved.network.heads(Staging(moved.network.device)(seen)),
+        )
     } == {"meta"}
     assert moved.parameters().keys() == policy.parameters().keys()
 

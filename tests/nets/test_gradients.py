@@ -31,7 +31,7 @@ def built(net, action, n=40, observation=VECTOR):
     log_prob, entropy, value)."""
     spaces, rng = Spaces(observation, action), np.random.default_rng(0)
     policy = net.build(spaces, 0)
-    policy.flat += rng.standard_normal(policy.size).astype(np.float32) * 0.3
+    policy.network.flat += rng.standard_normal(policy.network.size).astype(np.float32) * 0.3
     seen = {"obs": rng.standard_normal((n, 3)).astype(np.float32)}
     out = allocate(net.answer(spaces), (n,))
     policy.act(seen, {}, False, out)
@@ -45,20 +45,20 @@ def built(net, action, n=40, observation=VECTOR):
 
 def by_autograd(policy, inputs, action, factors):
     """(log_prob, entropy, value) and the flat gradient, of a plain network in torch."""
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
-    function = getattr(torch, policy.activation)
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
+    function = getattr(torch, policy.network.shape.activation)
 
     def tower(i):
         h = torch.from_numpy(inputs["features"])
-        for layer in range(len(policy.layers)):
+        for layer in range(len(policy.network.shape.hidden)):
             h = function(h @ w[f"hidden.{layer}.weight"][i] + w[f"hidden.{layer}.bias"][i])
         return h
 
     head = functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
-    log_prob, entropy = policy.distribution.evaluate(
+    log_prob, entropy = policy.network.shape.distribution.evaluate(
         head, w["log_std"][:, 0], torch.from_numpy(action["action"])
     )
-    found = log_prob, entropy, tower(policy.towers - 1) @ w["critic.weight"] + w["critic.bias"]
+    found = log_prob, entropy, tower(policy.network.shape.towers - 1) @ w["critic.weight"] + w["critic.bias"]
     sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     return found, torch.cat(
         [torch.zeros(x.numel()) if x.grad is None else x.grad.reshape(-1) for x in w.values()]
@@ -75,18 +75,18 @@ def test_forward_and_backward_are_autograd_s(action, shared, hidden, activation)
         ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action]
     )
     expected, gradient = by_autograd(policy, inputs, actions, factors)
-    found = policy.forward(inputs, actions)
+    found = policy.network.forward(inputs, actions)
     for array, tensor in zip(found, expected, strict=True):
         assert array.dtype == np.float32
         np.testing.assert_allclose(array, tensor.detach(), rtol=1e-5, atol=1e-5)
-    out = np.full(policy.size, np.nan, np.float32)
-    policy.backward(*factors, out)
+    out = np.full(policy.network.size, np.nan, np.float32)
+    policy.network.backward(*factors, out)
     np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
     factors[1] = 0
     _, gradient = by_autograd(policy, inputs, actions, factors)
-    policy.forward(inputs, actions)
-    policy.backward(factors[0], None, factors[2], out)
+    policy.network.forward(inputs, actions)
+    policy.network.backward(factors[0], None, factors[2], out)
     np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
 
@@ -98,7 +98,9 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
     (weights,) = policy.trainable_parameters()
     for between in (
         lambda: None,
-        lambda: policy.forward({"features": inputs["features"][:5]}, {"action": actions["action"][:5]}),
+        lambda: policy.network.forward(
+            {"features": inputs["features"][:5]}, {"action": actions["action"][:5]}
+        ),
     ):
         found = policy.evaluate(*tensors)
         between()
@@ -121,7 +123,7 @@ def test_images_write_what_autograd_adds(action, shared):
     rng = np.random.default_rng(0)
     n = 6
     policy = net.build(spaces, 0)
-    assert policy.library == "torch"
+    assert policy.network.library == "torch"
     seen = {
         "obs.camera": rng.integers(0, 256, (n, 36, 36, 1)).astype(np.uint8),
         "obs.speed": rng.standard_normal((n, 3)).astype(np.float32),
@@ -134,11 +136,11 @@ def test_images_write_what_autograd_adds(action, shared):
     found = policy.evaluate(inputs, actions)
     sum((factor * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     expected = policy.trainable_parameters()[0].grad.clone()
-    gradient = torch.full((policy.size,), np.nan)
+    gradient = torch.full((policy.network.size,), np.nan)
     for _ in range(2):
-        plain = policy.forward(inputs, actions)
+        plain = policy.network.forward(inputs, actions)
         assert not any(x.requires_grad for x in plain)
-        policy.backward(*factors, gradient)
+        policy.network.backward(*factors, gradient)
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(plain.log_prob, out["log_prob"], rtol=1e-4, atol=1e-5)
     assert policy.trainable_parameters()[0].grad is gradient
@@ -147,21 +149,21 @@ def test_images_write_what_autograd_adds(action, shared):
 def test_extreme_heads_have_finite_gradients():
     for action in ACTIONS.values():
         policy, inputs, actions, factors = built(ActorCritic(hidden=(8,)), action)
-        policy.weights["actor.weight"] *= 1000
-        policy.forward(inputs, actions)
-        out = np.empty(policy.size, np.float32)
-        policy.backward(*factors, out)
+        policy.network.weights["actor.weight"] *= 1000
+        policy.network.forward(inputs, actions)
+        out = np.empty(policy.network.size, np.float32)
+        policy.network.backward(*factors, out)
         assert np.isfinite(out).all()
 
 
 def test_any_number_of_rows_in_turn():
     policy, inputs, actions, factors = built(ActorCritic(hidden=(8, 8)), ACTIONS["branches"])
-    out = np.empty(policy.size, np.float32)
+    out = np.empty(policy.network.size, np.float32)
     for n in (3, 40, 1, 39, 40, 3):
         part, acted = {"features": inputs["features"][:n]}, {"action": actions["action"][:n]}
         _, gradient = by_autograd(policy, part, acted, factors[:, :n])
-        policy.forward(part, acted)
-        policy.backward(*factors[:, :n], out)
+        policy.network.forward(part, acted)
+        policy.network.backward(*factors[:, :n], out)
         np.testing.assert_allclose(out, gradient, rtol=1e-5, atol=1e-5)
 
 

@@ -13,9 +13,8 @@ from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import allocate
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.device_acting import DeviceActing
-from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 from tidemill.nets.torch_network import TorchNetwork
 
 ACTIONS = {"discrete": Discrete(5), "branches": MultiDiscrete((2, 4, 3))}
@@ -47,15 +46,17 @@ def draw(branches, n, seed=0):
 def built(action, kind="numpy", net=NET, seed=0):
     """A policy with stirred weights."""
     spaces, branches = spaces_of(action)
-    policy = net.build(spaces, seed) if kind == "numpy" else TorchActorCriticPolicy(net, spaces, seed)
-    policy.flat += np.random.default_rng(1).standard_normal(policy.size).astype(np.float32)
+    policy = net.build(spaces, seed) if kind == "numpy" else ActorCriticPolicy(net, spaces, seed, "torch")
+    policy.network.flat += np.random.default_rng(1).standard_normal(policy.network.size).astype(np.float32)
     return policy, spaces, branches
 
 
 def answered(policy, spaces, seen, deterministic=False, kind="numpy"):
     out = allocate(NET.answer(spaces), (len(seen["obs.view"]),))
     if kind == "device":
-        DeviceActing(policy, 0, True).begin(policy.prepare(seen), deterministic, policy.value_scale, out)()
+        DeviceActing(policy.network, 0, True).begin(
+            policy.prepare(seen), deterministic, policy.value_scale, out
+        )()
     else:
         policy.act(seen, {}, deterministic, out)
     return out
@@ -70,9 +71,9 @@ def allowed(action, seen, branches):
 def plain(policy, seen, branches):
     """The unnormalised log-probabilities [n, actions] as float64, and per branch the
     log-probabilities of what is allowed (-inf: nothing)."""
-    w = policy.weights
+    w = policy.network.weights
     x = (seen["obs.view"] - policy._observation.mean) / np.sqrt(policy._observation.variance + 1e-8)
-    for i in range(len(policy.layers)):
+    for i in range(len(policy.network.shape.hidden)):
         x = np.tanh(x @ w[f"hidden.{i}.weight"][0] + w[f"hidden.{i}.bias"][0])
     head = (x @ w["actor.weight"].T + w["actor.bias"][:, 0]).astype(np.float64)
     found = []
@@ -134,7 +135,7 @@ def test_a_forbidden_action_has_probability_0(action):
         for choice in range(size):
             acted = best.copy()
             acted[:, i] = choice
-            log_prob = policy.forward(
+            log_prob = policy.network.forward(
                 policy.prepare(seen),
                 {"action": acted.reshape(answered(policy, spaces, seen)["action"].shape)},
             ).log_prob
@@ -146,11 +147,11 @@ def test_a_forbidden_action_has_probability_0(action):
 def by_autograd(policy, inputs, action, factors, branches):
     """The flat gradient of a plain network in torch, whose distribution is over what is
     allowed alone."""
-    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.weights.items()}
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
 
     def tower(i):
         h = torch.from_numpy(inputs["features"])
-        for layer in range(len(policy.layers)):
+        for layer in range(len(policy.network.shape.hidden)):
             h = torch.tanh(h @ w[f"hidden.{layer}.weight"][i] + w[f"hidden.{layer}.bias"][i])
         return h
 
@@ -178,7 +179,7 @@ def by_autograd(policy, inputs, action, factors, branches):
 @pytest.mark.parametrize("action", ACTIONS)
 def test_gradients_are_autograd_s_and_exactly_0_for_what_is_forbidden(action, kind):
     policy, spaces, branches = built(ACTIONS[action], kind)
-    policy.flat *= 0.3
+    policy.network.flat *= 0.3
     n, never = 40, [2, sum(branches) - 1]
     seen = draw(branches, n)
     seen["obs.action_mask"][:, never] = 0
@@ -187,19 +188,23 @@ def test_gradients_are_autograd_s_and_exactly_0_for_what_is_forbidden(action, ki
     factors = np.random.default_rng(0).standard_normal((3, n)).astype(np.float32)
     expected = by_autograd(policy, inputs, action, factors, branches)
     if kind == "numpy":
-        gradient = np.full(policy.size, np.nan, np.float32)
-        policy.forward(inputs, {"action": action})
-        policy.backward(*factors, gradient)
+        gradient = np.full(policy.network.size, np.nan, np.float32)
+        policy.network.forward(inputs, {"action": action})
+        policy.network.backward(*factors, gradient)
     else:
-        tensor = torch.full((policy.size,), torch.nan)
-        policy.forward(
+        tensor = torch.full((policy.network.size,), torch.nan)
+        policy.network.forward(
             {name: torch.from_numpy(array) for name, array in inputs.items()},
             {"action": torch.from_numpy(action)},
         )
-        policy.backward(*torch.from_numpy(factors), tensor)
+        policy.network.backward(*torch.from_numpy(factors), tensor)
         gradient = tensor.numpy()
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
-    start = sum(int(np.prod(shape)) for name, shape in policy._shapes.items() if name.startswith("hidden"))
+    start = sum(
+        int(np.prod(shape))
+        for name, shape in policy.network.shape.forms().items()
+        if name.startswith("hidden")
+    )
     of_head = gradient[start : start + 6 * sum(branches)].reshape(-1, 6)
     assert (of_head[never] == 0).all()
     assert (of_head[1:-1] != 0).any(1).sum() >= 2
@@ -225,17 +230,21 @@ def test_what_is_forbidden_has_no_gradient_even_where_it_was_done(action):
     acted = allocate(NET.answer(spaces), (n,))["action"]
     acted.reshape(n, -1)[...] = np.random.default_rng(0).integers(0, branches, (n, len(branches)))
     factors = np.random.default_rng(0).standard_normal((3, n)).astype(np.float32)
-    gradient = np.empty(policy.size, np.float32)
-    of_torch = torch.empty(policy.size)
+    gradient = np.empty(policy.network.size, np.float32)
+    of_torch = torch.empty(policy.network.size)
     inputs = policy.prepare(seen)
-    policy.forward(inputs, {"action": acted})
-    policy.backward(*factors, gradient)
-    torched.forward(
+    policy.network.forward(inputs, {"action": acted})
+    policy.network.backward(*factors, gradient)
+    torched.network.forward(
         {name: torch.from_numpy(array) for name, array in inputs.items()}, {"action": torch.from_numpy(acted)}
     )
-    torched.backward(*torch.from_numpy(factors), of_torch)
+    torched.network.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-4, atol=1e-4)
-    start = sum(int(np.prod(shape)) for name, shape in policy._shapes.items() if name.startswith("hidden"))
+    start = sum(
+        int(np.prod(shape))
+        for name, shape in policy.network.shape.forms().items()
+        if name.startswith("hidden")
+    )
     assert (gradient[start + 12 : start + 18] == 0).all()
 
 
@@ -244,7 +253,7 @@ def test_what_is_forbidden_has_no_gradient_even_where_it_was_done(action):
 def test_a_mask_that_allows_everything_changes_nothing(action, kind):
     masked, spaces, branches = built(ACTIONS[action], kind)
     without = Spaces(spaces.observation.spaces["view"], spaces.action)
-    bare = NET.build(without, 0) if kind == "numpy" else TorchActorCriticPolicy(NET, without, 0)
+    bare = NET.build(without, 0) if kind == "numpy" else ActorCriticPolicy(NET, without, 0, "torch")
     bare.load(masked.parameters(), 0)
     seen = draw(branches, 50)
     seen["obs.action_mask"][...] = 1
@@ -377,7 +386,9 @@ def test_updates_with_masks_are_equal_in_numpy_and_torch_and_learn(action):
         metrics = [learner.update([sample], 0.0) for learner in learners]
         assert metrics[0]["loss/policy"] == pytest.approx(metrics[1]["loss/policy"], abs=1e-4)
         if seed < 2:
-            np.testing.assert_allclose(learners[1].policy.flat, learners[0].policy.flat, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                learners[1].policy.network.flat, learners[0].policy.network.flat, rtol=1e-3, atol=1e-4
+            )
     assert share[-1] > 0.9
     assert share[0] < 0.8
 
@@ -390,7 +401,7 @@ def test_a_row_that_was_acted_on_and_allows_nothing_is_named_and_a_final_one_is_
     assert (sample["obs.action_mask"][sample["truncated"]] == 0).all()
     assert sample["truncated"].any()
     learner.update([sample], 0.0)
-    before = policy.flat.copy()
+    before = policy.network.flat.copy()
     row = np.argwhere(sample.trained())[3]
     sample["obs.action_mask"][tuple(row)][-branches[-1] :] = 0
     where = " in branch 2" if len(branches) > 1 else ""
@@ -399,7 +410,7 @@ def test_a_row_that_was_acted_on_and_allows_nothing_is_named_and_a_final_one_is_
         match=rf"obs\.action_mask allows no action{where} in 1 of {sample.trained().sum()} rows .*row 3 ",
     ):
         learner.update([sample], 0.0)
-    np.testing.assert_array_equal(policy.flat, before)
+    np.testing.assert_array_equal(policy.network.flat, before)
 
 
 class Layer(nn.Module):
@@ -439,7 +450,7 @@ def test_a_module_of_one_s_own_is_masked_by_its_base(action):
 
 
 def test_the_mode_of_a_distribution_stands_in_for_what_rounding_hit_upon():
-    distribution = NET.build(spaces_of(Discrete(5))[0], 0).distribution
+    distribution = NET.build(spaces_of(Discrete(5))[0], 0).network.shape.distribution
     head = torch.tensor([[0.3, -0.2, 0.1, -1e30, -1e30]]).repeat(20_000, 1)
     noise = torch.full((20_000, 1), 1 - 2**-24)  # the largest number that is drawn
     head[:, :3] += torch.rand(20_000, 3)

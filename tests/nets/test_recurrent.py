@@ -14,10 +14,8 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.core.threads import limit_threads
-from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.recurrent import RecurrentActorCritic
-from tidemill.nets.recurrent_policy import RecurrentPolicy
-from tidemill.nets.torch_recurrent import TorchRecurrentPolicy
 
 LENGTH, COUNT = 9, 4
 KINDS = ["lstm", "gru"]
@@ -31,8 +29,8 @@ def _one_thread():
 
 
 def stirred(net, spaces, device="numpy", seed=0):
-    policy = net.build(spaces, 0) if device == "numpy" else TorchRecurrentPolicy(net, spaces, 0, device)
-    source = RecurrentPolicy(net, spaces, 0) if not policy.encoder.images else policy
+    policy = net.build(spaces, 0) if device == "numpy" else ActorCriticPolicy(net, spaces, 0, "torch", device)
+    source = ActorCriticPolicy(net, spaces, 0) if not policy.encoder.images else policy
     rng = np.random.default_rng(seed)
     parameters = {name: array.copy() for name, array in source.parameters().items()}
     for name, array in parameters.items():
@@ -108,7 +106,7 @@ def test_what_training_recomputes_is_what_acting_answered(kind, shared, hidden, 
     policy = stirred(net, spaces)
     played = play(policy, net, spaces)
     rows = np.flatnonzero(np.random.default_rng(5).random(LENGTH * COUNT) < 0.7)
-    found = policy.forward(*inputs_of(policy, played, rows))
+    found = policy.network.forward(*inputs_of(policy, played, rows))
     answers = flat(played[3])
     np.testing.assert_allclose(found.log_prob, answers["log_prob"][rows], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found.value * policy.value_scale, answers["value"][rows], rtol=1e-5, atol=1e-5)
@@ -139,21 +137,27 @@ def test_masks_and_what_the_critic_alone_sees_hold_for_the_rows_asked_for(kind):
     assert allowed[np.arange(len(actions)), actions].all()
     rows = np.flatnonzero(np.random.default_rng(5).random(LENGTH * COUNT) < 0.6)
     inputs, acted = inputs_of(plain, played, rows)
-    found = plain.forward(inputs, acted)
+    found = plain.network.forward(inputs, acted)
     np.testing.assert_allclose(found.log_prob, played[3]["log_prob"].reshape(-1)[rows], rtol=1e-5, atol=1e-5)
     factors = np.random.default_rng(2).standard_normal((3, len(rows))).astype(np.float32)
-    gradient, of_torch = np.full(plain.size, np.nan, np.float32), torch.full((plain.size,), np.nan)
-    plain.backward(*factors, gradient)
+    gradient, of_torch = (
+        np.full(plain.network.size, np.nan, np.float32),
+        torch.full((plain.network.size,), np.nan),
+    )
+    plain.network.backward(*factors, gradient)
     as_tensors = [{name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, acted)]
     np.testing.assert_allclose(
-        other.forward(*as_tensors).entropy, plain.forward(inputs, acted).entropy, rtol=1e-5, atol=1e-5
+        other.network.forward(*as_tensors).entropy,
+        plain.network.forward(inputs, acted).entropy,
+        rtol=1e-5,
+        atol=1e-5,
     )
-    other.backward(*torch.from_numpy(factors), of_torch)
+    other.network.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-5, atol=1e-5 * np.abs(gradient).max())
 
-    before = [array.copy() for array in plain.forward(inputs, acted)]
+    before = [array.copy() for array in plain.network.forward(inputs, acted)]
     inputs["features"][:, 3:] += 1  # the critic's part
-    after = plain.forward(inputs, acted)
+    after = plain.network.forward(inputs, acted)
     np.testing.assert_array_equal(after.log_prob, before[0])
     assert np.abs(after.value - before[2]).min() > 0
 
@@ -175,15 +179,20 @@ def test_numpy_and_torch_are_one_network(kind, shared, action):
         {name: torch.from_numpy(array) for name, array in part.items()} for part in (inputs, actions)
     ]
     factors = np.random.default_rng(2).standard_normal((3, len(rows))).astype(np.float32)
-    for ours, theirs in zip(plain.forward(inputs, actions), other.forward(*as_tensors), strict=True):
+    for ours, theirs in zip(
+        plain.network.forward(inputs, actions), other.network.forward(*as_tensors), strict=True
+    ):
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
-    gradient, of_torch = np.full(plain.size, np.nan, np.float32), torch.full((plain.size,), np.nan)
-    plain.backward(*factors, gradient)
-    other.backward(*torch.from_numpy(factors), of_torch)
+    gradient, of_torch = (
+        np.full(plain.network.size, np.nan, np.float32),
+        torch.full((plain.network.size,), np.nan),
+    )
+    plain.network.backward(*factors, gradient)
+    other.network.backward(*torch.from_numpy(factors), of_torch)
     np.testing.assert_allclose(gradient, of_torch, rtol=1e-5, atol=1e-5 * np.abs(gradient).max())
     for name, array in zip(
-        plain.weights,
-        np.split(gradient, np.cumsum([w.size for w in plain.weights.values()])[:-1]),
+        plain.network.weights,
+        np.split(gradient, np.cumsum([w.size for w in plain.network.weights.values()])[:-1]),
         strict=True,
     ):
         assert not array.size or array.any(), name
@@ -210,7 +219,7 @@ def test_numpy_and_torch_are_one_network(kind, shared, action):
 def test_images_are_remembered_too(kind, observation):
     net, spaces = RecurrentActorCritic(cell=kind, width=5), Spaces(observation, Discrete(3))
     policy = stirred(net, spaces, "cpu")
-    assert policy.library == "torch" and policy.recurrent
+    assert policy.network.library == "torch" and policy.recurrent
     assert [field.shape for field in net.state(spaces).values()] == [(1, 5)] * (2 if kind == "lstm" else 1)
     if observation is not CAMERA:
         return
@@ -220,7 +229,7 @@ def test_images_are_remembered_too(kind, observation):
         {name: torch.from_numpy(array) for name, array in part.items()}
         for part in inputs_of(policy, played, rows)
     ]
-    found = policy.forward(*parts)
+    found = policy.network.forward(*parts)
     np.testing.assert_allclose(found.log_prob, played[3]["log_prob"].reshape(-1), rtol=1e-4, atol=1e-5)
 
 
@@ -229,7 +238,7 @@ def test_acting_on_a_device_hands_the_state_on():
 
     net, spaces = RecurrentActorCritic(cell="lstm", width=5), Spaces(VECTOR, Discrete(3))
     plain, other = (stirred(net, spaces, device) for device in ("numpy", "cpu"))
-    acting = DeviceActing(other, 0, True)
+    acting = DeviceActing(other.network, 0, True)
     for n in (3, 9, 2):
         rng = np.random.default_rng(n)
         seen = {"obs": rng.standard_normal((n, 3)).astype(np.float32)}
@@ -255,10 +264,10 @@ def test_rows_without_their_order_in_time_are_refused():
     policy = RecurrentActorCritic().build(Spaces(VECTOR, Discrete(3)), 0)
     rows = {"features": np.zeros((4, 3), np.float32)}
     with pytest.raises(SchemaError, match=r"stretches of rows.*on_reset.*ActorCritic"):
-        policy.forward(rows, {"action": np.zeros(4, np.int64)})
-    other = TorchRecurrentPolicy(RecurrentActorCritic(), Spaces(VECTOR, Discrete(3)), 0)
+        policy.network.forward(rows, {"action": np.zeros(4, np.int64)})
+    other = ActorCriticPolicy(RecurrentActorCritic(), Spaces(VECTOR, Discrete(3)), 0, "torch")
     with pytest.raises(SchemaError, match="stretches of rows"):
-        other.forward({"features": torch.zeros(4, 3)}, {"action": torch.zeros(4)})
+        other.network.forward({"features": torch.zeros(4, 3)}, {"action": torch.zeros(4)})
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_parameters_of_another_network_are_refused_by_name_and_change_nothing():
 
 
 def test_a_network_of_the_wrong_width_is_refused_before_anything_runs():
-    with pytest.raises(ConfigError, match=r"JoinedNetwork gave \[\[2, 5\], \[2\]\].*head \[2, 4\]"):
+    with pytest.raises(ConfigError, match=r"JoinedNetwork.network gave \[\[2, 5\], \[2\]\].*head \[2, 4\]"):
         JoinedNetwork(extra=1).build(Spaces(OBSERVATION, ACTIONS["discrete"]), 1)
 
 
@@ -146,11 +146,11 @@ def test_backward_writes_what_autograd_adds(action):
     found = policy.evaluate(inputs, actions)
     sum((factor * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
     expected = torch.cat([weight.grad.reshape(-1) for weight in policy.trainable_parameters()])
-    gradient = torch.full((policy.size,), np.nan)
+    gradient = torch.full((policy.network.size,), np.nan)
     for _ in range(2):
-        plain = policy.forward(inputs, actions)
+        plain = policy.network.forward(inputs, actions)
         np.testing.assert_array_equal(plain.value, found.value.detach())
-        policy.backward(*factors, gradient)
+        policy.network.backward(*factors, gradient)
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -202,8 +202,8 @@ class Stirred(RecurrentActorCritic):
 
     def build_on(self, device, spaces, seed):
         policy = super().build_on(device, spaces, seed)
-        policy.weights["actor.weight"] *= 400
-        policy.weights["cell.recurrent"] *= 2
+        policy.network.weights["actor.weight"] *= 400
+        policy.network.weights["cell.recurrent"] *= 2
         return policy
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tidemill.algorithms.adam import Adam, Optimiser
 from tidemill.core.schema import Arrays
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.trainable import TrainablePolicy
+from tidemill.nets.trainable import Network
 
 
 class Library(ABC):
@@ -55,13 +55,13 @@ class Library(ABC):
 
     @abstractmethod
     def without_gradients(self) -> AbstractContextManager[object]:
-        """Return a context in which `TrainablePolicy.forward` keeps nothing for
+        """Return a context in which `Network.forward` keeps nothing for
         `backward`."""
 
     @abstractmethod
-    def optimiser(self, policy: TrainablePolicy, gradient: Any, epsilon: float) -> Optimiser:
-        """Return Adam over the policy's weights; `gradient` is where
-        `TrainablePolicy.backward` writes."""
+    def optimiser(self, network: Network, gradient: Any, epsilon: float) -> Optimiser:
+        """Return Adam over the network's weights; `gradient` is where
+        `Network.backward` writes."""
 
 
 class NumpyLibrary(Library):
@@ -103,5 +103,5 @@ class NumpyLibrary(Library):
     def without_gradients(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def optimiser(self, policy: TrainablePolicy, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
-        return Adam(policy.flat_weights(), gradient, epsilon)
+    def optimiser(self, network: Network, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+        return Adam(network.flat_weights(), gradient, epsilon)

@@ -166,13 +166,13 @@ class PolicyGradientLearner(DataParallel):
         self._epochs, self._target_kl, self._clip_value = epochs, target_kl, clip_value
         self._rng = np.random.default_rng(seed)
         self._library = _library_of(policy)
-        size = policy.size
-        with policy.place():
+        size = policy.network.size
+        with policy.network.place():
             self._shared = self._library.zeros(size + len(MEASURED) + 1)
             """[gradient, measured parts, share]: those of the loss summed over own rows,
             in units of 1 / (rows of a minibatch, about)."""
             self._gradient, self._parts = self._shared[:size], self._shared[size:]
-            self._optimiser = self._library.optimiser(policy, self._gradient, config.adam_epsilon)
+            self._optimiser = self._library.optimiser(policy.network, self._gradient, config.adam_epsilon)
 
     @abstractmethod
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
@@ -235,7 +235,7 @@ class PolicyGradientLearner(DataParallel):
 
     def _source(self, batch: Batch, samples: Sequence[Sample]) -> Rows:
         """Return what minibatches are made of."""
-        with self.policy.place():
+        with self.policy.network.place():
             if not self.policy.recurrent:
                 return Rows(self._library, self.policy, batch.observation, len(batch))
             burn_in = max((sample.burn_in for sample in samples), default=0)
@@ -250,7 +250,7 @@ class PolicyGradientLearner(DataParallel):
     ) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the
         gradient's norm before clipping of each step."""
-        library, place, pieces = self._library, self.policy.place, len(source)
+        library, place, pieces = self._library, self.policy.network.place, len(source)
         weight, done = count / whole.rows, 0
         with place():
             columns = self._columns(batch, whole)
@@ -324,7 +324,7 @@ class PolicyGradientLearner(DataParallel):
         action = take(columns[0], rows)
         log_prob, advantage, target, old_value = take(columns[1], rows, 1)["scalars"]
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
-            found = policy.forward(inputs, action)
+            found = policy.network.forward(inputs, action)
             of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
             of_log_prob *= weight
             value_loss, of_value = differentiate_value_loss(
@@ -339,7 +339,7 @@ class PolicyGradientLearner(DataParallel):
             self._library.total(
                 (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts
             )
-            policy.backward(of_log_prob, of_entropy, of_value, self._gradient)
+            policy.network.backward(of_log_prob, of_entropy, of_value, self._gradient)
         return len(rows)
 
     def _step(self, parts: Any, share: float, rate: float) -> Any:
@@ -352,7 +352,7 @@ class PolicyGradientLearner(DataParallel):
         its flattened [T, N]), by the policy as it is now."""
         library, policy = self._library, self.policy
         log_prob, value = np.empty((2, len(rows)), np.float32)
-        with policy.place(), library.without_gradients():
+        with policy.network.place(), library.without_gradients():
             if policy.recurrent:  # each seat's rows as one chunk
                 source: Rows = Chunks(library, policy, cut([sample], [rows], 0, None))
             else:
@@ -361,7 +361,7 @@ class PolicyGradientLearner(DataParallel):
             size, pieces = max(1, self._config.minibatch_size // source.rows), np.arange(len(source))
             for start in range(0, len(pieces), size):
                 inputs, picked = source.pick(pieces[start : start + size])
-                found = policy.forward(inputs, library.take(action, picked))
+                found = policy.network.forward(inputs, library.take(action, picked))
                 log_prob[picked] = library.to_host(found.log_prob)
                 value[picked] = library.to_host(found.value)
         value *= np.float32(policy.value_scale)
@@ -394,11 +394,11 @@ class PolicyGradientLearner(DataParallel):
 
 def _library_of(policy: TrainablePolicy) -> Library:
     """Return the library of `policy`'s arrays; torch is imported when it is needed."""
-    if policy.library == "numpy":
+    if policy.network.library == "numpy":
         return NumpyLibrary()
     from tidemill.algorithms.torch_library import TorchLibrary
 
-    return TorchLibrary(policy)
+    return TorchLibrary(policy.network)
 
 
 def _sums(batch: Batch) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from tidemill.algorithms.library import Library
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.torch_device import Staging, host_empty
 from tidemill.nets.torch_gradients import bind
-from tidemill.nets.trainable import TrainablePolicy
+from tidemill.nets.trainable import Network
 
 
 class TorchLibrary(Library):
@@ -25,9 +25,9 @@ class TorchLibrary(Library):
 
     at_once = False
 
-    def __init__(self, policy: TrainablePolicy) -> None:
+    def __init__(self, network: Network) -> None:
         self.namespace = torch
-        self._policy, self._device = policy, policy.trainable_parameters()[0].device
+        self._network, self._device = network, network.trainable_parameters()[0].device
         self._staging = Staging(self._device) if self._device.type != "cpu" else None
         self._host = torch.empty(0)
 
@@ -41,7 +41,7 @@ class TorchLibrary(Library):
             self._host = host_empty((array.numel(),), torch.float32, self._device)
         host = self._host[: array.numel()].view(array.shape)
         host.copy_(array, non_blocking=True)
-        self._policy.settle()
+        self._network.settle()
         return np.asarray(host)
 
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
@@ -69,17 +69,17 @@ class TorchLibrary(Library):
     def without_gradients(self) -> AbstractContextManager[object]:
         return torch.no_grad()
 
-    def optimiser(self, policy: TrainablePolicy, gradient: Any, epsilon: float) -> Optimiser:
-        return TorchAdam(policy, gradient, epsilon)
+    def optimiser(self, network: Network, gradient: Any, epsilon: float) -> Optimiser:
+        return TorchAdam(network, gradient, epsilon)
 
 
 class TorchAdam(Optimiser):
     """Torch's fused Adam, over as many tensors as the policy has. The function, since the
     class imports torch's compiler, which takes a second."""
 
-    def __init__(self, policy: TrainablePolicy, gradient: Tensor, epsilon: float) -> None:
+    def __init__(self, network: Network, gradient: Tensor, epsilon: float) -> None:
         self._gradient, self._epsilon = gradient, epsilon
-        parameters = policy.trainable_parameters()
+        parameters = network.trainable_parameters()
         # as `backward` does, which a trainer without rows never calls
         self._gradients = bind(parameters, gradient)
         self._parameters = [p.detach() for p in parameters]  # the same memory

@@ -1,21 +1,30 @@
-"""The configuration of the built-in policy: an actor and a critic, with an MLP or Mnih et
-al.'s convolutions. Imports no torch."""
+"""The built-in policy: an actor and a critic, with an MLP or Mnih et al.'s convolutions:
+the configuration, and the policy that it describes. Its networks are `numpy_actor_critic`
+and `torch_actor_critic`; only the second imports torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves, schema_of_space
 from tidemill.core.errors import ConfigError
-from tidemill.core.schema import Field
+from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.cells import Memory
-from tidemill.nets.distributions import Distribution, distribution_of
-from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.distributions import distribution_of
+from tidemill.nets.encoders import ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
+from tidemill.nets.mlp import Floats
 from tidemill.nets.normaliser import RunningMoments
-from tidemill.nets.trainable import TrainablePolicy
-from tidemill.nets.weights import weight_shapes
+from tidemill.nets.numpy_actor_critic import NumpyActorCritic
+from tidemill.nets.trainable import Network, TrainablePolicy
+from tidemill.nets.weights import ActorCriticShape
+
+OBSERVATION_CLIP = np.float32(10)  # deviations
 
 
 def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
@@ -128,32 +137,27 @@ class ActorCritic(PolicyConfig):
     def towers(self, encoder: ObservationEncoder) -> int:
         """Return 2, or 1 where the critic shares all layers but its head with the
         actor."""
-        return (
-            1
-            if (
-                bool(encoder.images) and not encoder.critic_only
-                if self.shared_critic is None
-                else self.shared_critic
-            )
-            else 2
-        )
+        shared = self.shared_critic
+        if shared is None:
+            shared = bool(encoder.images) and not encoder.critic_only
+        return 1 if shared else 2
 
     @property
     def memory(self) -> Memory | None:
         """The cell between hidden layers and heads, in a policy that remembers."""
         return None
 
-    def shapes(
-        self, encoder: ObservationEncoder, distribution: Distribution
-    ) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain of each weight (see
-        `weight_shapes`)."""
-        return weight_shapes(
+    def shape(self, spaces: Spaces) -> ActorCriticShape:
+        """Return what the network is made of. Raises `ConfigError` where the settings do
+        not go with `spaces`."""
+        encoder = self.observation_encoder(spaces)
+        return ActorCriticShape(
             encoder,
+            distribution_of(spaces.action),
             self.towers(encoder),
             self._layers(encoder),
-            distribution.size,
-            distribution.deviations,
+            self.activation,
+            self.convolutions,
             self.memory,
         )
 
@@ -162,14 +166,10 @@ class ActorCritic(PolicyConfig):
         return () if encoder.images and not encoder.width else self.hidden
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
-        encoder = self.observation_encoder(spaces)
-        fields = {
-            name: Field(shape, "float32")
-            for name, (shape, _) in self.shapes(encoder, distribution_of(spaces.action)).items()
-            if prod(shape)
-        }
-        if self.normalise_observations and encoder.width:
-            fields |= RunningMoments.fields("observation", (encoder.width,))
+        shape = self.shape(spaces)
+        fields = {name: Field(form, "float32") for name, form in shape.forms().items() if prod(form)}
+        if self.normalise_observations and shape.encoder.width:
+            fields |= RunningMoments.fields("observation", (shape.encoder.width,))
         return fields | RunningMoments.fields("returns", ())
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
@@ -189,10 +189,97 @@ class ActorCritic(PolicyConfig):
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy; its first weights are the same on every device. An MLP on a
         CPU is numpy's, everything else torch's."""
-        if device == "cpu" and not self.observation_encoder(spaces).images:
-            from tidemill.nets.actor_critic_policy import ActorCriticPolicy
+        numpy_can = device == "cpu" and not self.observation_encoder(spaces).images
+        return ActorCriticPolicy(self, spaces, seed, "numpy" if numpy_can else "torch", device)
 
-            return ActorCriticPolicy(self, spaces, seed)
-        from tidemill.nets.torch_actor_critic import TorchActorCriticPolicy
 
-        return TorchActorCriticPolicy(self, spaces, seed, device)
+def _torch_network(shape: ActorCriticShape, flat: Floats, device: str) -> Network:
+    from tidemill.nets.torch_actor_critic import TorchActorCritic
+
+    return TorchActorCritic(shape, flat, device)
+
+
+BACKENDS: dict[str, Callable[[ActorCriticShape, Floats, str], Network]] = {
+    "numpy": lambda shape, flat, device: NumpyActorCritic(shape, flat),
+    "torch": _torch_network,
+}
+"""What makes a network of a shape, its first weights (one after the other) and the name
+of a device. A new backend is a line here, and chosen in `ActorCritic.build_on`."""
+
+
+class ActorCriticPolicy(TrainablePolicy):
+    """Acts for any number of rows; see `ActorCritic` for the network and `distributions`
+    for what an action and its log-probability are."""
+
+    def __init__(
+        self, config: ActorCritic, spaces: Spaces, seed: int, backend: str = "numpy", device: str = "cpu"
+    ) -> None:
+        weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
+        shape = config.shape(spaces)
+        self.encoder = shape.encoder
+        flat = shape.begin(np.random.default_rng(weights_seed), config.log_std_init)
+        self._observation = (
+            RunningMoments("observation", (self.encoder.width,))
+            if config.normalise_observations and self.encoder.width
+            else None
+        )
+        self._features: Floats = np.empty((0, self.encoder.width), np.float32)  # of acting
+        super().__init__(
+            BACKENDS[backend](shape, flat, device),
+            mask_of(spaces, config.action_mask),
+            np.random.default_rng(sampling_seed),
+        )
+
+    def prepare(self, observation: Arrays) -> Arrays:
+        """Return ``features`` (float32 [n, width], flattened and normalised) when
+        anything is flattened, the images [n, height, width, channels], and where there is
+        a mask ``forbidden`` (bool [n, actions])."""
+        n = len(observation[self.encoder.names[0]])
+        return self._prepare(observation, np.empty((n, self.encoder.width), np.float32))
+
+    def _prepare_to_act(self, observation: Arrays) -> Arrays:
+        n = len(observation[self.encoder.names[0]])
+        if n != len(self._features):
+            self._features = np.empty((n, self.encoder.width), np.float32)
+        return self._prepare(observation, self._features)
+
+    def _prepare(self, observation: Arrays, features: Floats) -> Arrays:
+        inputs: Arrays = {
+            name: channels_last(observation[name], image.channels_first)
+            for name, image in self.encoder.images.items()
+        }
+        if self.mask is not None:
+            inputs["forbidden"] = self.mask.forbidden(observation)
+        if self.encoder.width:
+            self.encoder.encode(observation, features)
+            if self._observation is not None:
+                features -= self._shift
+                features *= self._factor
+                np.minimum(features, OBSERVATION_CLIP, out=features)
+                np.maximum(features, -OBSERVATION_CLIP, out=features)
+            inputs["features"] = features
+        return inputs
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        if self._observation is not None:
+            boxes = self.encoder.normalised
+            factor = 1 / np.sqrt(self._observation.variance + 1e-8)
+            self._shift = np.where(boxes, self._observation.mean, 0).astype(np.float32)
+            self._factor = np.where(boxes, factor, 1).astype(np.float32)
+
+    def _named(self) -> Arrays:
+        named = super()._named()
+        return named if self._observation is None else named | self._observation.parameters()
+
+    def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
+        of_returns = super().moments(observation, returns)
+        if self._observation is None:
+            return of_returns
+        features = self.encoder.flat(observation) if observation else None
+        return np.concatenate([of_returns, self._observation.moments(features)])
+
+    def fold_moments(self, moments: NDArray[np.float64]) -> None:
+        if self._observation is not None:
+            self._observation.fold(moments[3:])
+        super().fold_moments(moments)

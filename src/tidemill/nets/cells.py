@@ -10,11 +10,12 @@ handful of elementwise operations.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.core.errors import SchemaError
 from tidemill.nets.scratch import Scratch
 
 Floats = NDArray[np.float32]
@@ -320,4 +321,11 @@ class Memory(NamedTuple):
     units: int
 
 
-__all__ = ["CELLS", "GRU", "LSTM", "Cell", "Memory", "Shapes"]
+def check_stretches(inputs: Mapping[str, Any]) -> None:
+    """Raise `SchemaError` for the inputs of rows without their order in time."""
+    if "on_reset" not in inputs:
+        raise SchemaError(
+            "a policy that remembers is trained on stretches of rows: besides what prepare() gives, its "
+            "inputs hold on_reset, state.* and rows (see tidemill.nets.trainable), as PPO hands them in; an "
+            "algorithm that takes rows one by one trains ActorCritic"
+        )

@@ -23,7 +23,7 @@ LANES = 2  # batches under way: one is copied while the other is computed
 LEAST_ROWS = 8  # of a recorded size
 
 
-class Network(Protocol):
+class Answering(Protocol):
     """What answers."""
 
     device: torch.device
@@ -46,7 +46,7 @@ class DeviceActing:
     """Answers with `network`. `recorded`: batches are padded to a power of two, and on a
     GPU recorded; else each is computed as it comes."""
 
-    def __init__(self, network: Network, seed: int, recorded: bool) -> None:
+    def __init__(self, network: Answering, seed: int, recorded: bool) -> None:
         generator = torch.Generator(network.device)
         generator.manual_seed(seed)
         self._lanes = [_Lane(network, generator, recorded) for _ in range(LANES)]
@@ -79,7 +79,7 @@ class _Lane:
     """One batch at a time: its stream, its memory on both sides, and what was recorded
     over that memory."""
 
-    def __init__(self, network: Network, generator: torch.Generator, recorded: bool) -> None:
+    def __init__(self, network: Answering, generator: torch.Generator, recorded: bool) -> None:
         self._network, self._generator, self._recorded = network, generator, recorded
         self._on_gpu = network.device.type == "cuda"
         self._stream = torch.cuda.Stream(network.device) if self._on_gpu else None  # type: ignore[no-untyped-call]

@@ -1,5 +1,5 @@
-"""The configuration of the built-in policy that remembers: an actor and a critic with an
-LSTM or a GRU. Imports no torch."""
+"""The built-in policy that remembers: `ActorCritic` with an LSTM or a GRU, which
+`cells` (in numpy) and `torch_actor_critic` compute. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,6 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.cells import CELLS, Memory
-from tidemill.nets.trainable import TrainablePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +46,5 @@ class RecurrentActorCritic(ActorCritic):
     def state(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``state.hidden``, and ``state.cell`` of an LSTM: what each tower's cell
         keeps."""
-        towers = self.towers(self.observation_encoder(spaces))
-        return {f"state.{part}": Field((towers, self.width), "float32") for part in CELLS[self.cell].parts}
-
-    def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
-        """Return the policy; its first weights are the same on every device. An MLP on a
-        CPU is numpy's, everything else torch's."""
-        if device == "cpu" and not self.observation_encoder(spaces).images:
-            from tidemill.nets.recurrent_policy import RecurrentPolicy
-
-            return RecurrentPolicy(self, spaces, seed)
-        from tidemill.nets.torch_recurrent import TorchRecurrentPolicy
-
-        return TorchRecurrentPolicy(self, spaces, seed, device)
+        form = self.shape(spaces).towers, self.width
+        return {f"state.{part}": Field(form, "float32") for part in CELLS[self.cell].parts}

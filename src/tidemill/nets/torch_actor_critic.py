@@ -1,86 +1,88 @@
-"""`ActorCritic` in torch: with images, and whatever is to compute on a GPU. The same
-weights in the same order as in numpy."""
+"""The actor-critic network in torch: with images, and whatever is to compute on a GPU.
+The same weights in the same order as in numpy; the way back through time is autograd's.
+"""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tidemill.api.spaces import Spaces
-from tidemill.core.schema import Array, Arrays
-from tidemill.nets.actor_critic_policy import ActorCriticPolicy
-from tidemill.nets.encoders import channels_last
+from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import FORBIDDEN
+from tidemill.nets.mlp import Floats
+from tidemill.nets.torch_backend import TorchBackend
 from tidemill.nets.torch_device import Mirror, convolution_type
 from tidemill.nets.torch_gradients import bind, leaf
-from tidemill.nets.torch_policy import TorchPolicy
-from tidemill.nets.weights import CONVOLUTIONS, views
+from tidemill.nets.trainable import Evaluation
+from tidemill.nets.weights import CONVOLUTIONS, ActorCriticShape, views
 
-if TYPE_CHECKING:
-    from tidemill.nets.actor_critic import ActorCritic
+State = list[Tensor]
+"""The parts of a cell's state, each [G, m, w]; letters as in `cells`."""
 
 
-class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
+class TorchActorCritic(TorchBackend):
     """All weights are one flat tensor on the device and all gradients another, so that
     clipping and Adam are one call each. `flat` and `weights` are the host's side: on a
-    CPU the same memory, else what `parameters` copied last."""
+    CPU the same memory, else what `pull` copied last."""
 
     recorded = True
 
-    def __init__(self, config: "ActorCritic", spaces: Spaces, seed: int, device: str = "cpu") -> None:
-        ActorCriticPolicy.__init__(self, config, spaces, seed)
-        self._place(device)
-        self._convolution_type = convolution_type(config.convolutions, self.device)
+    def __init__(self, shape: ActorCriticShape, flat: Floats, device: str = "cpu") -> None:
+        super().__init__(shape.distribution, device)
+        self.shape = shape
+        self._convolution_type = convolution_type(shape.convolutions, self.device)
         with self.place():
-            self._leaf = leaf(torch.from_numpy(self.flat).to(self.device))
-        # another one with each `load`, so that nobody keeps in it what was before
+            self._leaf = leaf(torch.from_numpy(flat).to(self.device))
+        # another one with each `push`, so that nobody keeps in it what was before
         self._kept_weights: dict[tuple[str, int], Tensor] = {}
         self._lent = False
         self._mirror = Mirror(self._leaf)
-        self.flat = self._mirror.array
-        self.weights = views(self.flat, self._shapes)
+        self.flat: Floats = self._mirror.array
+        self.weights = views(self.flat, shape.forms())
         whole, start = self._leaf.detach(), 0
         self._tensors: dict[str, Tensor] = {}
-        for name, shape in self._shapes.items():
-            size = int(np.prod(shape))
-            self._tensors[name] = whole[start : start + size].view(shape).requires_grad_()
+        for name, form in shape.forms().items():
+            size = prod(form)
+            self._tensors[name] = whole[start : start + size].view(form).requires_grad_()
             start += size
         assert self._leaf.grad is not None
         self._bind(self._leaf.grad)
-        self.parameters()
+        self.recurrent = shape.memory is not None
+        if shape.memory is not None:
+            parts = shape.memory.cell.parts
+            self._state_names = [f"state.{part}" for part in parts]
+            self._advance = _lstm if len(parts) == 2 else _gru
+        self._after: State = []  # the state after the rows that acted last
+        self.pull()
+
+    @property
+    def size(self) -> int:
+        return self.flat.size
 
     def trainable_parameters(self) -> list[Tensor]:
         """Return one float32 tensor: all weights, flat, with `.grad` in place."""
-        assert self._leaf is not None
         self._lent = True
         return [self._leaf]
 
     def _bind(self, gradient: Tensor) -> None:
-        assert self._leaf is not None
         self._leaf.grad = gradient
         bind(list(self._tensors.values()), gradient)
 
-    def parameters(self) -> Arrays:
-        """See `ActorCriticPolicy.parameters`. From a GPU they are copied; the next call
-        rewrites them."""
+    def pull(self) -> None:
         with self.place():
             self._mirror.pull()
         self.settle()
-        return self._named()
 
-    def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        """See `Policy.load`. Waits for what is being answered with the weights so far."""
-        self.settle()
-        super().load(parameters, version)
+    def push(self) -> None:
         self._kept_weights = {}
         with self.place():
             self._mirror.push()
         self.settle()
 
-    def _rescale_critic(self, ratio: np.float32) -> None:
+    def rescale_value(self, ratio: np.float32) -> None:
         with self.place(), torch.no_grad():
             for part in ("weight", "bias"):
                 self._tensors[f"critic.{part}"].mul_(float(ratio))
@@ -89,22 +91,55 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
         return self._tensors["log_std"].squeeze(1)
 
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        weights, towers = self._tensors, self._towers(inputs)
-        head = functional.linear(towers[0], weights["actor.weight"], weights["actor.bias"].squeeze(1))
-        if self.mask is not None:
-            head = head.masked_fill(inputs["forbidden"], FORBIDDEN)
-        return head, torch.addmv(weights["critic.bias"], towers[-1], weights["critic.weight"])
+        """See `TorchBackend.heads`. With a memory: of the rows asked for, when training;
+        acting, of each row, which is a stretch by itself."""
+        weights, forbidden = self._tensors, inputs.get("forbidden")
+        towers = self._towers(inputs)
+        actor, critic = towers[0], towers[-1]
+        if self.recurrent:
+            given = self._remember(torch.stack(towers), inputs)
+            actor, critic = given[0], given[-1]
+            if forbidden is not None and "rows" in inputs:
+                forbidden = forbidden.index_select(0, inputs["rows"])
+        head = functional.linear(actor, weights["actor.weight"], weights["actor.bias"].squeeze(1))
+        if forbidden is not None:
+            head = head.masked_fill(forbidden, FORBIDDEN)
+        return head, torch.addmv(weights["critic.bias"], critic, weights["critic.weight"])
+
+    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
+        if self.recurrent:
+            check_stretches(inputs)
+        return super().evaluate(inputs, action)
+
+    def _remember(self, below: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return what the cell gives, [G, rows, w], from the layers below it."""
+        state = [inputs[name].transpose(0, 1) for name in self._state_names]
+        share = torch.baddbmm(self._tensors["cell.bias"], below, self._tensors["cell.weight"])
+        if "on_reset" not in inputs:
+            self._after = self._advance(self._tensors, share, state)
+            return self._after[0]
+        on_reset, given = inputs["on_reset"], []
+        rows = share.view(len(share), *on_reset.shape, -1)
+        for row, begins in zip(rows.unbind(1), on_reset.unsqueeze(-1).unbind(0), strict=True):
+            state = self._advance(self._tensors, row, [part.masked_fill(begins, 0) for part in state])
+            given.append(state[0])
+        return torch.stack(given, 1).flatten(1, 2).index_select(1, inputs["rows"])
+
+    def next_state(self) -> dict[str, Tensor]:
+        if not self.recurrent:
+            return {}
+        return {name: part.transpose(0, 1) for name, part in zip(self._state_names, self._after, strict=True)}
 
     def _towers(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        flat = inputs.get("features")
+        flat, encoder = inputs.get("features"), self.shape.encoder
         towers = []
-        for i in range(self.towers):
-            parts = [self._convolve(name, inputs[name], i) for name in self.encoder.images]
+        for i in range(self.shape.towers):
+            parts = [self._convolve(name, inputs[name], i) for name in encoder.images]
             if flat is not None:
-                parts.append(flat if i or not self.encoder.critic_only else flat[:, : self.encoder.seen])
+                parts.append(flat if i or not encoder.critic_only else flat[:, : encoder.seen])
             towers.append(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
-        activate = torch.tanh if self.activation == "tanh" else torch.relu
-        for i in range(len(self.layers)):
+        activate = torch.tanh if self.shape.activation == "tanh" else torch.relu
+        for i in range(len(self.shape.hidden)):
             weight, bias = (self._tensors[f"hidden.{i}.{part}"] for part in ("weight", "bias"))
             # the actor's inputs may be fewer than the critic's
             layers = [
@@ -113,15 +148,6 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
             ]
             towers = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, towers, strict=True)]
         return towers
-
-    def prepare(self, observation: Arrays) -> Arrays:
-        """See `ActorCriticPolicy.prepare`. Images lie [n, height, width, channels]: once
-        for all epochs."""
-        inputs = super().prepare(observation)
-        return inputs | {
-            name: channels_last(inputs[name], image.channels_first)
-            for name, image in self.encoder.images.items()
-        }
 
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:
         """Return the 512 features of images [n, height, width, channels] uint8.
@@ -155,3 +181,21 @@ class TorchActorCriticPolicy(TorchPolicy, ActorCriticPolicy):
                 weight = weight.contiguous(memory_format=torch.channels_last)
             kept[name, tower] = weight
         return weight
+
+
+def _lstm(weights: Mapping[str, Tensor], share: Tensor, state: State) -> State:
+    """Return the state after a row whose inputs have this share in the gates: see
+    `cells.LSTM`."""
+    hidden, cell = state
+    output, into, forget, new = torch.baddbmm(share, hidden, weights["cell.recurrent"]).chunk(4, -1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+    return [output.sigmoid() * cell.tanh(), cell]
+
+
+def _gru(weights: Mapping[str, Tensor], share: Tensor, state: State) -> State:
+    """As `_lstm`: see `cells.GRU`."""
+    (hidden,) = state
+    new, reset, keep = share.chunk(3, -1)
+    of_reset, of_keep, of_new = torch.bmm(hidden, weights["cell.recurrent"]).chunk(3, -1)
+    new = (new + (reset + of_reset).sigmoid() * (of_new + weights["cell.candidate"])).tanh()
+    return [new + (keep + of_keep).sigmoid() * (hidden - new)]

@@ -1,14 +1,17 @@
-"""A policy whose network is a torch module of one's own: the configuration. Imports no
-torch; `network` does."""
+"""A policy whose network is a torch module of one's own. Imports no torch; `network`
+does."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
-from tidemill.core.schema import Field
+from tidemill.core.schema import Arrays, Field
 from tidemill.nets.actor_critic import check_deviation
+from tidemill.nets.masks import mask_of
 from tidemill.nets.trainable import TrainablePolicy
 
 if TYPE_CHECKING:
@@ -59,6 +62,19 @@ class TorchNetwork(PolicyConfig):
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy; its first weights are the same on every device."""
-        from tidemill.nets.torch_network_policy import TorchNetworkPolicy
+        from tidemill.nets.torch_module import ModuleNetwork
 
-        return TorchNetworkPolicy(self, spaces, seed, device)
+        weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
+        mask = mask_of(spaces, self.action_mask)
+        network = ModuleNetwork(self.network, spaces, mask, self.log_std_init, weights_seed, device)
+        return TorchNetworkPolicy(network, mask, np.random.default_rng(sampling_seed))
+
+
+class TorchNetworkPolicy(TrainablePolicy):
+    """Hands raw observations to a module of the user's own. Its parameters are the
+    module's parameters and buffers (``network.*``), ``log_std`` where actions have one,
+    and the statistics ``returns.*``."""
+
+    def prepare(self, observation: Arrays) -> Arrays:
+        """Return the observation: the module takes it raw."""
+        return dict(observation)

@@ -1,8 +1,8 @@
-"""What gradient algorithms ask of a policy besides acting. Importing this file imports no
-torch; calling its methods may."""
+"""Policies that gradient algorithms can train, and the network that each of them has.
+Importing this file imports no torch; calling its methods may."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
 from tidemill.core.schema import Array, Arrays
+from tidemill.nets.masks import ActionMask
+from tidemill.nets.normaliser import RunningMoments
+from tidemill.nets.weights import load_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +23,7 @@ LibraryName = Literal["numpy", "torch"]
 
 class Evaluation(NamedTuple):
     """What a policy thinks of n rows: tensors with gradients from `evaluate`, plain
-    arrays of the policy's library from `forward`."""
+    arrays of the network's library from `forward`."""
 
     log_prob: Any
     """Of the rows' actions under the present weights, float32 [n], in the unit of the
@@ -31,8 +34,94 @@ class Evaluation(NamedTuple):
     """float32 [n], in units of `value_scale`: times it, reward units."""
 
 
+class Network(ABC):
+    """The weights of a policy and all that is computed with them: actions, for acting;
+    log-probabilities, entropies and values with their gradients, for training.
+
+    A backend is a subclass: plain numpy, torch on a CPU or a GPU, a torch module of the
+    user's own. All backends of one configuration have the same `weights`, so that one
+    file of parameters fits each of them. Inputs are what `TrainablePolicy.prepare`
+    returns, and the state of a policy that remembers.
+    """
+
+    library: LibraryName
+    """Whose arrays `forward` and `backward` take and return."""
+    recurrent: bool = False
+    """Whether it has a state, and is evaluated on stretches of rows."""
+    forward_count: int = 0
+    """Of a network with a backward pass of its own: it counts what changes the
+    intermediate results that `backward` needs."""
+    weights: Arrays
+    """The weights by name, as arrays on the host: the network's own memory, or a copy of
+    it (see `pull` and `push`)."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of trainable weights."""
+
+    @abstractmethod
+    def begin(
+        self,
+        inputs: Arrays,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        value_scale: np.float32,
+        out: Arrays,
+    ) -> Callable[[], None]:
+        """Begin to answer n ≥ 1 rows by what `rng` draws; what is returned ends it, as of
+        `Policy.begin`. Actions, their ``log_prob``, values times `value_scale` and the
+        next state are written into ``out[name][:n]``."""
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        """Return what `evaluate` returns, as plain arrays that the next `forward` may
+        rewrite. What `backward` needs is kept."""
+
+    @abstractmethod
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
+        """Write (not add) the gradient of Σ (of_log_prob · log_prob + of_entropy ·
+        entropy + of_value · value) over the rows of the last `forward` into `out`,
+        float32 [size], in the order of the weights; once for each `forward`. All are
+        arrays of the library, the factors [n]; None for `of_entropy` stands for zeros.
+        Hand in the same `out` each time: finding every weight's place in another one
+        takes time."""
+
+    @abstractmethod
+    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
+        """See `TrainablePolicy.evaluate`."""
+
+    @abstractmethod
+    def trainable_parameters(self) -> "list[Tensor]":
+        """See `TrainablePolicy.trainable_parameters`."""
+
+    def flat_weights(self) -> NDArray[np.float32]:
+        """Return all trainable weights as one array [size] that views the network's own
+        memory; of networks whose `library` is numpy."""
+        raise TypeError(f"the weights of a {type(self).__name__} are tensors: see trainable_parameters")
+
+    def rescale_value(self, ratio: np.float32) -> None:
+        """Multiply all values by `ratio` from now on, where it is known which weights do
+        that; else do nothing."""
+
+    def pull(self) -> None:
+        """Bring `weights` up to date."""
+
+    def push(self) -> None:
+        """Compute with what was written into `weights`."""
+
+    def place(self) -> AbstractContextManager[object]:
+        """Return a context in which what is done with the network's tensors is done on
+        its device, in its order of operations. Never held while other networks work."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Wait until the device has done all that was begun."""
+
+
 class TrainablePolicy(Policy):
-    """A policy that gradient algorithms can train. An update goes, in torch::
+    """A policy that gradient algorithms can train: it has a `network`, makes its inputs
+    of observations, and scales its values. An update goes, in torch::
 
     # once
     policy.check(observation)
@@ -45,10 +134,10 @@ class TrainablePolicy(Policy):
     policy.fold(observation, returns)
 
     or, without autograd around the policy (for an MLP on a CPU: without torch), in arrays
-    of its `library`::
+    of the network's `library`::
 
-        policy.forward(inputs[minibatch], action[minibatch]) → derivatives of the loss
-        policy.backward(of_log_prob, of_entropy, of_value, gradient)
+        network.forward(inputs[minibatch], action[minibatch]) → derivatives of the loss
+        network.backward(of_log_prob, of_entropy, of_value, gradient)
 
     Between equal trainers ``moments`` are summed before ``fold_moments``, in place of
     ``fold``.
@@ -66,18 +155,34 @@ class TrainablePolicy(Policy):
     Inputs of rows that are not asked for must be finite all the same.
     """
 
-    library: LibraryName = "torch"
-    """Whose arrays `forward` and `backward` take and give."""
-    recurrent: bool = False
-    """Whether it has a state, and is evaluated on stretches of rows."""
+    def __init__(self, network: Network, mask: ActionMask | None, rng: np.random.Generator) -> None:
+        self.network, self.mask, self._rng = network, mask, rng
+        self._returns = RunningMoments("returns", ())
+        self._refresh()
 
-    def place(self) -> AbstractContextManager[object]:
-        """Return a context in which what is done with the policy's tensors is done on its
-        device, in its order of operations. Never held while other policies work."""
-        return nullcontext()
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has a state, and is evaluated on stretches of rows."""
+        return self.network.recurrent
 
-    def settle(self) -> None:
-        """Wait until the device has done all that was begun."""
+    def reseed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
+        """See `Policy.act`."""
+        self.begin(observation, state, deterministic, out)()
+
+    def begin(
+        self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays
+    ) -> Callable[[], None]:
+        """See `Policy.begin`."""
+        if not len(next(iter(observation.values()))):
+            return nothing
+        if not isinstance(deterministic, bool):
+            some = bool(deterministic.any())
+            deterministic = deterministic if deterministic.ndim and some else some
+        inputs = self._prepare_to_act(observation) | state
+        return self.network.begin(inputs, deterministic, self._rng, self._scale, out)
 
     @abstractmethod
     def prepare(self, observation: Arrays) -> Arrays:
@@ -86,64 +191,83 @@ class TrainablePolicy(Policy):
         epochs of an update. Image leaves stay uint8 and may be the arrays that were
         handed in."""
 
+    def _prepare_to_act(self, observation: Arrays) -> Arrays:
+        """Return what `prepare` returns, in memory that the next call may rewrite."""
+        return self.prepare(observation)
+
     def check(self, observation: Arrays) -> None:
         """Raise `EnvironmentFault` when raw observations [n], on all of which an agent
         acted, leave it no action. Algorithms call this before they train on them: to
         answer such a row is no fault, since it may be a final one, asked for its value
         alone."""
+        if self.mask is not None:
+            self.mask.check(observation)
 
-    @abstractmethod
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
         """Return the evaluation of n rows: `inputs` as `prepare` made them, `action` by
         leaf name as stored in rows."""
+        return self.network.evaluate(inputs, action)
 
-    @abstractmethod
     def trainable_parameters(self) -> "list[Tensor]":
         """Return the leaf tensors to optimise, always the same ones. Their memory is the
-        policy's own; where `.grad` is set already, gradients are added into it, so clear
+        network's own; where `.grad` is set already, gradients are added into it, so clear
         them with zeros."""
+        return self.network.trainable_parameters()
+
+    def parameters(self) -> Arrays:
+        """Return the weights and the statistics ``returns.*`` (float64), and
+        ``observation.*`` where observations are normalised. From a GPU they are copied;
+        the next call rewrites them."""
+        self.network.pull()
+        return self._named()
+
+    def _named(self) -> Arrays:
+        named = dict(self.network.weights)
+        if not named["log_std"].size:  # actions without a deviation
+            del named["log_std"]
+        return named | self._returns.parameters()
+
+    def load(self, parameters: Mapping[str, Array], version: int) -> None:
+        """See `Policy.load`. Waits for what is being answered with the weights so far.
+        Nothing is changed when a name, shape or dtype does not fit."""
+        self.network.settle()
+        load_parameters(self._named(), parameters)
+        self.network.push()
+        self.version = version
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Derive what acting multiplies with from the statistics."""
+        self._scale = np.float32(self._returns.deviation())
 
     @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number of trainable weights."""
-
-    def flat_weights(self) -> NDArray[np.float32]:
-        """Return all trainable weights as one array [size] that views the policy's own
-        memory; of policies whose `library` is numpy."""
-        raise TypeError(f"the weights of a {type(self).__name__} are tensors: see trainable_parameters")
-
-    @abstractmethod
-    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
-        """Return what `evaluate` returns, as plain arrays that the next `forward` may
-        rewrite. What `backward` needs is kept."""
-
-    @abstractmethod
-    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
-        """Write (not add) the gradient of Σ (of_log_prob · log_prob + of_entropy ·
-        entropy + of_value · value) over the rows of the last `forward` into `out`,
-        float32 [size], in the order of the weights; once for each `forward`. All are
-        arrays of the library, the factors [n]; None for `of_entropy` stands for zeros.
-        Hand in the same `out` each time: finding every weight's place in another one
-        takes time."""
-
-    @property
-    @abstractmethod
     def value_scale(self) -> float:
-        """What `Evaluation.value` is multiplied by to give reward units."""
+        """What `Evaluation.value` is multiplied by to give reward units: the running
+        deviation of the λ-returns."""
+        return float(self._scale)
 
-    @abstractmethod
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
         """Return what the normalisers need of the raw observations [n] and (unless None)
         the λ-returns [n], in reward units, of one update: sums, which may be added to
         those of other rows. For no rows `observation` may be empty."""
+        return self._returns.moments(returns)
 
-    @abstractmethod
     def fold_moments(self, moments: NDArray[np.float64]) -> None:
         """Merge (sums of) `moments` into the normalisers; none must have been folded in
-        since they were taken."""
+        since they were taken. The network's values are rescaled so that none changes in
+        reward units when the deviation does (van Hasselt et al. 2016, "Learning values
+        across many orders of magnitude", eq. 2-3, without the shift)."""
+        before = self._returns.deviation()
+        self._returns.fold(moments[:3])
+        if moments[0]:
+            self.network.rescale_value(np.float32(before / self._returns.deviation()))
+        self._refresh()
 
     def fold(self, observation: Arrays, returns: Array | None) -> None:
         """Merge the raw observations [n] and (unless None) the λ-returns [n] of one
         update into the normalisers."""
         self.fold_moments(self.moments(observation, returns))
+
+
+def nothing() -> None:
+    """What is left to do of answers that are complete."""

@@ -2,13 +2,16 @@
 their first values."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import check_parameters
 from tidemill.core.schema import Array, Arrays, schema_of
-from tidemill.nets.cells import Memory
+from tidemill.nets.cells import Memory, Shapes
+from tidemill.nets.distributions import Distribution
 from tidemill.nets.encoders import Image, ObservationEncoder
 
 Floats = NDArray[np.float32]
@@ -38,42 +41,73 @@ def load_parameters(own: Arrays, parameters: Mapping[str, Array]) -> None:
         np.copyto(array, parameters[name])
 
 
-def weight_shapes(
-    encoder: ObservationEncoder,
-    towers: int,
-    hidden: tuple[int, ...],
-    outputs: int,
-    deviations: int,
-    memory: Memory | None = None,
-) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Return the shape and the orthogonal gain (0: starts as zeros) of each weight, in
-    the order in which they lie."""
-    shapes: dict[str, tuple[tuple[int, ...], float]] = {}
-    width = encoder.width
-    for name, image in encoder.images.items():
-        channels = image.channels
-        for i, (filters, kernel, _) in enumerate(CONVOLUTIONS):
-            shapes[f"cnn.{name}.{i}.weight"] = ((towers, filters, channels, kernel, kernel), ROOT_TWO)
-            shapes[f"cnn.{name}.{i}.bias"] = ((towers, filters), 0)
-            channels = filters
-        shapes[f"cnn.{name}.out.weight"] = ((towers, image_size(image), IMAGE_FEATURES), ROOT_TWO)
-        shapes[f"cnn.{name}.out.bias"] = ((towers, IMAGE_FEATURES), 0)
-        width += IMAGE_FEATURES
-    for i, units in enumerate(hidden):
-        shapes[f"hidden.{i}.weight"] = ((towers, width, units), ROOT_TWO)
-        shapes[f"hidden.{i}.bias"] = ((towers, 1, units), 0)
-        width = units
-    if memory is not None:
-        shapes |= memory.cell.shapes(towers, width, memory.units)
-        width = memory.units
-    # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021, "What
-    # Matters in On-Policy RL", section 3.2.
-    shapes["actor.weight"] = ((outputs, width), 0.01)
-    shapes["actor.bias"] = ((outputs, 1), 0)
-    shapes["critic.weight"] = ((width,), 1.0)
-    shapes["critic.bias"] = ((1,), 0)
-    shapes["log_std"] = ((deviations, 1), 0)
-    return shapes
+@dataclass(frozen=True)
+class ActorCriticShape:
+    """What an actor-critic network is made of, whatever computes it."""
+
+    encoder: ObservationEncoder
+    distribution: Distribution
+    towers: int
+    """2, or 1 where the critic shares all layers but its head with the actor."""
+    hidden: tuple[int, ...]
+    activation: str
+    convolutions: str
+    """What the convolutions compute in."""
+    memory: Memory | None
+    """The cell between hidden layers and heads, in a policy that remembers."""
+
+    def weights(self) -> Shapes:
+        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
+        in the order in which they lie."""
+        shapes: Shapes = {}
+        towers, width = self.towers, self.encoder.width
+        for name, image in self.encoder.images.items():
+            channels = image.channels
+            for i, (filters, kernel, _) in enumerate(CONVOLUTIONS):
+                shapes[f"cnn.{name}.{i}.weight"] = ((towers, filters, channels, kernel, kernel), ROOT_TWO)
+                shapes[f"cnn.{name}.{i}.bias"] = ((towers, filters), 0)
+                channels = filters
+            shapes[f"cnn.{name}.out.weight"] = ((towers, image_size(image), IMAGE_FEATURES), ROOT_TWO)
+            shapes[f"cnn.{name}.out.bias"] = ((towers, IMAGE_FEATURES), 0)
+            width += IMAGE_FEATURES
+        for i, units in enumerate(self.hidden):
+            shapes[f"hidden.{i}.weight"] = ((towers, width, units), ROOT_TWO)
+            shapes[f"hidden.{i}.bias"] = ((towers, 1, units), 0)
+            width = units
+        if self.memory is not None:
+            shapes |= self.memory.cell.shapes(towers, width, self.memory.units)
+            width = self.memory.units
+        # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021,
+        # "What Matters in On-Policy RL", section 3.2.
+        shapes["actor.weight"] = ((self.distribution.size, width), 0.01)
+        shapes["actor.bias"] = ((self.distribution.size, 1), 0)
+        shapes["critic.weight"] = ((width,), 1.0)
+        shapes["critic.bias"] = ((1,), 0)
+        shapes["log_std"] = ((self.distribution.deviations, 1), 0)
+        return shapes
+
+    def forms(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight, in the order in which they lie."""
+        return {name: form for name, (form, _) in self.weights().items()}
+
+    def begin(self, rng: np.random.Generator, log_std: float) -> Floats:
+        """Return weights to begin with, one after the other."""
+        weights, encoder = self.weights(), self.encoder
+        flat = np.zeros(sum(prod(form) for form, _ in weights.values()), np.float32)
+        named = views(flat, self.forms())
+        for name, (_, gain) in weights.items():
+            # the actor's are 0 where it does not see, and stay so
+            if gain and encoder.critic_only and name == "hidden.0.weight":
+                actor, critic = named[name]
+                for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
+                    orthogonal(part, gain, rng, 0)
+            elif gain:
+                stacked = not name.startswith(("actor", "critic"))
+                orthogonal(named[name], gain, rng, self.towers if stacked else 0)
+        named["log_std"][...] = log_std
+        if self.memory is not None:
+            self.memory.cell.begin(named)
+        return flat
 
 
 def image_size(image: Image) -> int:

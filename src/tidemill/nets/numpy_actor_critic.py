@@ -1,0 +1,185 @@
+"""The actor-critic network for MLPs on a CPU: forward and backward in numpy; only
+`evaluate` imports torch, over the same memory.
+
+Layers of the actor and of the critic have the same shapes (but for the heads), so they
+lie stacked along a first axis "towers" (2, or 1 when the critic shares them) and run as
+one batched product.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.schema import Array, Arrays
+from tidemill.nets.cells import check_stretches
+from tidemill.nets.masks import forbid
+from tidemill.nets.mlp import Floats, Layer, Towers
+from tidemill.nets.scratch import Scratch
+from tidemill.nets.trainable import Evaluation, LibraryName, Network, nothing
+from tidemill.nets.weights import ActorCriticShape, views
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NumpyActorCritic(Network):
+    """Computes with the weights in `flat`, which stay there, for any number of rows."""
+
+    library: LibraryName = "numpy"
+
+    def __init__(self, shape: ActorCriticShape, flat: Floats) -> None:
+        self.flat, self.weights = flat, views(flat, shape.forms())
+        """All weights, one after the other, and the same by name."""
+        self.recurrent = shape.memory is not None
+        self.shape, self._distribution = shape, shape.distribution
+        self._layers = layers_of(self.weights)
+        encoder = shape.encoder
+        # two of each, so that acting leaves alone what a `backward` is going to need
+        self._acting, self._training = (
+            Towers(self._layers, shape.activation, encoder.seen if encoder.critic_only else None)
+            for _ in range(2)
+        )
+        if shape.memory is not None:
+            self._acting_cell, self._training_cell = (shape.memory.cell(self.weights) for _ in range(2))
+        self._scratch = Scratch()  # of training
+        self._last: Floats = flat[:0]  # what `forward` kept: what the heads see, [towers, n, width]
+        self._forbidden: NDArray[np.bool_] | None = None  # likewise, where there is a mask: [n, actions]
+        # where `backward` wrote last, and its views
+        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
+        self._leaf: Tensor | None = None  # all weights as torch sees them
+
+    @property
+    def size(self) -> int:
+        return self.flat.size
+
+    def flat_weights(self) -> Floats:
+        return self.flat
+
+    def begin(
+        self,
+        inputs: Arrays,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        value_scale: np.float32,
+        out: Arrays,
+    ) -> Callable[[], None]:
+        """See `Network.begin`. Everything is done at once."""
+        weights, last = self.weights, self._acting.forward(inputs["features"])
+        n = last.shape[1]
+        if self.recurrent:
+            last = self._remember(last, inputs, out)
+        head = np.matmul(weights["actor.weight"], last[0].T)
+        head += weights["actor.bias"]
+        if "forbidden" in inputs:
+            forbid(head, inputs["forbidden"])
+        value = np.matmul(last[-1], weights["critic.weight"])
+        value += weights["critic.bias"]
+        value *= value_scale
+        out["value"][:n] = value
+        self._distribution.sample(
+            head, weights["log_std"], deterministic, rng, out["action"][:n], out["log_prob"][:n]
+        )
+        return nothing
+
+    def _remember(self, last: Floats, inputs: Arrays, out: Arrays) -> Floats:
+        """Return what the cell makes of the `last` hidden layers of rows, and write the
+        next state into `out`."""
+        cell, n = self._acting_cell, last.shape[1]
+        state = {part: inputs[f"state.{part}"] for part in cell.parts}
+        given = cell.forward(last, state, np.zeros((1, n), np.bool_))
+        for part, array in cell.state().items():
+            out[f"state.{part}"][:n] = array
+        return given
+
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        self.forward_count += 1
+        weights, self._forbidden = self.weights, inputs.get("forbidden")
+        self._last = last = self._training.forward(inputs["features"])
+        if self.recurrent:
+            self._last = last = self._unroll(last, inputs)
+            self._forbidden = None if self._forbidden is None else self._forbidden[inputs["rows"]]
+        n = last.shape[1]
+        head = np.matmul(
+            weights["actor.weight"], last[0].T, out=self._scratch("head", (self._distribution.size, n))
+        )
+        head += weights["actor.bias"]
+        if self._forbidden is not None:
+            forbid(head, self._forbidden)
+        value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (n,)))
+        value += weights["critic.bias"]
+        return Evaluation(*self._distribution.forward(head, weights["log_std"], action["action"]), value)
+
+    def _unroll(self, last: Floats, inputs: Mapping[str, Any]) -> Floats:
+        """Run the cell through whole stretches; return what it gives in the rows that are
+        asked for."""
+        check_stretches(inputs)
+        cell = self._training_cell
+        state = {part: inputs[f"state.{part}"] for part in cell.parts}
+        given = cell.forward(last, state, inputs["on_reset"])
+        self._rows, self._given = inputs["rows"], given.shape
+        seen = self._scratch("seen", (len(given), len(self._rows), given.shape[2]))
+        # mode: with "raise" numpy would write to a copy of `out` first
+        return given.take(self._rows, axis=1, out=seen, mode="clip")
+
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Floats) -> None:
+        self.forward_count += 1
+        if self._gradient[0] is not out:
+            self._gradient = out, views(out, self.shape.forms())
+        weights, gradient, last, n = self.weights, self._gradient[1], self._last, len(of_value)
+        of_head = self._scratch("of head", (self._distribution.size, n))
+        self._distribution.backward(of_log_prob, of_entropy, of_head, gradient["log_std"])
+        if self._forbidden is not None:
+            np.copyto(of_head, 0, where=self._forbidden.T)
+        np.matmul(of_head, last[0], out=gradient["actor.weight"])
+        np.add.reduce(of_head, axis=1, out=gradient["actor.bias"], keepdims=True)
+        np.matmul(of_value, last[-1], out=gradient["critic.weight"])
+        np.add.reduce(of_value, axis=0, out=gradient["critic.bias"], keepdims=True)
+        if not self._layers and not self.recurrent:
+            return
+        of_last = self._scratch("of last", last.shape)
+        np.matmul(of_head.T, weights["actor.weight"], out=of_last[0])
+        shared = self.shape.towers == 1
+        of_critic = self._scratch("of critic", last.shape[1:]) if shared else of_last[1]
+        np.multiply(of_value[:, np.newaxis], weights["critic.weight"], out=of_critic)
+        if shared:
+            of_last[0] += of_critic
+        below = self._roll_back(of_last, gradient) if self.recurrent else of_last
+        if below is not None:
+            self._training.backward(below, layers_of(gradient))
+
+    def _roll_back(self, of_last: Floats, gradient: dict[str, Floats]) -> Floats | None:
+        """Write the gradients of the cell's weights; return that of its inputs, unless
+        there is no layer below it."""
+        of_given = self._scratch("of given", self._given)
+        of_given.fill(0)
+        of_given[:, self._rows] = of_last
+        return self._training_cell.backward(of_given, gradient, bool(self._layers))
+
+    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
+        from tidemill.nets.torch_gradients import evaluate
+
+        return evaluate(self, self.trainable_parameters()[0], inputs, action)
+
+    def trainable_parameters(self) -> "list[Tensor]":
+        """Return one float32 tensor: all weights, flat, with `.grad` in place."""
+        if self._leaf is None:
+            import torch
+
+            from tidemill.nets.torch_gradients import leaf
+
+            self._leaf = leaf(torch.from_numpy(self.flat))
+        return [self._leaf]
+
+    def rescale_value(self, ratio: np.float32) -> None:
+        self.weights["critic.weight"] *= ratio
+        self.weights["critic.bias"] *= ratio
+
+
+def layers_of(named: dict[str, Floats]) -> list[Layer]:
+    """Return (weight, bias) of each hidden layer."""
+    return [
+        (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"])
+        for i in range(sum(name.startswith("hidden.") for name in named) // 2)
+    ]

@@ -1,0 +1,114 @@
+"""What all networks do that are made of torch operations, on a CPU or a GPU: acting, and
+the two halves of training."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tidemill.core.schema import Array, Arrays
+from tidemill.nets.device_acting import DeviceActing
+from tidemill.nets.distributions import Distribution
+from tidemill.nets.torch_device import tensors
+from tidemill.nets.torch_gradients import bind, weighed
+from tidemill.nets.trainable import Evaluation, LibraryName, Network, nothing
+
+
+class TorchBackend(Network):
+    """On a CPU it acts and trains in the memory that `weights` view, and draws by numpy.
+    On a GPU weights lie and actions are drawn there, while `pull` and `push` copy. Each
+    network has streams of its own, so that several share a GPU; nothing is set for the
+    whole process."""
+
+    library: LibraryName = "torch"
+    recorded = False
+    """Whether a GPU may record what `heads` does for a number of rows, and repeat that
+    with other rows (see `device_acting`)."""
+
+    def __init__(self, distribution: Distribution, device: str) -> None:
+        self.distribution, self.device = distribution, torch.device(device)
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._bound: Tensor | None = None  # where `backward` wrote last
+        self._kept: Evaluation | None = None
+        self._acting: DeviceActing | None = None
+
+    @abstractmethod
+    def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (head [n, size], value [n]) of what `prepare` gives (and of states), as
+        tensors on the device."""
+
+    def next_state(self) -> dict[str, Tensor]:
+        """Return the state after the rows of the last `heads` that acted, ``state.*`` [n,
+        ...]; {} of a network that remembers nothing."""
+        return {}
+
+    @abstractmethod
+    def log_std(self) -> Tensor:
+        """Return the log-deviations [deviations]."""
+
+    def place(self) -> AbstractContextManager[object]:
+        """See `Network.place`."""
+        return torch.cuda.stream(self._stream)
+
+    def settle(self) -> None:
+        """See `Network.settle`."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        if self._acting is not None:
+            self._acting.wait()
+
+    def begin(
+        self,
+        inputs: Arrays,
+        deterministic: bool | Array,
+        rng: np.random.Generator,
+        value_scale: np.float32,
+        out: Arrays,
+    ) -> Callable[[], None]:
+        """See `Network.begin`. On a CPU everything is done at once."""
+        if self.device.type != "cpu":
+            if self._acting is None:
+                self._acting = DeviceActing(self, int(rng.integers(1 << 63)), self.recorded)
+            return self._acting.begin(inputs, deterministic, float(value_scale), out)
+        with torch.inference_mode():
+            head, value = self.heads(tensors(inputs))
+            log_std, n = self.log_std().numpy()[:, None], len(value)
+            for name, part in self.next_state().items():
+                out[name][:n] = part.numpy()
+        np.multiply(value.numpy(), value_scale, out=out["value"][:n])
+        head_by_rows = np.ascontiguousarray(head.numpy().T)
+        self.distribution.sample(
+            head_by_rows, log_std, deterministic, rng, out["action"][:n], out["log_prob"][:n]
+        )
+        return nothing
+
+    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
+        """See `TrainablePolicy.evaluate`."""
+        head, value = self.heads(inputs)
+        log_prob, entropy = self.distribution.evaluate(head, self.log_std(), action["action"])
+        return Evaluation(log_prob, entropy, value)
+
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+        """See `Network.forward`."""
+        self._kept = self.evaluate(dict(inputs), dict(action))
+        return Evaluation(*(tensor.detach() for tensor in self._kept))
+
+    def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
+        """See `Network.backward`."""
+        assert self._kept is not None
+        if self._bound is not out:
+            self._bound = out
+            self._bind(out)
+        out.zero_()
+        pairs = zip(self._kept, (of_log_prob, of_entropy, of_value), strict=True)
+        wanted = [(tensor, factor) for tensor, factor in pairs if factor is not None and tensor.requires_grad]
+        torch.autograd.backward([weighed(tensor, factor) for tensor, factor in wanted])
+        self._kept = None
+
+    def _bind(self, gradient: Tensor) -> None:
+        """Make autograd add into `gradient` [size]."""
+        bind(self.trainable_parameters(), gradient)
