@@ -324,6 +324,8 @@ def test_what_the_user_says_is_left_alone() -> None:
         "workers.actor.environment.kwargs.threads",
         "workers.actor.max_episode_steps",
         "limits.steps",
+        "workers.actor.environment",
+        "workers.nobody.count",
     ]
     assert why_given(made, free) == ""
     for path in (
@@ -335,12 +337,14 @@ def test_what_the_user_says_is_left_alone() -> None:
         "agents",
         "agents.0.sample_steps",
         "environment.threads",
+        "math_threads",
     ):
         assert why_given(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
     assert (
         why_given(made, ["workers.trainer.count"])
         and why_given(made, ["together"])
         and why_given(made, ["workers"])
+        and why_given(made, ["workers.trainer"])
     )
 
     def changed(group: str, **values: Any) -> Experiment:

@@ -35,7 +35,7 @@ from tidemill.api.curriculum import (
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
-from tidemill.core.config import Config, check_name, check_several
+from tidemill.core.config import Config, check_name, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import RESERVED
@@ -125,9 +125,9 @@ class WorkerConfig(Config):
         networks on cores that no other worker needs
     """
 
-    count: int = 1
-    one_core: bool = False
-    math_threads: int = 1
+    count: int = layout_setting(1)
+    one_core: bool = layout_setting(False)
+    math_threads: int = layout_setting(1)
     order: ClassVar[int] = 0
     """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2,
     policies 3, evaluation 4, population 5, actors 6."""
@@ -214,7 +214,7 @@ class Experiment(Config):
     policies: dict[str, PolicyConfig]
     workers: dict[str, WorkerConfig]
     limits: Limits = field(default_factory=Limits)
-    together: tuple[str, ...] = ()
+    together: tuple[str, ...] = layout_setting(())
     curriculum: tuple[Stage, ...] = ()
     seed: int = 1
 

@@ -33,13 +33,21 @@ def check_name(what: str, name: str) -> None:
 
 
 WHEN, IDLE = "when", "idle"  # in the metadata of a field: see `acting`
+LAYOUT = "layout"  # in the metadata of a field: see `layout_setting`
 
 
-def acting(default: Any, when: Callable[[Any], bool], idle: str) -> Any:
+def layout_setting(default: Any) -> Any:
+    """Return a field that says how many parts an experiment has, or where they run: who
+    sets it has chosen a layout."""
+    return dataclasses.field(default=default, metadata={LAYOUT: True})
+
+
+def acting(default: Any, when: Callable[[Any], bool], idle: str, layout: bool = False) -> Any:
     """Return a field that acts only where `when`, asked of the configuration, is true.
     Elsewhere any value but `default` (or what it returns, if it is a class) is refused,
-    since it would have no effect; `idle` says where that is, as "without a ratio"."""
-    metadata = {WHEN: when, IDLE: idle}
+    since it would have no effect; `idle` says where that is, as "without a ratio".
+    `layout` marks it as `layout_setting` does."""
+    metadata = {WHEN: when, IDLE: idle} | ({LAYOUT: True} if layout else {})
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
+from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -56,7 +57,7 @@ class Gymnasium(EnvironmentConfig):
     make: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
-    threads: int = 0
+    threads: int = layout_setting(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

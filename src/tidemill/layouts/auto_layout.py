@@ -90,7 +90,7 @@ def arrange(
     if layout == GIVEN:
         return Arranged(experiment)
     if layout not in (AUTO, MEASURE):
-        return _as_told(experiment, parse(layout), of_layout(fixed))
+        return _as_told(experiment, parse(layout), of_layout(experiment, fixed))
     if not processes:
         return Arranged(experiment)
     if (arranged := by_turns(experiment, fixed)) is not experiment:
@@ -219,7 +219,7 @@ def _write(path: Path, costs: Costs) -> None:
 
 
 def probe(experiment: Experiment, source: Path | None) -> Costs:
-    """Measure what the experiment's parts cost, in a process of its own (`run.probe`).
+    """Measure what the experiment's parts cost, in a process of its own (`probe`).
     Raises `RunError` when that fails, or takes too long, and `ConfigError` for what
     cannot be made."""
     order = msgspec.msgpack.encode(

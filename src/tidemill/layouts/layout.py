@@ -2,17 +2,18 @@
 many environments each actor steps.
 
 `choose` finds one from measured costs, `apply` makes an experiment of it. Nothing here
-measures anything: `run.arrange` does.
+measures anything: `auto_layout` does.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
 
-from tidemill.api.experiment import Experiment
+from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.slots import Slots
 from tidemill.nets.device import choose_device
@@ -293,20 +294,28 @@ def apply(experiment: Experiment, layout: Layout) -> Experiment:
     )
 
 
-_LAID_OUT = re.compile(
-    r"together(\..*)?|workers|workers\.[^.]+|workers\.[^.]+\.(count|one_core|math_threads|lanes|ring|slots|agents)(\..*)?|workers\.[^.]+\.environment\.threads"
-)
+def of_layout(experiment: Experiment, paths: Collection[str]) -> list[str]:
+    """Return those of the paths of settings that are a matter of layout: fields that are
+    marked so (`layout_setting`), what lies in them, and workers as a whole."""
+    return [path for path in paths if _lays_out(experiment, path.split("."))]
 
 
-def of_layout(paths: Collection[str]) -> list[str]:
-    """Return those of the paths of settings that are a matter of layout."""
-    return [path for path in paths if _LAID_OUT.fullmatch(path)]
+def _lays_out(config: Any, parts: list[str]) -> bool:
+    for part in parts:
+        if isinstance(config, Mapping):
+            config = config.get(part)
+            continue
+        found = [each for each in fields(config) if each.name == part] if isinstance(config, Config) else []
+        if not found or LAYOUT in found[0].metadata:
+            return bool(found)
+        config = getattr(config, part)
+    return isinstance(config, WorkerConfig) or parts == ["workers"]
 
 
 def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
     """Return why an experiment is run as it is given, "" when its layout may be chosen.
     `fixed` are the paths of settings that the user made."""
-    if own := of_layout(fixed):
+    if own := of_layout(experiment, fixed):
         return f"{own[0]} was set"
     try:
         parts = _Parts(experiment)

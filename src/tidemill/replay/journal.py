@@ -6,7 +6,7 @@ in it, and their rows as they came: what was observed, the version that acted, t
 a step), a training task (its progress), and a memory that began empty after a resume;
 each with its CRC-32 behind it. Whoever feeds these to the same buffer and algorithm gets
 the same weights, since all that a buffer draws depends on what it was given (see
-`run.retrain`).
+`trained.retrain`).
 """
 
 import json

@@ -11,7 +11,7 @@ from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
-from tidemill.core.config import Config, acting, check_several
+from tidemill.core.config import Config, acting, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
@@ -228,8 +228,8 @@ class ActorConfig(WorkerConfig):
     }
 
     environment: EnvironmentConfig
-    lanes: int = 64
-    ring: int = 1
+    lanes: int = layout_setting(64)
+    ring: int = layout_setting(1)
     max_episode_steps: int = 0
     flush_requests: int = acting(
         1,
@@ -237,7 +237,10 @@ class ActorConfig(WorkerConfig):
         "with ring = 1 and one agent spec: there is one request at a time",
     )
     slots: int = acting(
-        2, lambda actors: any(spec.streams for spec in actors.agents), "without agents whose samples are kept"
+        2,
+        lambda actors: any(spec.streams for spec in actors.agents),
+        "without agents whose samples are kept",
+        layout=True,
     )
 
     @property
@@ -310,7 +313,7 @@ class Actors(ActorConfig):
         agent the first one plays it
     """
 
-    agents: tuple[AgentSpec, ...] = (AgentSpec(),)
+    agents: tuple[AgentSpec, ...] = layout_setting((AgentSpec(),))
 
     def __post_init__(self) -> None:
         check_several("agents", self.agents)
