@@ -31,7 +31,7 @@ bench: .venv/ready-to-test
 	@touch $@
 
 .venv/ready-to-test: $(PINS)
-	./install.sh $(PYTHON) dev,box2d,minatar,mujoco,atari,openenv,pettingzoo,plot,popgym,rest,video
+	./install.sh $(PYTHON) dev,box2d,minatar,mujoco,atari,openenv,pettingzoo,plot,popgym,rest,video,wandb
 	@touch .venv/ready-to-train $@
 
 clean:

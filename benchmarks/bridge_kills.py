@@ -26,7 +26,7 @@ import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
 from tidemill.bridge.protocol.files import Watch, shared_folder
 from tidemill.bridge.worlds import reach
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 
 SIMULATORS = 8
 

@@ -44,7 +44,7 @@ from tidemill import (
 )
 from tidemill.bridge.worlds import reach
 from tidemill.bridge.worlds.game import Randoms
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 
 AGENTS, SAMPLE_STEPS = 10, 256
 STARTUP = 1 / 3  # of a run, which does not count

@@ -15,9 +15,9 @@ import json
 import statistics
 from pathlib import Path
 
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for
-from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate

@@ -16,7 +16,7 @@ from statistics import median
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.user_code import load_attribute
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate

@@ -38,7 +38,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import PLACES
 from tidemill.core.schema import Field
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 
 SLEEP = 0.02
 WARM = 1.5  # seconds of training that do not count; of a run that is not much longer, the first half

@@ -27,7 +27,7 @@ import numpy as np
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 
 ENVIRONMENTS, SLEEP, LENGTH = 64, 0.005, 200
 STARTUP = 2.0  # seconds of training that do not count

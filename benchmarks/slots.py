@@ -47,7 +47,7 @@ from tidemill import (
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.schema import Field
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 
 LENGTH = 200
 STARTUP = 1.5  # seconds of training that do not count

@@ -19,7 +19,7 @@ for floor in (tidemill.api, tidemill.core):
         importlib.import_module(module.name)
 for module in pkgutil.iter_modules(tidemill.__path__, "tidemill."):
     importlib.import_module(module.name)
-import tidemill.run.live_view, tidemill.run.metrics, tidemill.trained.plot
+import tidemill.run.live_view, tidemill.metrics.json_lines, tidemill.trained.plot
 print([name for name in ("torch", "tensorboard", "matplotlib", "gymnasium") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

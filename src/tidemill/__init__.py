@@ -45,9 +45,14 @@ if TYPE_CHECKING:
     from tidemill.api.experiment import Experiment as Experiment
     from tidemill.api.experiment import Limits as Limits
     from tidemill.api.experiment import WorkerConfig as WorkerConfig
+    from tidemill.api.launcher import Launcher as Launcher
+    from tidemill.api.metric_sink import LoggedRun as LoggedRun
+    from tidemill.api.metric_sink import MetricSink as MetricSink
     from tidemill.api.policy import Policy as Policy
     from tidemill.api.policy import PolicyConfig as PolicyConfig
     from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as SimulatorEnvironment
+    from tidemill.core.errors import ConfigError as ConfigError
+    from tidemill.core.errors import RunError as RunError
     from tidemill.core.errors import TidemillError as TidemillError
     from tidemill.envs.asynchronous import Asynchronous as Asynchronous
     from tidemill.envs.atari import Atari as Atari
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
     from tidemill.envs.pettingzoo import PettingZoo as PettingZoo
     from tidemill.envs.slots import Slots as Slots
     from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
+    from tidemill.launchers.processes import ProcessesLauncher as ProcessesLauncher
+    from tidemill.metrics.json_lines import read_metrics as read_metrics
     from tidemill.nets.actor_critic import ActorCritic as ActorCritic
     from tidemill.nets.q_network import QNetwork as QNetwork
     from tidemill.nets.recurrent import RecurrentActorCritic as RecurrentActorCritic
@@ -78,6 +85,7 @@ if TYPE_CHECKING:
     from tidemill.streams.sources import Newest as Newest
     from tidemill.trained.evaluate import evaluate as evaluate
     from tidemill.trained.load import load as load
+    from tidemill.trained.plot import plot as plot
     from tidemill.workers.actor_config import Actors as Actors
     from tidemill.workers.actor_config import AgentSpec as AgentSpec
     from tidemill.workers.base import PollResult as PollResult
@@ -104,15 +112,19 @@ _NAMES = {
     "tidemill.api.curriculum": "Stage",
     "tidemill.api.environment": "AgentInfo Environment EnvironmentConfig Tick",
     "tidemill.api.experiment": "Experiment Limits WorkerConfig",
+    "tidemill.api.launcher": "Launcher",
+    "tidemill.api.metric_sink": "LoggedRun MetricSink",
     "tidemill.api.policy": "Policy PolicyConfig",
     "tidemill.bridge.trainer_side.environment": "SimulatorEnvironment",
-    "tidemill.core.errors": "TidemillError",
+    "tidemill.core.errors": "ConfigError RunError TidemillError",
     "tidemill.envs.asynchronous": "Asynchronous",
     "tidemill.envs.atari": "Atari",
     "tidemill.envs.lanes": "Gymnasium",
     "tidemill.envs.pettingzoo": "PettingZoo",
     "tidemill.envs.slots": "Slots",
     "tidemill.envs.vector": "GymnasiumVector",
+    "tidemill.launchers.processes": "ProcessesLauncher",
+    "tidemill.metrics.json_lines": "read_metrics",
     "tidemill.nets.actor_critic": "ActorCritic",
     "tidemill.nets.q_network": "QNetwork",
     "tidemill.nets.recurrent": "RecurrentActorCritic",
@@ -131,6 +143,7 @@ _NAMES = {
     "tidemill.streams.sources": "Drawn Fixed Newest",
     "tidemill.trained.evaluate": "evaluate",
     "tidemill.trained.load": "load",
+    "tidemill.trained.plot": "plot",
     "tidemill.workers.actor_config": "Actors AgentSpec",
     "tidemill.workers.base": "PollResult Worker",
     "tidemill.workers.buffers": "Buffers",

@@ -9,10 +9,10 @@ from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.lanes import Gymnasium
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import AsyncTrainRunner
 
 CODE = """

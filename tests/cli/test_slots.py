@@ -10,10 +10,12 @@ from threadpoolctl import threadpool_limits
 from tidemill import Actors, Gymnasium
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError
+from tidemill.launchers.inline import InlineLauncher
+from tidemill.launchers.table import LAUNCHERS
+from tidemill.launchers.threads import ThreadsLauncher
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.experiments import experiment_for
-from tidemill.run import session
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import with_slots
 
 
@@ -135,9 +137,13 @@ def test_a_run_that_trained_nothing_says_so(tmp_path: Path) -> None:
 def test_a_resumed_run_is_launched_as_it_was_unless_told_otherwise(tmp_path: Path) -> None:
     folder, launched = tmp_path / "run", list[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for name, made in session.LAUNCHERS.items():
-            patch.setitem(
-                session.LAUNCHERS, name, lambda name=name, made=made: (launched.append(name), made())[1]
+        for name, made in (("threads", ThreadsLauncher), ("inline", InlineLauncher)):
+            patch.setattr(
+                made,
+                "launch",
+                lambda self, job, name=name, launch=made.launch: (launched.append(name), launch(self, job))[
+                    1
+                ],
             )
         dqn = ("train", "CartPole-v1", "--algorithm", "dqn", "--slots", 2, "--run-dir", folder, "--max-steps")
         for number, words in enumerate(
@@ -151,11 +157,13 @@ def test_a_resumed_run_is_launched_as_it_was_unless_told_otherwise(tmp_path: Pat
         "threads",
         "inline",
     ]
-    assert RunFolder.open(folder).launcher() == "inline"
+    assert RunFolder.open(folder).launcher(LAUNCHERS) == "inline"
     (folder / "launcher.json").write_text('{"launcher": ["threads"]}')
     assert "launcher.json does not name a launcher; say one with --launch" in refused("resume", folder)
+    (folder / "launcher.json").write_text('{"launcher": "theirs.py:Launcher"}')
+    assert 'by "theirs.py:Launcher", which is not one of Tidemill' in refused("resume", folder)
     (folder / "launcher.json").unlink()
-    assert RunFolder.open(folder).launcher() == "processes"  # of an earlier version
+    assert RunFolder.open(folder).launcher(LAUNCHERS) == "processes"  # of an earlier version
 
 
 def test_an_actor_of_slots_and_its_trainer_take_turns_unless_a_slack_is_set_or_it_is_said_who_does(

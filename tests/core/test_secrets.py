@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+import tidemill
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.config import Config, decode, members
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import HIDDEN, check_revealed, hide, hide_words, known, mask, reveal, says_secret
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.metrics.writer import MetricsWriter
 from tidemill.remote.rest_config import Rest, token_of
-from tidemill.run.metrics import MetricsWriter, read_metrics
 from tidemill.workers.episode_info import Listener
 
 SECRETS = (
@@ -36,6 +39,8 @@ def test_a_name_that_only_holds_the_letters_is_not(name: str) -> None:
 
 
 def test_the_only_setting_of_ours_that_holds_a_secret_is_token() -> None:
+    for name in tidemill.__all__:
+        getattr(tidemill, name)  # imported now
     ours = [kind for kind in members(Config).values() if kind.__module__.startswith("tidemill.")]
     names = {field.name for kind in ours for field in dataclasses.fields(kind) if says_secret(field.name)}
     assert names == {"token"} and len(ours) > 30
@@ -172,7 +177,7 @@ def test_no_secret_is_a_metric(tmp_path: Path) -> None:
         "score": 1.0,
         "has_key": 1.0,
     }
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(LoggedRun(tmp_path))
     writer.write({"step": 1, "environment/password": 1234.0, "environment/score": 2.0})
     writer.close()
     assert read_metrics(tmp_path) == [{"step": 1, "environment/score": 2.0}]

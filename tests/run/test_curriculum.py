@@ -34,10 +34,10 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import run_lifecycle as life
 from tidemill.run.folder import RunFolder
 from tidemill.run.live_view import make_view, picture
-from tidemill.run.metrics import read_metrics
 from tidemill.run.resume_point import Past
 from tidemill.run.session import Result, resume, train
 

@@ -11,8 +11,8 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, Policy, PolicyConfig, Scripted
 from tidemill.core.user_code import load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 from tidemill.run.session import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -32,8 +32,8 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
 from tidemill.core.user_code import load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.trainer import ReplayTrainerWorker
-from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import read_newest
 from tidemill.workers.trainer import TrainerWorker

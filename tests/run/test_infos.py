@@ -31,8 +31,8 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 from tidemill.run.resume_point import Past
 from tidemill.run.session import Result, train
 from tidemill.store.query import Query

@@ -11,8 +11,8 @@ from tests.run.test_limited import FILE, limited, run
 
 from tidemill import Asynchronous, Experiment, Gymnasium, Slots
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.iteration_evaluation import _counted
-from tidemill.run.metrics import read_metrics
 
 LAUNCHES = ("inline", "threads", "processes")
 

@@ -40,11 +40,11 @@ from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.user_code import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.control import tell
 from tidemill.run.controller import Controller
-from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Member
 from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest

@@ -24,10 +24,10 @@ from tidemill import (
 from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_attribute, load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer import ReplayTrainerWorker
-from tidemill.run.metrics import read_metrics
 from tidemill.run.runners import read_iterations, with_slots
 from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest

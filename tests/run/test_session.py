@@ -13,9 +13,10 @@ from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import load_file
 from tidemill.launchers.threads import ThreadsLauncher
-from tidemill.run import controller, metrics, session
+from tidemill.metrics import record_pace
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run import controller
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 from tidemill.run.progress import Rate
 from tidemill.run.session import Result, resume, train
 from tidemill.workers import actor
@@ -111,9 +112,8 @@ def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing
             assert monotonic() - before >= least
             waits.append((records, least))
 
-    monkeypatch.setitem(session.LAUNCHERS, "threads", Listening)
     made = experiments.cartpole().replace(limits=Limits(updates=50))
-    train(made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
+    train(made, launch=Listening, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
     assert [record["update"] for record in read_metrics(tmp_path / "run")] == list(range(1, 51))
     assert {least for records, least in waits if records == 0} == {0.0}
     assert {least for records, least in waits if 0 < records < 50} == {controller.UNHEARD}
@@ -135,8 +135,8 @@ def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkp
 
     run(tmp_path / "each", saved_every(600.0), updates=12)
     each = read_metrics(tmp_path / "each")
-    monkeypatch.setattr(metrics, "BURST", 2)
-    monkeypatch.setattr(metrics, "RATE", 0.0)
+    monkeypatch.setattr(record_pace, "BURST", 2)
+    monkeypatch.setattr(record_pace, "RATE", 0.0)
     run(tmp_path / "few", saved_every(600.0), updates=12)
     few = read_metrics(tmp_path / "few")
     assert [record["update"] for record in each] == list(range(1, 13)) and [

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, ended_well, wait_until, worker_name
 
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.transports.shared import SocketLink
 
 pytestmark = [

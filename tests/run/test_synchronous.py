@@ -12,8 +12,8 @@ from tests.run.watching import EXPERIMENTS, wait_until
 from tidemill import PPO, ActorCritic, RecurrentActorCritic
 from tidemill.api.experiment import Experiment
 from tidemill.core.user_code import load_file
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.control import tell
-from tidemill.run.metrics import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.testing.scripted import Scripted, reward_of
 

@@ -11,8 +11,8 @@ from tests.run import experiments
 
 import tidemill
 from tidemill.core.schema import Arrays
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
-from tidemill.run.metrics import read_metrics
 
 
 def train(path: Path, **trainer: Any) -> RunFolder:

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.errors import RunError
-from tidemill.run.metrics import MetricsWriter
+from tidemill.metrics.json_lines import JSONLines
 from tidemill.trained.plot import middle, over_seeds, plot
 
 
 def run(
     folder: Path, returns: list[float], name: str | None = None, seed: int = 0, **settings: object
 ) -> Path:
-    writer = MetricsWriter(folder)
+    writer = JSONLines(LoggedRun(folder))
     for i, value in enumerate(returns):
         writer.write({"step": 100 * i + seed, "return/mean": value})
     writer.close()

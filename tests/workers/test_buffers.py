@@ -34,7 +34,7 @@ from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
 from tidemill.core.user_code import load_file
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.session import train
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.transports.local import local_endpoints

@@ -34,7 +34,7 @@ from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.user_code import load_file
-from tidemill.run.metrics import read_metrics
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.session import resume, train
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.local import local_endpoints

@@ -30,11 +30,25 @@ class Job:
 
 class Launcher(ABC):
     """Starts the workers of a job, all at once, and ends them. The runner speaks to each
-    over its control link."""
+    over its control link.
 
-    apart = False
-    """Whether the workers live in other processes, and so go on while the runner's is
-    stopped."""
+    It is made before anything is measured or written: what it needs of the machine and
+    does not find raises a `TidemillError` then. A new launcher is one file with a
+    subclass, and a line in `launchers/table.py`; or a user's own, named as
+    ``--launch FILE.py:NAME``.
+    """
+
+    processes = False
+    """Whether workers have processes of their own. Then their code must be where another
+    process finds it, each process takes memory, and how many there are may follow from
+    what the work costs (`layouts/`)."""
+    outlives_stops = False
+    """Whether workers go on while the runner's process is stopped (SIGSTOP, Ctrl-Z), so
+    that it has to pause them first."""
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise `ConfigError` for an experiment that this launcher cannot launch here:
+        for want of open files, say. Called when the experiment is laid out."""
 
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:

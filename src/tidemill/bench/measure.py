@@ -25,8 +25,8 @@ from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.user_code import environment_of_ours, own_path, refuse_while_loading
 from tidemill.launchers.processes import kill_session
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.device import choose_device
-from tidemill.run.metrics import read_metrics
 from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.workers.actor import Actors

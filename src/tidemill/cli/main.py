@@ -83,7 +83,22 @@ ReturnOf = Annotated[
     ),
 ]
 Launch = Annotated[
-    str, typer.Option("--launch", help="processes, threads or inline (one thread, deterministic).")
+    str,
+    typer.Option(
+        "--launch",
+        help="processes, threads or inline (one thread, deterministic); or a launcher of your own, "
+        "FILE.py:NAME.",
+    ),
+]
+
+
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        help="What metrics are written to besides metrics.jsonl, with commas between: tensorboard, csv, "
+        'wandb, or a sink of your own, FILE.py:NAME; "" for nothing.',
+    ),
 ]
 
 
@@ -104,6 +119,7 @@ def train(
     ] = None,
     return_of: ReturnOf = None,
     layout: Lay = "auto",
+    log: Log = "tensorboard",
     algorithm: Annotated[
         str | None,
         typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take."),
@@ -128,7 +144,7 @@ def train(
     from tidemill.run.session import train as run
 
     fixed = pairs("--set", set_ or [])
-    check_words(launch, run_dir, layout)
+    check_words(launch, run_dir, layout, log)
     experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
         from tidemill.run.runners import by_turns, with_slots
@@ -146,7 +162,10 @@ def train(
     experiment = experiment.replace(
         limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None})
     )
-    _exit(run(experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed).summary)
+    result = run(
+        experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
+    )
+    _exit(result.summary)
 
 
 def _exit(summary: dict[str, Any]) -> None:
@@ -174,6 +193,9 @@ def resume(
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
     return_of: ReturnOf = None,
+    log: Annotated[
+        str | None, typer.Option("--log", help="As of train; by default what the run logged to last.")
+    ] = None,
     trust: TrustFlag = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
@@ -184,7 +206,7 @@ def resume(
         for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items()
         if v is not None
     }
-    _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust)).summary)
+    _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust), log=log).summary)
 
 
 @app.command()

@@ -37,6 +37,7 @@ MOVED = {
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",
     "tidemill.run.load": "tidemill.trained.load",
+    "tidemill.run.metrics": "tidemill.metrics.json_lines",
     "tidemill.run.play": "tidemill.trained.play",
     "tidemill.run.plot": "tidemill.trained.plot",
     "tidemill.run.presets": "tidemill.presets.experiments",

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -80,9 +80,11 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class ProcessesLauncher(Launcher):
-    """See the module's text."""
+    """Starts a process per worker, or per group of workers that take turns. Needs Linux
+    and memory that processes share."""
 
-    apart = True
+    processes = True
+    outlives_stops = True
 
     def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
@@ -148,6 +150,15 @@ class ProcessesLauncher(Launcher):
                 self._logs[name], self._process_of[name] = log, process
         return {name: self._links[name] for name, _ in experiment.members()}
 
+    def check(self, experiment: Experiment) -> None:
+        allow_descriptors(experiment)
+
+    def command(self, workers: Sequence[str]) -> list[str]:
+        """Return the command of the process of these workers. A subclass may put another
+        before it that ends by becoming it, as `nice` and `taskset` do."""
+        # without the working directory among its places of modules
+        return [sys.executable, "-P", "-m", "tidemill.launchers.entry"]
+
     @staticmethod
     def _cores(experiment: Experiment, processes: list[list[str]]) -> list[int | None]:
         """Return the core that each process keeps to, or None: another one for each, as
@@ -167,8 +178,7 @@ class ProcessesLauncher(Launcher):
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
-                # without the working directory among its places of modules
-                [sys.executable, "-P", "-m", "tidemill.launchers.entry"],
+                self.command([seat.worker for seat in order.seats]),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

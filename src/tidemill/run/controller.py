@@ -36,8 +36,8 @@ from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_m
 from tidemill.core.secrets import known, mask
 from tidemill.core.shortage import why
 from tidemill.layouts.memory_plan import Plan, make_plan
+from tidemill.metrics.record_pace import Pace
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.metrics import Pace
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
 from tidemill.store.query import Query, among
@@ -131,7 +131,7 @@ class Controller:
         try:
             with (
                 noticing_stops(),
-                self._interrupts.noting_ctrl_z() if self._launcher.apart else nullcontext(),
+                self._interrupts.noting_ctrl_z() if self._launcher.outlives_stops else nullcontext(),
             ):
                 try:
                     self._live()

@@ -20,7 +20,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import strftime
@@ -210,14 +210,26 @@ class RunFolder:
                 f"{self.path / name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
 
-    def launcher(self) -> str:
-        """Return what the run was launched by last; "processes" where nobody wrote it
-        down, as earlier versions did not."""
+    def launcher(self, known: Collection[str]) -> str:
+        """Return which of the `known` launchers the run was launched by last; "processes"
+        where nobody wrote it down, as earlier versions did not."""
         content = self.read(LAUNCHER) if (self.path / LAUNCHER).exists() else {"launcher": "processes"}
         name = content.get("launcher") if isinstance(content, dict) else None
         if not isinstance(name, str):
             raise RunError(f"{self.path / LAUNCHER} does not name a launcher; say one with --launch")
+        if name not in known:
+            raise RunError(
+                f'the run was launched by "{name[:100]}", which is not one of Tidemill\'s launchers '
+                f"({', '.join(known)}); say it again with --launch"
+            )
         return name
+
+    def logged(self, known: Collection[str], usual: str) -> list[str]:
+        """Return which of the `known` metric sinks the run wrote to last; the `usual` one
+        where nobody wrote that down, as earlier versions did not."""
+        content = self.read(LAUNCHER) if (self.path / LAUNCHER).exists() else {}
+        names = content.get("log", [usual]) if isinstance(content, dict) else [usual]
+        return [name for name in names if name in known] if isinstance(names, list) else [usual]
 
     def experiment_name(self) -> str:
         """Return the name of the experiment in the folder."""

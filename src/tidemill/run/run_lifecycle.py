@@ -2,6 +2,7 @@
 do on the way, and summed up at its end."""
 
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack, closing, nullcontext, suppress
 from typing import Any
 
@@ -10,15 +11,18 @@ from rich.text import Text
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
+from tidemill.api.metric_sink import LoggedRun, MetricSink
+from tidemill.core.config import encode
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.output import unawaited_output
 from tidemill.core.private import private
+from tidemill.core.secrets import hide
+from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live_view import make_view
-from tidemill.run.metrics import MetricsWriter
 from tidemill.run.progress import Progress
 from tidemill.run.snapshot import snapshot
 from tidemill.workers.actor_config import ActorConfig
@@ -29,10 +33,17 @@ TRACEBACKS = f"{LOGS}/traceback.log"
 
 class Life:
     """In the locked `folder`. `resumed`: how far the run was, None for a new one.
-    `quiet`: nothing is shown."""
+    `quiet`: nothing is shown. `sinks`: what metrics are written to besides the folder's
+    file."""
 
-    def __init__(self, folder: RunFolder, resumed: Progress | None, quiet: bool) -> None:
-        self._folder, self._resumed = folder, resumed
+    def __init__(
+        self,
+        folder: RunFolder,
+        resumed: Progress | None,
+        quiet: bool,
+        sinks: Collection[type[MetricSink]] = (),
+    ) -> None:
+        self._folder, self._resumed, self._sinks = folder, resumed, sinks
         self._console = Console()
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
@@ -48,9 +59,7 @@ class Life:
         (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._kept) if self._lost else folder.unlock())
-            metrics = stack.enter_context(
-                closing(MetricsWriter(folder.path, *((resumed.steps, resumed.updates) if resumed else ())))
-            )
+            metrics = stack.enter_context(closing(MetricsWriter(self._logged(job.experiment), self._sinks)))
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
             controller = Controller(job, launcher, metrics.write, self._watch, interrupts, resumed)
             controller.notices += _told_of_returns(job.experiment)
@@ -93,6 +102,11 @@ class Life:
             elif view is not None:
                 view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
+
+    def _logged(self, experiment: Experiment) -> LoggedRun:
+        resumed = self._resumed
+        went_on = (resumed.steps, resumed.updates) if resumed is not None else ()
+        return LoggedRun(self._folder.path, hide(encode(experiment)), *went_on)
 
     # ---- on the way --------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
+from tidemill.metrics.json_lines import each_record
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.actors import ReplayActors
 from tidemill.run.folder import new_folder
-from tidemill.run.metrics import each_record
 from tidemill.run.session import Result, train
 from tidemill.run.session import resume as go_on
 from tidemill.run.trust import Trust

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import RunError, did_you_mean
-from tidemill.run.metrics import each_record
+from tidemill.metrics.json_lines import each_record
 from tidemill.trained.settings import differences, name_of, settings_of
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.errors import RunError
-from tidemill.run import metrics
-from tidemill.run.metrics import BURST, RATE, MetricsWriter, Pace, each_record, read_metrics
+from tidemill.metrics import json_lines, record_pace
+from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
+from tidemill.metrics.record_pace import BURST, RATE, Pace
+from tidemill.metrics.tensorboard import TensorBoard
+from tidemill.metrics.writer import MetricsWriter
 
 
 def write(folder: Path, *steps: int, resume_at: int | None = None) -> None:
-    writer = MetricsWriter(folder, resume_at)
+    writer = MetricsWriter(LoggedRun(folder, resume_at=resume_at), [TensorBoard])
     for step in steps:
         writer.write({"step": step, "update": step // 10, "return/mean": step + 0.5})
     writer.close()
@@ -46,7 +50,7 @@ def test_records_are_read_back_as_written(tmp_path: Path) -> None:
 
 
 def test_nan_and_infinity_are_null_in_the_file_and_nan_when_read(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = JSONLines(LoggedRun(tmp_path))
     writer.write({"step": 1, "a": math.nan, "b": -math.inf})
     writer.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step":1,"a":null,"b":null}\n'
@@ -56,7 +60,7 @@ def test_nan_and_infinity_are_null_in_the_file_and_nan_when_read(tmp_path: Path)
 
 
 def test_a_record_is_readable_before_close(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = JSONLines(LoggedRun(tmp_path))
     writer.write({"step": 1})
     assert steps(tmp_path) == [1]
     writer.close()
@@ -82,11 +86,11 @@ def test_a_resumed_run_drops_what_came_after_and_appends(tmp_path: Path) -> None
 
 def test_an_update_on_rows_that_were_counted_before_is_dropped_too(tmp_path: Path) -> None:
     """Samples that are trained on again make updates without a step."""
-    writer = MetricsWriter(tmp_path)
+    writer = JSONLines(LoggedRun(tmp_path))
     for update in range(1, 5):
         writer.write({"step": 10 * (update // 2), "update": update})
     writer.close()
-    MetricsWriter(tmp_path, 10, 2).close()
+    JSONLines(LoggedRun(tmp_path, resume_at=10, updates=2)).close()
     assert [record["update"] for record in read_metrics(tmp_path)] == [1, 2]
 
 
@@ -110,7 +114,7 @@ def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    monkeypatch.setattr(record_pace.time, "monotonic", lambda: now)
     pace = Pace()
     assert sum(pace.allows() for _ in range(5000)) == BURST  # those of a short run, however quick
     allowed = []
@@ -132,7 +136,7 @@ def test_what_is_read_on_resume_is_in_memory_a_line_at_a_time(tmp_path: Path) ->
     tracemalloc.start()
     try:
         assert sum(1 for _ in each_record(tmp_path)) == 4000
-        MetricsWriter(tmp_path, 20_000, 2000).close()
+        JSONLines(LoggedRun(tmp_path, resume_at=20_000, updates=2000)).close()
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -141,7 +145,7 @@ def test_what_is_read_on_resume_is_in_memory_a_line_at_a_time(tmp_path: Path) ->
 
 
 def test_a_line_without_an_end_is_not_taken_into_memory(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1}\n' + b" " * 2 * metrics.LONGEST)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1}\n' + b" " * 2 * json_lines.LONGEST)
     with pytest.raises(RunError, match="line 2 is no record"):
         read_metrics(tmp_path)
 
@@ -160,13 +164,13 @@ def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"cannot write .*--run-dir"):
-        MetricsWriter(tmp_path / "file" / "run")
+        JSONLines(LoggedRun(tmp_path / "file" / "run"))
 
 
 def test_a_full_disk_loses_whole_records_and_warns_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = JSONLines(LoggedRun(tmp_path))
     writer.write({"step": 1})
     real = os.pwrite
 
@@ -191,8 +195,9 @@ def test_a_full_disk_loses_whole_records_and_warns_once(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tidemill.run.metrics import MetricsWriter
-writer = MetricsWriter(Path(sys.argv[1]))
+from tidemill.api.metric_sink import LoggedRun
+from tidemill.metrics.json_lines import JSONLines
+writer = JSONLines(LoggedRun(Path(sys.argv[1])))
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))
 for step in range(1_000):
     writer.write({"step": step})
@@ -222,7 +227,8 @@ def test_tensorboard_that_cannot_write_stops_alone(
     write(tmp_path, 1, 2)
     assert steps(tmp_path) == [1, 2]
     assert [record.message for record in caplog.records] == [
-        "TensorBoard events stop here ([Errno 28] No space left on device); metrics.jsonl has all metrics"
+        "TensorBoard events: no more is written there ([Errno 28] No space left on device); "
+        "metrics.jsonl has all metrics"
     ]
 
 
@@ -232,12 +238,12 @@ def test_where_both_are_lost_neither_is_said_to_have_all(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(LoggedRun(tmp_path), [TensorBoard])
     monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
     monkeypatch.setattr(os, "pwrite", full)
     writer.write({"step": 1, "a": 1.0})
     writer.close()
-    assert "TensorBoard events stop here" in caplog.text and "has all metrics" not in caplog.text
+    assert "TensorBoard events: no more" in caplog.text and "has all metrics" not in caplog.text
 
 
 def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""The contract of metric sinks: a place that the records of a run go to, beside
+`metrics.jsonl`, which every run has.
+
+A record is a mapping from names to numbers, such as ``{"step": 4096, "update": 2,
+"return/mean": 21.5}``. A new sink is one file with a subclass of `MetricSink`, and a line
+in `metrics/writer.py`; or a user's own, named as ``--log FILE.py:NAME``.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The run whose records a sink gets.
+
+    folder: the run's folder, which exists
+    settings: the experiment as plain data, without secrets
+    resume_at: the env step that a resumed run goes on from; None: a new run
+    updates: the update that a resumed run goes on from
+    """
+
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    resume_at: int | None = None
+    updates: int | None = None
+
+    def goes_back_to(self, record: Mapping[str, float]) -> bool:
+        """Return whether an earlier record stays: those of later steps and updates are
+        made anew."""
+        steps = self.resume_at is None or record.get("step", 0) <= self.resume_at
+        return steps and (self.updates is None or record.get("update", 0) <= self.updates)
+
+
+class MetricSink(ABC):
+    """A place that records are written to, in the main process.
+
+    It is made when the run begins: what keeps it from working raises a `TidemillError`
+    then, which ends the run before anything is trained. What it raises later ends the
+    sink, with a warning, and not the training.
+    """
+
+    title = "this sink"
+    """What warnings call it."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        self.run = run
+
+    @abstractmethod
+    def write(self, record: Mapping[str, float]) -> None:
+        """Write one record: at least its ``step``, and no name that says a secret. A
+        number may be NaN or infinite."""
+
+    def close(self) -> None:
+        """Give back what the sink holds. May be called twice."""
+
+
+def viewer_name(name: str) -> str:
+    """Return what viewers are to call a metric. They fold what stands before the first
+    slash: the times of workers (``time/actor-0/wait``) stand in a group of their own
+    there, ``workers``, beside the run's ``time/seconds``."""
+    return re.sub(r"^time/(?=[^/]+/)", "workers/", name)

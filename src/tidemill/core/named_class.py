@@ -1,0 +1,25 @@
+"""Classes that users choose by a word, such as launchers and metric sinks: those of the
+library by a name of one word, their own by where they are."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.user_code import load_attribute
+
+T = TypeVar("T")
+
+
+def named_class(chosen: "str | type[T]", base: type[T], known: Mapping[str, str], setting: str) -> type[T]:
+    """Return the subclass of `base` that a user has chosen: a key of `known`, whose value
+    is its module and name, or "module:NAME", or "FILE.py:NAME", or the class itself.
+    Raises `ConfigError`, beginning with `setting`."""
+    if isinstance(chosen, str) and chosen not in known and ":" not in chosen:
+        raise ConfigError(
+            f'{setting} {chosen}: no {base.__name__} is called "{chosen}"; {did_you_mean(chosen, known)} '
+            "(one of your own is module:NAME or FILE.py:NAME)"
+        )
+    found = load_attribute(known.get(chosen, chosen), setting) if isinstance(chosen, str) else chosen
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{setting} {chosen}: that is {found!r}, and no subclass of {base.__name__}")
+    return found

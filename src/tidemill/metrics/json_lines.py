@@ -1,0 +1,135 @@
+"""`metrics.jsonl`, the source of truth: what a run measured, a line per record.
+
+A line is a record such as ``{"step": 4096, "update": 2, "return/mean": 21.5,
+"loss/policy": -0.01}``. `step` counts env steps. JSON has no NaN and no infinity, so both
+are written as null, and read back as NaN. A record goes to the file in one write: a kill
+tears at most the last line. The file is read a line at a time.
+"""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tidemill.api.metric_sink import LoggedRun, MetricSink
+from tidemill.core.errors import RunError
+from tidemill.core.private import private
+from tidemill.core.reading import open_plain
+from tidemill.core.shortage import why
+
+FILE = "metrics.jsonl"
+LONGEST = 1 << 20  # bytes of a line
+
+log = logging.getLogger(__name__)
+
+
+class JSONLines(MetricSink):
+    """Writes the records of one run into its `metrics.jsonl`.
+
+    What an earlier life of a resumed run wrote about later steps is dropped. A disk that
+    is full, or a share that went away, does not stop training: the record is left out,
+    whole, and a warning is logged once.
+    """
+
+    title = FILE
+
+    def __init__(self, run: LoggedRun) -> None:
+        super().__init__(run)
+        self._path = run.folder / FILE
+        self.whole = True
+        """All records so far are in the file."""
+        try:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                _drop_later(self._path, run)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self._path}: {error.strerror}. Free the disk, or name another folder with "
+                "--run-dir"
+            ) from error
+        self._end = os.lseek(self._file, 0, os.SEEK_END)
+
+    def write(self, record: Mapping[str, float]) -> None:
+        line = msgspec.json.encode(record) + b"\n"
+        try:
+            written = os.pwrite(self._file, line, self._end)
+            # the second one says why the first was short
+            if written < len(line) and written + os.pwrite(
+                self._file, line[written:], self._end + written
+            ) < len(line):
+                raise OSError("the disk is full")
+            self._end += len(line)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                # no half of a line in the middle of the file; shrinking works on a full
+                # disk
+                os.ftruncate(self._file, self._end)
+            if self.whole:
+                log.warning(
+                    "cannot write %s (%s): training goes on without these metrics", self._path, why(error)
+                )
+            self.whole = False
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Return the records of the run in `folder`, in order (see `each_record`)."""
+    return list(each_record(folder))
+
+
+def each_record(folder: Path) -> Iterator[dict[str, float]]:
+    """Yield the records of the run in `folder`, in order, one in memory at a time. A torn
+    last line is left out; null is read as NaN.
+
+    Raises `RunError` when there is no metrics file, or a line that is no record.
+    """
+    return (record for _, record in _lines(folder / FILE))
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
+    """Yield each line and the record that it is."""
+    try:
+        with open_plain(path) as file:
+            number = 0
+            while line := file.readline(LONGEST):
+                number += 1
+                try:
+                    record = msgspec.json.decode(line, type=dict[str, float | None])
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    if not file.readline(1):
+                        return  # torn by a kill
+                    raise RunError(
+                        f"{path}, line {number} is no record: {line[:80]!r}. Remove the line to read the "
+                        "others"
+                    ) from None
+                yield line, {k: math.nan if v is None else v for k, v in record.items()}
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(
+            f"{path.parent} has no {FILE}: it is no run folder, or the run ended before its first update"
+        ) from None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _drop_later(path: Path, run: LoggedRun) -> None:
+    """Leave out the records of later steps and updates, and a torn last line. Written
+    aside and renamed: a kill leaves one file or the other."""
+
+    def stays(line: bytes, record: dict[str, float]) -> bool:
+        return run.goes_back_to(record) and line.endswith(b"\n")
+
+    if sum(len(line) for line, record in _lines(path) if stays(line, record)) == path.stat().st_size:
+        return
+    aside = path.with_suffix(".tmp")
+    with open(aside, "wb", opener=private) as file:
+        file.writelines(line for line, record in _lines(path) if stays(line, record))
+    aside.replace(path)

@@ -1,0 +1,61 @@
+"""TensorBoard events beside `metrics.jsonl`."""
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
+from tidemill.core.private import private
+
+
+class TensorBoard(MetricSink):
+    """Writes TensorBoard events without a thread. The library is imported at the first
+    record, when the workers are already running."""
+
+    title = "TensorBoard events"
+
+    def __init__(self, run: LoggedRun) -> None:
+        super().__init__(run)
+        self._writer: Any = None
+
+    def write(self, record: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            self._writer = self._open()
+            self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if self.run.resume_at is not None:  # TensorBoard hides what earlier files hold from this step on
+                self._put(
+                    Event(
+                        wall_time=time.time(),
+                        step=self.run.resume_at + 1,
+                        session_log=SessionLog(status=SessionLog.START),
+                    )
+                )
+        values = [
+            Summary.Value(tag=viewer_name(name), simple_value=value)
+            for name, value in record.items()
+            if name != "step" and math.isfinite(value)
+        ]
+        self._put(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
+        self._writer.flush()
+
+    def _open(self) -> Any:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        return RecordWriter(open(self.run.folder / name, "wb", opener=private))
+
+    def _put(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # the failure was told when it began
+                self._writer.close()
+            self._writer = None

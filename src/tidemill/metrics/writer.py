@@ -1,0 +1,95 @@
+"""The writer of a run's metrics: each record goes to `metrics.jsonl` and to the sinks
+that the run was given."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from tidemill.api.metric_sink import LoggedRun, MetricSink
+from tidemill.core.errors import TidemillError
+from tidemill.core.named_class import named_class
+from tidemill.core.secrets import says_secret
+from tidemill.metrics.json_lines import FILE, JSONLines
+
+SINKS = {
+    "csv": "tidemill.metrics.csv_file:CSV",
+    "tensorboard": "tidemill.metrics.tensorboard:TensorBoard",
+    "wandb": "tidemill.metrics.wandb:WeightsAndBiases",
+}
+"""The sinks that are known by a name of one word: module and class. A new one is a line
+here."""
+DEFAULT = "tensorboard"
+
+log = logging.getLogger(__name__)
+
+
+Sinks = str | Sequence[str | type[MetricSink]]
+"""What users say of sinks: names, also as one text with commas between, and classes."""
+
+
+def find_sinks(chosen: Sinks) -> list[type[MetricSink]]:
+    """Return the classes of the chosen sinks. Raises `ConfigError`."""
+    return [
+        named_class(sink, MetricSink, SINKS, "--log")  # type: ignore[type-abstract]
+        for sink in split(chosen)
+    ]
+
+
+def split(chosen: Sinks) -> list[str | type[MetricSink]]:
+    """Return the chosen sinks one by one."""
+    if isinstance(chosen, str):
+        return [name for word in chosen.split(",") if (name := word.strip())]
+    return list(chosen)
+
+
+class MetricsWriter:
+    """Writes the records of one run into its folder, and into each of `sinks` besides.
+
+    A sink that fails is left out from then on, with a warning: training goes on.
+    """
+
+    def __init__(self, run: LoggedRun, sinks: Collection[type[MetricSink]] = ()) -> None:
+        self._lines = JSONLines(run)
+        self._sinks: list[MetricSink] = []
+        try:
+            for sink in sinks:
+                self._sinks.append(sink(run))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Append one record. It needs a ``step``; the other names are free."""
+        plain = {
+            k: v if isinstance(v, int) else float(v)
+            for k, v in record.items()
+            if not says_secret(k.rpartition("/")[2])
+        }
+        self._lines.write(plain)
+        for sink in list(self._sinks):
+            try:
+                sink.write(plain)
+            except Exception as error:
+                self._stop(sink, error)
+
+    def _stop(self, sink: MetricSink, error: Exception) -> None:
+        self._sinks.remove(sink)
+        what = str(error) if isinstance(error, (OSError, ImportError, TidemillError)) else repr(error)
+        log.warning(
+            "%s: no more is written there (%s)%s",
+            sink.title,
+            what,
+            f"; {FILE} has all metrics" if self._lines.whole else "",
+        )
+        self._close(sink)
+
+    def _close(self, sink: MetricSink) -> None:
+        try:
+            sink.close()
+        except Exception as error:
+            log.warning("%s cannot be closed: %r", sink.title, error)
+
+    def close(self) -> None:
+        """Close the files. May be called twice."""
+        self._lines.close()
+        while self._sinks:
+            self._close(self._sinks.pop())
