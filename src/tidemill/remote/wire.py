@@ -343,19 +343,7 @@ def _check_space(space: Space) -> None:
             for part in several:
                 _check_space(part)
         case Box():
-            if np.dtype(space.dtype).kind not in "fiub":
-                raise ValueError(f"dtype {space.dtype} is none of numbers")
-            if any(size < 0 for size in space.shape):
-                raise ValueError(f"shape {list(space.shape)} has a negative size")
-            if math.prod(space.shape) * np.dtype(space.dtype).itemsize > LARGEST:
-                raise ValueError(f"a value of shape {list(space.shape)} takes more than {LARGEST} bytes")
-            for bound in (space.low, space.high):
-                if len(bound) not in (1, math.prod(space.shape)) or any(math.isnan(each) for each in bound):
-                    raise ValueError(
-                        f"{len(bound)} bounds for shape {list(space.shape)}; give one, or one per element"
-                    )
-            if not np.all(np.less_equal(space.low, space.high)):  # one bound stands for all
-                raise ValueError("a lower bound is above the upper one")
+            _check_box(space)
         case Discrete(n=n) | MultiBinary(n=n):
             if not 1 <= n <= (LARGEST if isinstance(space, MultiBinary) else 1 << 62):
                 raise ValueError(f"n = {n} must be at least 1, and no more than can be sent")
@@ -364,6 +352,22 @@ def _check_space(space: Space) -> None:
         case MultiDiscrete(nvec=nvec):
             if not nvec or min(nvec) < 1 or max(nvec) > 1 << 62:
                 raise ValueError(f"nvec = {brief(list(nvec))} must hold numbers of at least 1, of 64 bits")
+
+
+def _check_box(space: Box) -> None:
+    if np.dtype(space.dtype).kind not in "fiub":
+        raise ValueError(f"dtype {space.dtype} is none of numbers")
+    if any(size < 0 for size in space.shape):
+        raise ValueError(f"shape {list(space.shape)} has a negative size")
+    if math.prod(space.shape) * np.dtype(space.dtype).itemsize > LARGEST:
+        raise ValueError(f"a value of shape {list(space.shape)} takes more than {LARGEST} bytes")
+    for bound in (space.low, space.high):
+        if len(bound) not in (1, math.prod(space.shape)) or any(math.isnan(each) for each in bound):
+            raise ValueError(
+                f"{len(bound)} bounds for shape {list(space.shape)}; give one, or one per element"
+            )
+    if not np.all(np.less_equal(space.low, space.high)):  # one bound stands for all
+        raise ValueError("a lower bound is above the upper one")
 
 
 def _keys(value: Any) -> str:
