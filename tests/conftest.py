@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on how busy the machine is.
+settings.register_profile("tidemill", deadline=None)
+settings.load_profile("tidemill")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,7 +47,7 @@ def test_a_projected_distribution_is_split_between_its_neighbours():
     np.testing.assert_allclose(found, [[0.25, 0.75, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]], atol=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(2, 51))
 def test_a_projection_keeps_the_mass_and_within_the_support_the_mean(seed, count):
     rng = np.random.default_rng(seed)

@@ -51,7 +51,7 @@ def same_rows(serial, threaded, ticks, force=()):
     threaded.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=9),
     threads=st.integers(1, 12),

@@ -79,7 +79,7 @@ def test_a_fault_in_any_call_changes_no_row_and_applies_no_step_twice(form, kind
             assert applied(server) == 7  # 9 ticks, of which 2 are resets
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     plan=st.dictionaries(st.integers(0, 60), st.sampled_from(HARMLESS), max_size=20),
     lanes=st.integers(1, 3),

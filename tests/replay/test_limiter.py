@@ -79,7 +79,7 @@ class Slots:
         )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     ratio=st.sampled_from(RATIOS),
     slack=st.integers(1, 9),
@@ -131,7 +131,7 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(
     slots.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     ratio=st.sampled_from(RATIOS),
     slack=st.integers(1, 9),

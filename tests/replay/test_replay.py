@@ -33,7 +33,7 @@ def drawn(batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     life=st.lists(
         st.tuples(st.integers(0, 1), st.lists(BEFALLS, min_size=3, max_size=3)), min_size=1, max_size=150
@@ -229,7 +229,7 @@ def test_a_lane_whose_longest_episode_was_dropped_is_saved_as_it_is(tmp_path):
     assert np.load(tmp_path / "one" / "row.obs.npy").shape[1] == 5 + 30
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(BEFALLS, min_size=2, max_size=2), min_size=120, max_size=200),
     st.integers(1, 3),
@@ -280,7 +280,7 @@ def test_returns_of_finished_episodes_are_told():
 # ---- priorities ------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 3000), st.integers(0, 2**32))
 def test_what_is_found_is_what_a_running_sum_of_all_numbers_finds(size, seed):
     rng = np.random.default_rng(seed)
@@ -297,7 +297,7 @@ def test_what_is_found_is_what_a_running_sum_of_all_numbers_finds(size, seed):
         assert (chances == plain[places] / running[-1]).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 30_000), st.integers(0, 2**32))
 def test_what_is_found_follows_from_the_numbers_to_the_last_bit_whatever_they_were_before(size, seed):
     rng = np.random.default_rng(seed)

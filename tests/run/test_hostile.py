@@ -368,7 +368,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-SOME = settings(max_examples=150, deadline=None)
+SOME = settings(max_examples=150)
 
 
 def mutated(data: bytes, cuts: list[tuple[int, bytes]]) -> bytes:

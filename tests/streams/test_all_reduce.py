@@ -27,7 +27,7 @@ def trainers(count: int, most_bytes: int) -> list[AllReduce]:
     ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     count=st.integers(2, 5),
     size=st.sampled_from([1, 3, 1000, WHOLE // 4 + 1, WHOLE // 4 + 4099]),

@@ -273,7 +273,7 @@ class AnyFault(RuleBasedStateMachine):
                 self.net.heal()
 
 
-AnyFault.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+AnyFault.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestAnyFault = AnyFault.TestCase
 
 

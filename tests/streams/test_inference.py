@@ -365,7 +365,7 @@ MOVES = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(
     [(move, 0, 1, 0) for move in ("post", "flush", "poll", "respond", "consume", "flush", "again", "again")],
     1,
@@ -513,7 +513,7 @@ def test_inline_takes_newer_parameters_when_told() -> None:
     assert client.consume_result(number).version == 9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["post", "flush", "consume"]), st.integers(1, 4), st.integers(0, 5)),

@@ -107,7 +107,7 @@ def test_what_is_reserved_is_one_block_until_it_is_sent() -> None:
     assert again is not None and again["action"] is block["action"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.integers(1, 3),

@@ -33,7 +33,7 @@ def groups_of(config):
     return [g for g in (list(range(k, config.agents, config.kinds)) for k in range(config.kinds)) if g]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(config=CONFIGS, lanes=st.integers(1, 4), seed=st.integers(0, 9))
 def test_every_seat_tells_its_known_story(config, lanes, seed):
     """Follow each seat on its own, as plainly as can be, and compare each of its
@@ -82,7 +82,7 @@ def test_every_seat_tells_its_known_story(config, lanes, seed):
                     alive[key] = not ends
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(agents=st.integers(1, 3), deaths=st.booleans(), lanes=st.integers(1, 3))
 def test_same_step_tells_the_same_rows_in_fewer_ticks(agents, deaths, lanes):
     def rows(same_step):

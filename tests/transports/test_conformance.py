@@ -137,7 +137,7 @@ class TestChannel:
         del producer  # it died
         assert consumer.take() is None and consumer.waiting() == 0
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         slots=st.integers(1, 4),
         moves=st.lists(st.sampled_from(["reserve", "commit", "take", "release"]), max_size=80),
@@ -354,7 +354,7 @@ def test_slots_that_do_not_fit_are_refused(slots: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=80), st.integers(0, 1 << 63))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bytes_are_refused(description: bytes, length: int) -> None:
     for end in ENDS:
         for size in (None, length):

@@ -170,7 +170,7 @@ MOVES = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 14), st.lists(MOVES, max_size=60))
 def test_a_batch_is_all_that_has_come_of_one_policy_up_to_its_bound(
     askers: int, kinds: int, most: int, moves: list[tuple[str, int, int, int]]
@@ -284,7 +284,7 @@ def test_threaded_what_comes_while_a_batch_computes_joins_the_one_that_waits(cop
         assert sorted(desk.batches[2:]) == [("p", 6, 1), ("q", 1, 0)]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 14), st.lists(MOVES, min_size=20, max_size=80))
 def test_threaded_every_request_is_answered_once_and_right(
     most: int, moves: list[tuple[str, int, int, int]]

@@ -100,9 +100,7 @@ def worlds(draw) -> World:
 @given(
     worlds(), st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=8, max_size=24), st.booleans()
 )
-@settings(
-    max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+@settings(max_examples=70, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_each_cell_of_each_sample_is_what_it_must_be(
     world: World, plan: list[tuple[int, bool]], by_index: bool
 ) -> None:
@@ -320,7 +318,7 @@ def test_episodes_are_told_once_each() -> None:
 
 
 @given(st.integers(1, 3), st.integers(2, 3), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_env_steps_count_lanes_that_stepped(lanes: int, ring: int, same_step: bool) -> None:
     assume(lanes * ring <= 6)
     environment = Marked(shortest=3, longest=3, truncations=False, same_step=same_step)

@@ -76,7 +76,7 @@ def test_rows_are_read_as_they_were_written(layout):
 SHAPES = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_group_is_read_as_it_was_written(data):
     layout = LAYOUTS[data.draw(st.sampled_from(sorted(LAYOUTS)))]
@@ -136,7 +136,7 @@ def test_a_truncated_image_is_refused(layout):
 HOSTILE = [-(2**31), -1, 0, 1, 63, 64, 255, 65536, 2**24, 2**30, 2**31 - 1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(LAYOUTS)), st.data())
 def test_hostile_lengths_and_counts_end_in_a_typed_error(layout, data):
     files = [
@@ -152,7 +152,7 @@ def test_hostile_lengths_and_counts_end_in_a_typed_error(layout, data):
     in_bounds(lambda: read_all(LAYOUTS[layout], bytes(files[0]), bytes(files[1]) if len(files) > 1 else None))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(LAYOUTS)), st.binary(max_size=300), st.binary(max_size=300))
 def test_any_bytes_end_in_a_typed_error(layout, first, body):
     in_bounds(lambda: read_all(LAYOUTS[layout], first, body))

@@ -267,7 +267,7 @@ HOSTILE = st.sampled_from([-(2**31), -1, 0, 1, 3, 63, 255, 65536, 2**30, 2**31 -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, 2**16), HOSTILE), min_size=1, max_size=4))
 def test_whatever_a_simulator_writes_ends_in_a_typed_error(tmp_path, layout, changes):
     trainer, simulator = pair(tmp_path, layout)

@@ -421,7 +421,7 @@ def test_who_thinks_for_long_is_waited_for_without_a_deadline_and_without_a_core
             threading.Event().wait(0.8)
         world.request_decision(0)
 
-    with both_ends(tmp_path, deadline=None, plan=plan) as (simulator, _):
+    with both_ends(tmp_path, plan=plan) as (simulator, _):
         simulator.reset()
         simulator.step()
         simulator.step()
