@@ -1,10 +1,17 @@
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
+from tidemill.api.environment import EnvironmentConfig
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.lanes import Gymnasium
-from tidemill.presets.environment_names import environment_from
+from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.presets import environment_names
+from tidemill.presets.environment_names import FAMILIES, Family, environment_from, is_named
 from tidemill.remote.rest_config import Rest
 
 
@@ -25,6 +32,8 @@ from tidemill.remote.rest_config import Rest
         ),
         ("simulator:", {"layout": 0}, SimulatorEnvironment(layout="0")),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
+        ("ALE/own.py:Game", {}, Gymnasium(make="ALE/own.py:Game")),
+        ("pettingzoo:zoo:make", {"n": 2}, PettingZoo(make="zoo:make", kwargs={"n": 2})),
     ],
 )
 def test_what_is_typed_becomes_a_configuration(text, kwargs, config):
@@ -40,3 +49,19 @@ def test_errors_say_what_to_type():
         environment_from("http://127.0.0.1:8477", {"dedline": 1})
     with pytest.raises(ConfigError, match="no address of a server"):
         environment_from("rest:games.example")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maze(EnvironmentConfig):
+    size: int = 1
+
+    @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
+        return cls(size=int(name.removeprefix("maze:")), **settings)
+
+
+def test_a_family_of_ones_own_is_a_file_and_a_line(monkeypatch):
+    line = Family("maze:SIZE", ("maze:",), __name__, "Maze")
+    assert not is_named("maze:9")
+    monkeypatch.setattr(environment_names, "FAMILIES", (*FAMILIES, line))
+    assert is_named("maze:9") and environment_from("maze:9").size == 9

@@ -215,6 +215,13 @@ class Environment(ABC):
 class EnvironmentConfig(Config):
     """Family of environments: how to build one."""
 
+    @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> "EnvironmentConfig":
+        """Return the configuration for what a user calls `name`, as "ALE/Pong-v5", with
+        `settings` besides. `presets.environment_names.FAMILIES` says which kind of
+        environment a name is of. Raises `ConfigError` for settings that do not fit."""
+        raise TypeError(f"{cls.__name__} has no from_name()")
+
     @property
     def single(self) -> bool:
         """There is one of it and no more, which is not built twice (an editor that is

@@ -13,12 +13,12 @@ from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.secrets import says_secret
 from tidemill.core.user_code import load_attribute
+from tidemill.presets.environment_names import FORMS, environment_from, is_named
 from tidemill.workers.actor_config import ActorConfig
 
 KINDS = (
-    "CartPole-v1, module:ENV_ID, pettingzoo:MODULE, simulator:PATH or http://HOST:PORT; FILE.py:NAME, an "
-    "environment of your own, or a function that "
-    "returns an experiment."
+    f"{', '.join(FORMS)}; the last may name an environment of your own, or a function that returns an "
+    "experiment."
 )
 Trained = Annotated[str, typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)]
 EnvArg = Annotated[
@@ -63,7 +63,6 @@ def resolve(
 ) -> tuple[Experiment, Path | None]:
     """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and
     the file it came from, if any."""
-    from tidemill.presets.environment_names import environment_from, is_named
     from tidemill.presets.experiments import experiment_for
 
     source, colon, _ = what.rpartition(":")
@@ -129,7 +128,6 @@ def _close(made: Any) -> None:
 def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
     """Return the experiment for an environment of the user's own, FILE.py:NAME. It is
     called NAME, and resumes from any folder."""
-    from tidemill.presets.environment_names import environment_from
     from tidemill.presets.experiments import experiment_for
 
     file, _, name = what.rpartition(":")
@@ -168,8 +166,6 @@ def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
 def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
     """Return what `what` names: an environment, or those of an experiment (a function
     that returns one, or an `EnvironmentConfig`)."""
-    from tidemill.presets.environment_names import environment_from, is_named
-
     if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")
         if isfunction(made) and all(

@@ -11,6 +11,7 @@ import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.outside import Outside
+from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.vector import VectorLanes
 
@@ -66,6 +67,10 @@ class Atari(EnvironmentConfig):
             raise ConfigError(
                 f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1"
             )
+
+    @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
+        return decode(cls, {"kind": cls.__name__, "id": name, **settings}, "environment")
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:

@@ -66,6 +66,10 @@ class PettingZoo(EnvironmentConfig):
             raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
 
     @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
+        return cls(make=name.removeprefix("pettingzoo:"), kwargs=dict(settings))
+
+    @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return [called(settings.get("make"), settings.get("kwargs"))]
 

@@ -3,19 +3,43 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
-from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_attribute
-from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
-from tidemill.envs.atari import Atari
-from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.pettingzoo import PettingZoo
-from tidemill.remote.rest_config import Rest
+
+
+class Family(NamedTuple):
+    """A family of environments whose names are told by their beginning.
+
+    form: what its names look like, for people
+    prefixes: what they begin with; one without a colon may begin a path, too, and counts
+        only for names without one
+    module, kind: where its `EnvironmentConfig` is, whose `from_name` makes one of a name
+    """
+
+    form: str
+    prefixes: tuple[str, ...]
+    module: str
+    kind: str
+
+    def has(self, name: str) -> bool:
+        """Return whether `name` is one of its names."""
+        return any(name.startswith(each) and (":" in each or ":" not in name) for each in self.prefixes)
+
+
+FAMILIES = (
+    Family("ALE/Pong-v5", ("ALE/",), "tidemill.envs.atari", "Atari"),
+    Family("pettingzoo:MODULE", ("pettingzoo:",), "tidemill.envs.pettingzoo", "PettingZoo"),
+    Family(
+        "simulator:PATH", ("simulator:",), "tidemill.bridge.trainer_side.environment", "SimulatorEnvironment"
+    ),
+    Family("http://HOST:PORT", ("rest:", "http://", "https://"), "tidemill.remote.rest_config", "Rest"),
+)
+"""All families but Gymnasium's, whose names are the others."""
+FORMS = ("CartPole-v1", "module:ENV_ID", *(family.form for family in FAMILIES), "module:NAME", "FILE.py:NAME")
 
 
 def environment_from(
@@ -24,50 +48,34 @@ def environment_from(
     """Return the configuration for `text`, with `kwargs` for the environment. `made` is
     what `text` names, or what that has returned, where it has been loaded already.
 
-    "ALE/Pong-v5": `Atari`; kwargs are its settings
+    "ALE/Pong-v5", "simulator:PATH", …: one of `FAMILIES`; kwargs are its settings
     "CartPole-v1", "module:CartPole-v1": `Gymnasium` by id (the module is imported, and
         registers it)
     "module:NAME", "FILE.py:NAME": `Gymnasium` by the class or function of that name;
         `Asynchronous` where its steps are `async def`
-    "http://HOST:PORT", "https://…": `Rest`: a server that plays it; "rest:" may stand
-        before it. kwargs are its settings
-    "pettingzoo:mpe2.simple_spread_v3": `PettingZoo`; what follows is its `make`: a
-        module, "module:NAME" or "FILE.py:NAME"
-    "simulator:PATH", "simulator:": `SimulatorEnvironment`: an executable, or an editor
-        that is open; kwargs are its settings
     """
     given = dict(kwargs or {})
-    if text.startswith("simulator:"):
-        path = text.removeprefix("simulator:")
-        if given.get("layout") == 0:  # as it is written on a command line, where it is a number
-            given["layout"] = "0"
-        return decode(
-            SimulatorEnvironment,
-            {"kind": "SimulatorEnvironment", "path": str(Path(path).absolute()) if path else None, **given},
-            "environment",
-        )
-    if text.startswith("pettingzoo:"):
-        return PettingZoo(make=text.removeprefix("pettingzoo:"), kwargs=given)
-    if text.startswith(("rest:", "http://", "https://")):
-        return decode(Rest, {"kind": "Rest", "url": text.removeprefix("rest:"), **given}, "environment")
+    for family in FAMILIES:
+        if family.has(text):
+            config: type[EnvironmentConfig] = getattr(import_module(family.module), family.kind)
+            return config.from_name(text, given)
     source, _, name = text.rpartition(":")
     if not name:
-        raise ConfigError(
-            f'"{text}" names no environment; write "CartPole-v1", "module:ENV_ID", "module:NAME", '
-            '"FILE.py:NAME", '
-            '"http://HOST:PORT", "pettingzoo:MODULE" or "simulator:PATH"'
-        )
+        *forms, last = (f'"{form}"' for form in FORMS)
+        raise ConfigError(f'"{text}" names no environment; write {", ".join(forms)} or {last}')
     if name.endswith(".py") and not source:
         raise ConfigError(
             f'"{text}" is a file; say what of it is meant: {text}:experiment, a function of that name, or '
             f"{text}:NAME, an environment"
         )
-    if name.startswith("ALE/") and not source:
-        return decode(Atari, {"kind": "Atari", "id": text, **given}, "environment")
+    from tidemill.envs.lanes import Gymnasium
+
     # An identifier that ends in a version, or stands in a namespace, is no name that
     # Python allows.
     if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
         return Gymnasium(id=text, kwargs=given)
+    from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
+
     if made is None:
         with suppress(ConfigError):  # whoever builds it tells what is wrong
             made = load_attribute(text, "make")
@@ -79,4 +87,4 @@ def environment_from(
 def is_named(text: str) -> bool:
     """True when `text` says by its beginning what kind of environment it names, and so is
     no experiment's file."""
-    return text.startswith(("pettingzoo:", "simulator:", "rest:", "http://", "https://"))
+    return any(family.has(text) for family in FAMILIES)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, quoted
+from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import known, mask, reveal
 from tidemill.envs.asynchronous import AsyncLanes
@@ -69,6 +70,11 @@ class Rest(EnvironmentConfig):
     @property
     def remote(self) -> bool:
         return True
+
+    @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
+        url = name.removeprefix("rest:")
+        return decode(cls, {"kind": cls.__name__, "url": url, **settings}, "environment")
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:

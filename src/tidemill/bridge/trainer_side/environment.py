@@ -13,6 +13,7 @@ from tidemill.bridge.trainer_side.lanes import SEEDS, Lane, SimulatorLanes, clos
 from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.spaces import Group
+from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
 from tidemill.core.secrets import reveal
 from tidemill.core.user_code import is_expected, load_attribute
@@ -99,6 +100,14 @@ class SimulatorEnvironment(EnvironmentConfig):
             "same_step=false): its agents begin their next "
             "episodes in a later exchange than the one that ends one"
         )
+
+    @classmethod
+    def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
+        file, layout = name.removeprefix("simulator:"), settings.get("layout")
+        path = str(Path(file).absolute()) if file else None  # None: an editor that is open
+        # as it is written on a command line, where it is a number
+        named = {"layout": "0"} if layout == 0 else {}
+        return decode(cls, {"kind": cls.__name__, "path": path, **settings, **named}, "environment")
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
