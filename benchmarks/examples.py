@@ -14,10 +14,10 @@ import json
 from pathlib import Path
 
 from tidemill.core.user_code import load_attribute
-from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import SpecEvaluation, evaluate
 from tidemill.trained.plot import plot
+from tidemill.training.train import train
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"

@@ -18,10 +18,10 @@ from pathlib import Path
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for
-from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate
 from tidemill.trained.plot import plot
+from tidemill.training.train import train
 
 MARKS = {  # environment: (mark, seeds)
     "CartPole-v1": (475.0, 5),

@@ -17,9 +17,9 @@ from statistics import median
 from tidemill.api.experiment import Experiment
 from tidemill.core.user_code import load_attribute
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.session import train
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate
+from tidemill.training.train import train
 from tidemill.workers.population import Population
 
 ROOT = Path(__file__).parent.parent

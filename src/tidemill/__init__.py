@@ -74,11 +74,6 @@ if TYPE_CHECKING:
     from tidemill.replay.queue import Queue as Queue
     from tidemill.replay.replay import Replay as Replay
     from tidemill.replay_training.actors import ReplayActors as ReplayActors
-    from tidemill.run.runners import AsyncTrainRunner as AsyncTrainRunner
-    from tidemill.run.runners import TrainRunner as TrainRunner
-    from tidemill.run.runners import read_iterations as read_iterations
-    from tidemill.run.session import resume as resume
-    from tidemill.run.session import train as train
     from tidemill.store.query import Query as Query
     from tidemill.streams.sources import Drawn as Drawn
     from tidemill.streams.sources import Fixed as Fixed
@@ -86,6 +81,11 @@ if TYPE_CHECKING:
     from tidemill.trained.evaluate import evaluate as evaluate
     from tidemill.trained.load import load as load
     from tidemill.trained.plot import plot as plot
+    from tidemill.training.runners import AsyncTrainRunner as AsyncTrainRunner
+    from tidemill.training.runners import TrainRunner as TrainRunner
+    from tidemill.training.runners import read_iterations as read_iterations
+    from tidemill.training.train import resume as resume
+    from tidemill.training.train import train as train
     from tidemill.workers.actor_config import Actors as Actors
     from tidemill.workers.actor_config import AgentSpec as AgentSpec
     from tidemill.workers.base import PollResult as PollResult
@@ -137,8 +137,8 @@ _NAMES = {
     "tidemill.replay.queue": "Queue",
     "tidemill.replay.replay": "Replay",
     "tidemill.replay_training.actors": "ReplayActors",
-    "tidemill.run.runners": "AsyncTrainRunner TrainRunner read_iterations",
-    "tidemill.run.session": "resume train",
+    "tidemill.training.runners": "AsyncTrainRunner TrainRunner read_iterations",
+    "tidemill.training.train": "resume train",
     "tidemill.store.query": "Query",
     "tidemill.streams.sources": "Drawn Fixed Newest",
     "tidemill.trained.evaluate": "evaluate",

@@ -54,7 +54,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import load_attribute
 from tidemill.layouts import auto_layout as arrange
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.run.session import Result
+from tidemill.training.train import Result
 
 
 def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:

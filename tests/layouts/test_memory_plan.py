@@ -18,7 +18,7 @@ from tidemill.core.schema import Field
 from tidemill.core.user_code import load_file
 from tidemill.layouts.memory_plan import Plan, make_plan
 from tidemill.run.folder import RunFolder
-from tidemill.run.session import train
+from tidemill.training.train import train
 from tidemill.transports.local import LocalBell
 from tidemill.transports.slots import SlotProducer
 

@@ -39,7 +39,7 @@ from tidemill.run import run_lifecycle as life
 from tidemill.run.folder import RunFolder
 from tidemill.run.live_view import make_view, picture
 from tidemill.run.resume_point import Past
-from tidemill.run.session import Result, resume, train
+from tidemill.training.train import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -15,8 +15,8 @@ from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets import experiments as presets
-from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import read_checkpoint, read_newest
+from tidemill.training.train import resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -41,8 +41,8 @@ from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run import interrupts
 from tidemill.run.controller import Controller
 from tidemill.run.folder import RunFolder
-from tidemill.run.session import Result, train
 from tidemill.store.checkpoint import read_newest
+from tidemill.training.train import Result, train
 
 pytestmark = [
     pytest.mark.timeout(180),

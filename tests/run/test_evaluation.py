@@ -13,7 +13,7 @@ from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, P
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
-from tidemill.run.session import Result, resume, train
+from tidemill.training.train import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
 

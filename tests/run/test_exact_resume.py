@@ -34,8 +34,8 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.trainer import ReplayTrainerWorker
-from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import read_newest
+from tidemill.training.train import resume, train
 from tidemill.workers.trainer import TrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")

@@ -20,9 +20,9 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.user_code import load_attribute, load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
-from tidemill.run.runners import read_iterations
-from tidemill.run.session import train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.training.runners import read_iterations
+from tidemill.training.train import train
 
 FILE = Path(__file__).with_name("watched.py")
 watched = load_file(FILE, "test")

@@ -34,8 +34,8 @@ from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
 from tidemill.run.resume_point import Past
-from tidemill.run.session import Result, train
 from tidemill.store.query import Query
+from tidemill.training.train import Result, train
 from tidemill.workers.episode_info import LONGEST, MOST, SAID, Listener, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -46,9 +46,9 @@ from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.control import tell
 from tidemill.run.controller import Controller
 from tidemill.run.progress import Member
-from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.trained.retrain import retrain
+from tidemill.training.train import resume, train
 from tidemill.workers.base import Worker
 
 FILE = Path(__file__).with_name("limited.py")

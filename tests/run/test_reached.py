@@ -33,8 +33,8 @@ from tidemill.run.progress import Progress
 from tidemill.run.reached import read_kept
 from tidemill.run.resume_point import Past
 from tidemill.run.run_lifecycle import _told_of_returns
-from tidemill.run.session import Result, resume, train
 from tidemill.run.snapshot import Snapshot
+from tidemill.training.train import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
 

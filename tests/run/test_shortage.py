@@ -20,7 +20,7 @@ from tidemill.core.errors import RunError
 from tidemill.core.memory import held
 from tidemill.core.user_code import load_file
 from tidemill.layouts.memory_plan import Plan
-from tidemill.run.session import train
+from tidemill.training.train import train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 experiments = load_file(EXPERIMENTS, "test")

@@ -14,8 +14,8 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.control import tell
-from tidemill.run.session import resume, train
 from tidemill.testing.scripted import Scripted, reward_of
+from tidemill.training.train import resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
 

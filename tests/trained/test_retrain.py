@@ -15,10 +15,10 @@ from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.user_code import load_file
 from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
-from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained import retrain as retraining
 from tidemill.trained.retrain import retrain
+from tidemill.training.train import resume, train
 
 FILE = Path(__file__).parents[1] / "run" / "limited.py"
 limited = load_file(FILE, "test")

@@ -35,8 +35,8 @@ from tidemill.core.errors import ConfigError, SchemaError, TidemillError
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.session import train
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
+from tidemill.training.train import train
 from tidemill.transports.local import local_endpoints
 
 experiments = load_file(EXPERIMENTS, "test")

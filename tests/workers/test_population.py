@@ -35,8 +35,8 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.session import resume, train
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.training.train import resume, train
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import population
 from tidemill.workers.population import PopulationWorker, choose_donor, explore

@@ -11,8 +11,8 @@ from tidemill import PPO, Limits, Query, Scripted
 from tidemill.api.algorithm import AlgorithmConfig, Sample
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
-from tidemill.run.session import train
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.training.train import train
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -27,8 +27,8 @@ from tidemill.core.user_code import environment_of_ours, own_path, refuse_while_
 from tidemill.launchers.processes import kill_session
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.device import choose_device
-from tidemill.run.session import train
 from tidemill.run.source_info import versions
+from tidemill.training.train import train
 from tidemill.workers.actor import Actors
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer_config import Trainer

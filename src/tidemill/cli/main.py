@@ -140,14 +140,14 @@ def train(
     set_: Set = None,
 ) -> None:
     """Train an agent."""
-    from tidemill.run.session import check_words
-    from tidemill.run.session import train as run
+    from tidemill.training.train import check_words
+    from tidemill.training.train import train as run
 
     fixed = pairs("--set", set_ or [])
     check_words(launch, run_dir, layout, log)
     experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
-        from tidemill.run.runners import by_turns, with_slots
+        from tidemill.training.runners import by_turns, with_slots
 
         experiment = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {}))
         layout = "given"
@@ -199,7 +199,7 @@ def resume(
     trust: TrustFlag = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    from tidemill.run.session import resume as go_on
+    from tidemill.training.train import resume as go_on
 
     limits = {
         k: v

@@ -38,6 +38,8 @@ MOVED = {
     "tidemill.run.layout": "tidemill.layouts.layout",
     "tidemill.run.load": "tidemill.trained.load",
     "tidemill.run.metrics": "tidemill.metrics.json_lines",
+    "tidemill.run.runners": "tidemill.training.runners",
+    "tidemill.run.session": "tidemill.training.train",
     "tidemill.run.play": "tidemill.trained.play",
     "tidemill.run.plot": "tidemill.trained.plot",
     "tidemill.run.presets": "tidemill.presets.experiments",

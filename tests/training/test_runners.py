@@ -28,11 +28,11 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer import ReplayTrainerWorker
-from tidemill.run.runners import read_iterations, with_slots
-from tidemill.run.session import resume, train
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.training.runners import read_iterations, with_slots
+from tidemill.training.train import resume, train
 
-FILE = Path(__file__).with_name("limited.py")
+FILE = Path(__file__).parents[1] / "run" / "limited.py"
 limited = load_file(FILE, "test")
 
 

@@ -18,7 +18,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import controller
 from tidemill.run.folder import RunFolder
 from tidemill.run.progress import Rate
-from tidemill.run.session import Result, resume, train
+from tidemill.training.train import Result, resume, train
 from tidemill.workers import actor
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -26,9 +26,9 @@ from tidemill.metrics.json_lines import each_record
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.actors import ReplayActors
 from tidemill.run.folder import new_folder
-from tidemill.run.session import Result, train
-from tidemill.run.session import resume as go_on
 from tidemill.run.trust import Trust
+from tidemill.training.train import Result, train
+from tidemill.training.train import resume as go_on
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer
 

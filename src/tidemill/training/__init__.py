@@ -1,0 +1,1 @@
+"""Training from Python: from an environment or an experiment to what was trained."""
